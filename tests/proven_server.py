@@ -16,7 +16,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.identity.munge_child import decode, load
 from slurm_watchdog.identity.munge_decoder import Credential
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, answer_mac
-from slurm_watchdog.identity.munge_sessions import Doubt, Sessions
+from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from tests.munged import Munged
 
 HERE = "here"
@@ -42,7 +42,7 @@ class Proof:
                 if path == "/v1/session":
                     return self._begin(authorization)
                 session, counter = self.sessions.believe(authorization, HERE, path, body)
-            except Doubt as doubt:
+            except AuthenticationError as doubt:
                 return 401, {}, str(doubt).encode()
         said = take(body)
         return 200, {"Authentication-Info": answer_mac(session.key, 200, counter, said)}, said

@@ -17,7 +17,7 @@ from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS, LATER_DUMPS
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import Report
 from slurm_watchdog.replay.player import numbered_ids
@@ -158,7 +158,7 @@ class Drive:
         rng = self.world.rng
         for finding in findings:
             for wanted in finding.wanted:
-                if isinstance(wanted, StacksWanted):
+                if isinstance(wanted, StackRequest):
                     view = self.state.job_view(wanted.job_id, t)
                     if view is None:
                         continue
@@ -183,7 +183,7 @@ class Drive:
         ready = [each for each in self._answers if each[0] <= t]
         self._answers = [each for each in self._answers if each[0] > t]
         for _, _, what in ready:
-            if isinstance(what, StacksWanted):
+            if isinstance(what, StackRequest):
                 self._dump(what.job_id, t)
             elif isinstance(what, tuple):
                 name, path = what

@@ -44,7 +44,7 @@ from slurm_watchdog.controller.evidence import collector
 from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.incidents.open_limit import within_room
-from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.policy import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.knowledge.syscalls import name_of
@@ -52,7 +52,7 @@ from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.kill_switch import FIELDS, compose_line
 from slurm_watchdog.model.observations import EventKind, Role
-from slurm_watchdog.model.protocol import DumpStacks, JobWish, Report
+from slurm_watchdog.model.protocol import DumpStacks, JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
@@ -117,7 +117,7 @@ def forged_rank(stage: Stage) -> bool:
 def forged_wish(stage: Stage) -> bool:
     """SLURM_WATCHDOG=off, or a kill switch of Mallory's choice, for the victim's job."""
     cluster = world()
-    wish = JobWish(job_id=JOB, restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=MALLORY)
+    wish = JobDirectives(job_id=JOB, restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=MALLORY)
     cluster.apply_report(claimed(wishes=(wish,)), 1.0)
     return JOB in cluster._wishes
 
@@ -353,7 +353,7 @@ def questions_to_a_node(stage: Stage) -> bool:
     """Questions about a hundred jobs of Mallory's wait for a node: none about the victim's is taken."""
 
     async def run() -> bool:
-        desk = CommandDesk()
+        desk = CommandQueue()
         asked = [(f"{n}", MALLORY) for n in range(100)] + [("victim", VICTIM)]
         work = [
             asyncio.create_task(desk.ask("n1", DumpStacks(id=name, job_id=name, restarts=0), 60.0, uid))

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import Credential
-from slurm_watchdog.identity.munge_protocol import Beginning, Session, authorization
+from slurm_watchdog.identity.munge_protocol import Session, SessionOffer, authorization
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context, make_context
@@ -164,13 +164,13 @@ async def _serve(mode: str, place: Path) -> None:
     sessions = Sessions(0, frozenset({0}), clock.monotonic)
     for number in range(AGENTS):
         mine = _session(number)
-        sessions.begin(Beginning(mine.id, KEY.hex(), mine.node, sessions.epoch), "127.0.0.1", 0)
+        sessions.begin(SessionOffer(mine.id, KEY.hex(), mine.node, sessions.epoch), "127.0.0.1", 0)
     tls = (
         Context(TlsFiles(str(place / "ca/controllers/localhost"), "controller"), server=True)
         if mode == "tls"
         else None
     )
-    door = Door(
+    door = ReportEndpoint(
         address_of=None, accept=lambda report, size: Reply(controller_id="c"), metrics=ControllerMetrics(),
         healthy=lambda: (True, ""), identity=tls or ((sessions, NoDecoder()) if mode == "session" else OwnUser(0, "")), interval_s=0.001,
     )  # fmt: skip

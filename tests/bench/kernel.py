@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from tests.bench.figures import Figures, quantile, say
 
 CAPTURES = Path(__file__).resolve().parents[1] / "captures" / "kernel"
@@ -67,7 +67,7 @@ def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
 
     records = [record(number, message) for number, message in enumerate(islice(messages, count))]
     ring = Ring(records)
-    log = KernelLog("/dev/kmsg", "", "", cast("Probes", None), open_device=lambda path: cast("Any", ring))
+    log = KernelLog("/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring))
     events, ticks = 0, 0
     began = time.process_time()
     while True:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 from tests.bench.figures import Figures, quantile
 
@@ -23,7 +23,7 @@ def give_back(args: Any, state: dict[str, Any]) -> Any:
 
 def run(figures: Figures, trips: int = TRIPS) -> None:
     """Round trips one after the other, and with pauses in which the processor's caches forget us, as between two ticks."""
-    probes = Probes({"give_back": give_back})
+    probes = WorkerPool({"give_back": give_back})
     try:
         walls = [_trip(probes) for _ in range(trips // 10)]  # the first one forks the child
         used, used_by_child = time.process_time(), _cpu_of_children(probes)
@@ -41,7 +41,7 @@ def run(figures: Figures, trips: int = TRIPS) -> None:
     figures.add("probe.round_trip_cpu_us", 1e6 * cpu_s / trips, "us")
 
 
-def _trip(probes: Probes) -> float:
+def _trip(probes: WorkerPool) -> float:
     answers: list[Answer] = []
     began = time.perf_counter()
     request = probes.ask("bench", "give_back", ["x" * 100], DEADLINE_S, clock.monotonic(), answers.append)
@@ -52,7 +52,7 @@ def _trip(probes: Probes) -> float:
     return took
 
 
-def _cpu_of_children(probes: Probes) -> float:
+def _cpu_of_children(probes: WorkerPool) -> float:
     """CPU time so far of the workers below the spawner, from the scheduler's own nanoseconds."""
     spawner = probes.spawner_pid
     children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.model.protocol import Reply, Report
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.http_server import Server
@@ -26,7 +26,9 @@ class Port:
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
-        self.door = Door(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
+        self.door = ReportEndpoint(
+            accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options
+        )
         self.server: Server = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_identity_unix.py
         self.number = 0

@@ -14,7 +14,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import Door, OwnUser
+from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.protocol import Report
 from slurm_watchdog.notify.dispatcher import Notifier
@@ -67,7 +67,7 @@ class Place:
         for _ in range(5):
             self.cluster.live()
         await self.controller.look_at_slurm()
-        self.door = Door(
+        self.door = ReportEndpoint(
             identity=OwnUser(0, ""),
             address_of=None,
             accept=self.controller.accept,

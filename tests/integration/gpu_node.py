@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_watchdog.agent.collectors.gpu import GpuCollector
 from slurm_watchdog.agent.gpu import nvml
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
 from tests.rig.standin_nvml.standin import Scenario
@@ -31,7 +31,7 @@ class Node:
                 os.environ.update(scenario.environment)
             return nvml.read_gpus(args, state)
 
-        self.probes = Probes({"read_gpus": read_gpus})
+        self.probes = WorkerPool({"read_gpus": read_gpus})
         self.gpus = GpuCollector(self.probes)
         if hurry:
             self.gpus.want_processes()

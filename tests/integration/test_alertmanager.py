@@ -11,7 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
-from slurm_watchdog.notify.dispatcher import Sources
+from slurm_watchdog.notify.dispatcher import IncidentSources
 from tests.builders.notices import INCIDENT, Ticking, replace
 from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometheus, get
 
@@ -48,7 +48,7 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
         channel = AlertmanagerChannel((url,), 10.0, 60.0, "alpha", lambda: told[0].notifier.sources)
         told.append(Ticking(Journal("sqlite://"), [channel], now))
         job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
-        told[0].notifier.attach(Sources(job_of={"7": job}.get, firing=lambda: [fires]))
+        told[0].notifier.attach(IncidentSources(job_of={"7": job}.get, firing=lambda: [fires]))
         told[0].notifier.opened(fires)
         asyncio.run(told[0].run_until(now + 130.0))  # and told again twice
         (alert,) = get(f"{url}/api/v2/alerts")
@@ -63,7 +63,7 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
             'CRITICAL: job 7: a "name" {{ .Labels }} <!channel> '
         )
         told[0].notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
-        told[0].notifier.attach(Sources())
+        told[0].notifier.attach(IncidentSources())
         asyncio.run(told[0].run_until_empty())
         over = wait_for(lambda: [a for a in receivers.alerts("page") if a["status"] == "resolved"])[0]
         assert "steps again" in over["annotations"]["summary"]

@@ -19,7 +19,7 @@ import pytest
 from slurm_watchdog.agent.collectors import kernel_log
 from slurm_watchdog.agent.collectors.kernel_log import KernelLog
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import NodeEvent
 from tests.rig.cluster import set_frozen, wait_until
@@ -61,8 +61,8 @@ def kmsg() -> Iterator[int]:
 
 
 @pytest.fixture
-def probes() -> Iterator[Probes]:
-    probes = Probes(FUNCTIONS)
+def probes() -> Iterator[WorkerPool]:
+    probes = WorkerPool(FUNCTIONS)
     yield probes
     probes.close()
 
@@ -95,7 +95,7 @@ def say(fd: int, text: str) -> None:
     os.write(fd, f"<14>{text}\n".encode())
 
 
-def poll_for_seconds(probes: Probes, start: float, seconds: int) -> None:
+def poll_for_seconds(probes: WorkerPool, start: float, seconds: int) -> None:
     """Lets time pass for the children as the loop does: a step too large would be a pause of the agent's own.
 
     Only once they have begun, which takes true time: the clock here is a made-up one.
@@ -124,7 +124,9 @@ def look(collector: KernelLog, server: str) -> tuple[list[NodeEvent], int]:
     return [event for event in events if event.server == server], dropped
 
 
-def test_a_record_is_told_with_its_age_once_the_kernel_has_it(kmsg: int, probes: Probes, server: str) -> None:
+def test_a_record_is_told_with_its_age_once_the_kernel_has_it(
+    kmsg: int, probes: WorkerPool, server: str
+) -> None:
     collector = KernelLog(KMSG, "boot", "", probes, USER)
     look(collector, server)
     say(kmsg, silent(server))
@@ -137,7 +139,7 @@ def test_a_record_is_told_with_its_age_once_the_kernel_has_it(kmsg: int, probes:
     assert 0.0 <= event.age_s <= clock.monotonic() - written_at + 1.0
 
 
-def test_a_program_can_not_play_the_kernel(kmsg: int, probes: Probes, server: str) -> None:
+def test_a_program_can_not_play_the_kernel(kmsg: int, probes: WorkerPool, server: str) -> None:
     collector = KernelLog(KMSG, "boot", "", probes)
     os.write(kmsg, f"<3>{silent(server)}\n".encode())
     os.write(kmsg, f"<0>{silent(server)}\n".encode())
@@ -145,13 +147,17 @@ def test_a_program_can_not_play_the_kernel(kmsg: int, probes: Probes, server: st
     assert look(collector, server)[0] == []
 
 
-def test_what_stood_there_before_the_first_start_is_a_backlog(kmsg: int, probes: Probes, server: str) -> None:
+def test_what_stood_there_before_the_first_start_is_a_backlog(
+    kmsg: int, probes: WorkerPool, server: str
+) -> None:
     say(kmsg, silent(server))
     (event,), _ = look(KernelLog(KMSG, "boot", "", probes, USER), server)
     assert event.backlog
 
 
-def test_escapes_controls_and_long_lines_come_through_bounded(kmsg: int, probes: Probes, server: str) -> None:
+def test_escapes_controls_and_long_lines_come_through_bounded(
+    kmsg: int, probes: WorkerPool, server: str
+) -> None:
     collector = KernelLog(KMSG, "boot", "", probes, USER)
     look(collector, server)
     os.write(kmsg, f"<14>{silent(server)} \x1b[31m café ".encode() + b"\xff" * 900 + b"\n")
@@ -162,7 +168,7 @@ def test_escapes_controls_and_long_lines_come_through_bounded(kmsg: int, probes:
 
 
 def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
-    kmsg: int, probes: Probes, server: str
+    kmsg: int, probes: WorkerPool, server: str
 ) -> None:
     sequences: list[int] = []
 
@@ -190,7 +196,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
     assert dropped + read == sequences[-1] - last_before
 
 
-def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: Probes, server: str) -> None:
+def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: WorkerPool, server: str) -> None:
     collector = KernelLog(KMSG, "boot", "", probes, USER)
     look(collector, server)
     told, lost = [], 0
@@ -205,7 +211,7 @@ def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: Probes, s
 
 
 def test_a_restarted_agent_goes_on_where_it_was(
-    kmsg: int, probes: Probes, server: str, tmp_path: Path
+    kmsg: int, probes: WorkerPool, server: str, tmp_path: Path
 ) -> None:
     state = str(tmp_path / "state" / "kernel_log.json")
     say(kmsg, silent(server))
@@ -221,7 +227,7 @@ def test_a_restarted_agent_goes_on_where_it_was(
     assert [event.backlog for event in look(of_another_boot, server)[0]] == [True, True]
 
 
-def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: Probes, tmp_path: Path) -> None:
+def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: WorkerPool, tmp_path: Path) -> None:
     collector = KernelLog(str(tmp_path / "missing"), "boot", "", probes)
     assert collector.collect(clock.monotonic()) == ((), 0)
     assert collector.problem is not None
@@ -229,7 +235,7 @@ def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: Probes
 
 
 def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
-    kmsg: int, probes: Probes, server: str, disk: Path
+    kmsg: int, probes: WorkerPool, server: str, disk: Path
 ) -> None:
     state = disk / "kernel_log.json"
     collector = KernelLog(KMSG, "boot", str(state), probes, USER)
@@ -255,7 +261,7 @@ def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
 
 
 def test_a_state_file_that_can_not_be_read_for_ever_delays_the_first_look_by_seconds(
-    kmsg: int, probes: Probes, server: str, tmp_path: Path
+    kmsg: int, probes: WorkerPool, server: str, tmp_path: Path
 ) -> None:
     state = tmp_path / "kernel_log.json"
     os.mkfifo(state)  # opening it for reading waits for a writer that never comes

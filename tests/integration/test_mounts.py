@@ -22,7 +22,7 @@ from slurm_watchdog.agent.collectors.checkpoint import CheckpointCollector
 from slurm_watchdog.agent.collectors.job_log import JobLogs
 from slurm_watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
 from slurm_watchdog.agent.files import as_owner
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
@@ -34,8 +34,8 @@ DEADLINE_S = 0.5
 
 
 @pytest.fixture
-def probes() -> Iterator[Probes]:
-    probes = Probes({**FUNCTIONS, "probe_mount": as_owner.probe_mount, "look_at_checkpoints": scan.look})
+def probes() -> Iterator[WorkerPool]:
+    probes = WorkerPool({**FUNCTIONS, "probe_mount": as_owner.probe_mount, "look_at_checkpoints": scan.look})
     yield probes
     probes.close()
 
@@ -102,7 +102,7 @@ def unmount(point: Path) -> None:
 class Looks:
     """A collector with real children, asked as fast as the test wants."""
 
-    probes: Probes
+    probes: WorkerPool
     collector: MountCollector
     wanted: dict[str, Wanted]
 
@@ -124,20 +124,20 @@ class Looks:
         return self.until(bool)[0]
 
 
-def looks(probes: Probes, directory: Path, write: bool = False, uid: int = NOBODY) -> Looks:
+def looks(probes: WorkerPool, directory: Path, write: bool = False, uid: int = NOBODY) -> Looks:
     wanted = wanted_mounts([(str(directory), uid)], read_mounts())
     assert list(wanted) == [str(directory)]
     write_on = frozenset(wanted) if write else frozenset[str]()
     return Looks(probes, MountCollector(probes, "n1", 0.2, write_on, stagger=False), wanted)
 
 
-def children_of(probes: Probes) -> int:
+def children_of(probes: WorkerPool) -> int:
     text = Path(f"/proc/{probes.spawner_pid}/task/{probes.spawner_pid}/children").read_text()
     return len(text.split())
 
 
 def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(
-    probes: Probes, ext4: Path
+    probes: WorkerPool, ext4: Path
 ) -> None:
     row = looks(probes, ext4).row()
     assert (row.mount, row.responding, row.error, row.wrote) == (str(ext4), True, None, False)
@@ -151,7 +151,7 @@ def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(
 
 
 def test_a_frozen_filesystem_answers_a_look_and_not_a_write_and_its_return_is_told_once(
-    probes: Probes, ext4: Path
+    probes: WorkerPool, ext4: Path
 ) -> None:
     reading, writing = looks(probes, ext4), looks(probes, ext4, write=True)
     assert reading.row().responding
@@ -172,7 +172,7 @@ def test_a_frozen_filesystem_answers_a_look_and_not_a_write_and_its_return_is_to
     assert os.listdir(ext4) == ["lost+found"]
 
 
-def test_a_look_is_not_answered_from_the_clients_memory(probes: Probes, fuse: Silent) -> None:
+def test_a_look_is_not_answered_from_the_clients_memory(probes: WorkerPool, fuse: Silent) -> None:
     reading = looks(probes, fuse.point)
     row = reading.row()
     assert (row.responding, row.error, row.fs_type) == (True, None, "fuse.silent")
@@ -189,7 +189,7 @@ def test_a_look_is_not_answered_from_the_clients_memory(probes: Probes, fuse: Si
     assert reading.row().error is None
 
 
-def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: Probes, fuse: Silent) -> None:
+def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: WorkerPool, fuse: Silent) -> None:
     reading = looks(probes, fuse.point)
     assert reading.row().responding
     fuse.server.kill()
@@ -199,7 +199,7 @@ def test_a_server_that_is_gone_for_good_is_no_mount_that_answers(probes: Probes,
 
 
 def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_says_nothing_of_it(
-    probes: Probes, ext4: Path
+    probes: WorkerPool, ext4: Path
 ) -> None:
     closed = ext4 / "closed"
     closed.mkdir(mode=0o700)
@@ -209,7 +209,7 @@ def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_sa
         assert (row.responding, row.error) == (True, None)
 
 
-def test_a_mount_that_became_read_only_says_so(probes: Probes, ext4: Path) -> None:
+def test_a_mount_that_became_read_only_says_so(probes: WorkerPool, ext4: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(ext4)], check=True, timeout=180)
     assert looks(probes, ext4).row().error is None
     row = looks(probes, ext4, write=True).row()
@@ -231,7 +231,7 @@ def put_checkpoint(directory: Path, step: int) -> None:
 class Ticks:
     """The agent's logs and checkpoints with real children, for one job of nobody."""
 
-    def __init__(self, probes: Probes, *directories: Path):
+    def __init__(self, probes: WorkerPool, *directories: Path):
         self.probes = probes
         self.logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=True)
         self.logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=NOBODY)}
@@ -257,7 +257,7 @@ class Ticks:
 
 
 def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_it_speaks(
-    probes: Probes, ext4: Path, fuse: Silent
+    probes: WorkerPool, ext4: Path, fuse: Silent
 ) -> None:
     put_checkpoint(ext4 / "ckpt", 100)
     ticks = Ticks(probes, ext4 / "ckpt", fuse.point)
@@ -275,7 +275,7 @@ def test_checkpoints_on_a_silent_server_hold_up_nobody_and_are_read_again_when_i
     ticks.until(lambda rows: rows[there].error is None)
 
 
-def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: Probes, ext4: Path) -> None:
+def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: WorkerPool, ext4: Path) -> None:
     put_checkpoint(ext4 / "ckpt", 100)
     set_frozen(ext4, True)
     ticks = Ticks(probes, ext4 / "ckpt")
@@ -284,7 +284,7 @@ def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: Probes, ex
 
 
 def test_a_link_to_another_mount_is_asked_of_that_mounts_child(
-    probes: Probes, ext4: Path, fuse: Silent
+    probes: WorkerPool, ext4: Path, fuse: Silent
 ) -> None:
     put_checkpoint(ext4 / "real", 100)
     link = ext4.parent / "link"
@@ -300,7 +300,7 @@ def test_a_link_to_another_mount_is_asked_of_that_mounts_child(
     fuse.speak()
 
 
-def test_a_directory_is_read_as_the_jobs_owner_and_not_as_root(probes: Probes, ext4: Path) -> None:
+def test_a_directory_is_read_as_the_jobs_owner_and_not_as_root(probes: WorkerPool, ext4: Path) -> None:
     put_checkpoint(ext4 / "closed", 100)
     os.chown(ext4 / "closed", 0, 0)
     (ext4 / "closed").chmod(0o700)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads, Target, Track, describe_blocked
+from slurm_watchdog.agent.proc.blocked_calls import (
+    BlockedCallHistory,
+    BlockedThreads,
+    CallTarget,
+    describe_blocked,
+)
 from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.processes.identify import resolve
 from slurm_watchdog.base import clock, loop
@@ -44,7 +49,7 @@ def reader(fuse: Silent) -> Iterator[subprocess.Popen[str]]:
     process.wait(10)
 
 
-def followed(pid: int) -> Track:
+def followed(pid: int) -> BlockedCallHistory:
     """What is followed of its main thread once it was seen there three times."""
     threads, start = BlockedThreads("x86_64", read_file), read_stat(pid).start_ticks
     end = clock.monotonic() + 15.0
@@ -70,7 +75,7 @@ def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_
         [{"pid": reader.pid, "thread": reader.pid, "syscall": track.syscall, "args": list(track.call.args)}],
         {},
     )
-    track.target = Target(answer["path"], answer["mount"], answer["fs_type"], answer["device"])
+    track.target = CallTarget(answer["path"], answer["mount"], answer["fs_type"], answer["device"])
     blocked = describe_blocked(reader.pid, track, clock.monotonic())
     assert (blocked.mount, blocked.fs_type, blocked.candidates) == (str(fuse.point), "fuse.silent", ())
     assert blocked.path == str(Path(fuse.point, "data.bin"))

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.agent.collectors.process import ProcessCollector
-from slurm_watchdog.agent.helper.requests import Guarded
+from slurm_watchdog.agent.helper.requests import CheckedFunctions
 from slurm_watchdog.agent.processes import identify
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Process, Role
@@ -61,7 +61,7 @@ class Looks:
             "resolve": identify.resolve,
             "list_open_logs": identify.list_open_logs,
         }
-        self.probes = Probes(Guarded(functions, True, print, own=os.getuid()))
+        self.probes = WorkerPool(CheckedFunctions(functions, True, print, own=os.getuid()))
         self.collector = ProcessCollector(self.probes, read_mounts(), owners={JOB: os.getuid()})
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()

@@ -9,8 +9,15 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import cancel_resubmit as end
 from slurm_watchdog.actuate import kill_switch, requeue, set_down, signals
-from slurm_watchdog.controller.actions.ladder.next_move import Do, End, LadderLimits, Settle, Wait, next_move
-from slurm_watchdog.controller.actions.ladder.next_move import World as Known
+from slurm_watchdog.controller.actions.ladder.next_move import (
+    Execute,
+    Finish,
+    LadderLimits,
+    Reconcile,
+    Wait,
+    next_move,
+)
+from slurm_watchdog.controller.actions.ladder.next_move import Observed as Known
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.model.actions import (
     Action,
@@ -52,7 +59,7 @@ class Journal:
             self.world.say("controller dies")
             raise Died
 
-    def intent(self, do: Do) -> None:
+    def intent(self, do: Execute) -> None:
         self._may_die()
         assert self.end is None
         assert (do.rung, do.attempt) not in self.records, "the same attempt twice"
@@ -148,7 +155,7 @@ def submitted(world: World, decision: Decision) -> SlurmJob | None:
     return next((world.as_listed(each) for each in world.submitted if mark in each.mark), None)
 
 
-async def pull(world: World, decision: Decision, do: Do) -> tuple[RungOutcome, str]:
+async def pull(world: World, decision: Decision, do: Execute) -> tuple[RungOutcome, str]:
     assert decision.fence is not None
     match do.rung:
         case Rung.WRITE_KILL_SWITCH:
@@ -193,14 +200,14 @@ async def live(world: World, journal: Journal) -> None:
         assert world.now < 1000.0 + CALM_AFTER_S + BOUND_S, "it does not come to an end"
         limits = STUCK_LIMITS if world.sticks else LIMITS
         move = next_move(run, await look(world, journal.decision), limits)
-        if isinstance(move, End):
+        if isinstance(move, Finish):
             journal.end, world.ended = move.end, True
             return
         if isinstance(move, Wait):
             world.pass_time(world.random.uniform(1, 8))
-        elif isinstance(move, Settle):
+        elif isinstance(move, Reconcile):
             journal.outcome(move.rung, move.attempt, move.outcome, move.detail)
-        elif isinstance(move, Do):
+        elif isinstance(move, Execute):
             journal.intent(move)
             journal.outcome(move.rung, move.attempt, *await pull(world, journal.decision, move))
         run = journal.run()

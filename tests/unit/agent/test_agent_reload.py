@@ -15,15 +15,15 @@ from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders, HolderMemory
 from slurm_watchdog.agent.collectors.job_log import LogMemory
 from slurm_watchdog.agent.collectors.process import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
-from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.entry import Stat
-from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
-from slurm_watchdog.agent.processes.identity_cache import Stuck
+from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
 from slurm_watchdog.agent.validate_config import look, why_not
 from slurm_watchdog.agent.workers.child import frame
-from slurm_watchdog.agent.workers.pool import Answer, Left, Probes
+from slurm_watchdog.agent.workers.pool import Answer, InheritedWorker, WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of
@@ -167,13 +167,13 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     odd = b"/scratch/\xff\xfe.log".decode(errors="surrogateescape")
-    known = Known(
-        7, 70, 1, "python", 1000, Place("4", "0"), {"RANK": "3"}, cwd=odd, collective_timeout=(600.0, True)
+    known = ProcessFacts(
+        7, 70, 1, "python", 1000, JobStep("4", "0"), {"RANK": "3"}, cwd=odd, collective_timeout=(600.0, True)
     )
     stat = Stat("python", "D", 1, 0, 5, 70)
-    track = Track(
+    track = BlockedCallHistory(
         b"1 0x3 \xff",
-        Call(1, (3, 2**64 - 1)),
+        SystemCall(1, (3, 2**64 - 1)),
         "D",
         "rpc_wait",
         "write",
@@ -186,7 +186,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
     )
     handover = Handover(
         children=(
-            Left(
+            InheritedWorker(
                 key=f"files:{odd}:1000",
                 uid=1000,
                 fd=9,
@@ -200,8 +200,8 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         ),
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
         processes=ProcessMemory(
-            entries=(EntryMemory(known, stat, Member("4", "0", Role.RANK, 3), None, 5, 1, 90.0),),
-            stuck={7: Stuck("identify:7", True)},
+            entries=(EntryMemory(known, stat, JobMember("4", "0", Role.RANK, 3), None, 5, 1, 90.0),),
+            stuck={7: UnidentifiedProcess("identify:7", True)},
             tracks=(((7, 70, 7), track),),
         ),
         logs=LogMemory(
@@ -243,7 +243,7 @@ def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it
     caplog.set_level(logging.WARNING)
     ours, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     now = clock.monotonic()
-    left = Left(
+    left = InheritedWorker(
         key="files:/shared:1000",
         uid=1000,
         fd=ours.detach(),
@@ -253,7 +253,7 @@ def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it
         hung=True,
         born=True,
     )
-    probes = Probes({}, left=[left])
+    probes = WorkerPool({}, left=[left])
     try:
         probes.poll(now)
         assert probes.hung_since("files:/shared:1000", now) == pytest.approx(500)
@@ -274,14 +274,14 @@ def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own
     def sleep(args: Any, state: dict[str, Any]) -> None:
         wait_readable((), args)
 
-    before = Probes({"sleep": sleep})
+    before = WorkerPool({"sleep": sleep})
     now = clock.monotonic()
     before.ask("probe:/a", "sleep", 600.0, 300.0, now, lambda answer: None)
     left = before.leave()
     assert [(each.key, each.hung) for each in left] == [("probe:/a", False)]
     assert os.get_inheritable(left[0].fd)
     before.close()  # with it goes the child, for it can be killed
-    after = Probes({"sleep": sleep}, left=left)
+    after = WorkerPool({"sleep": sleep}, left=left)
     try:
         assert not os.get_inheritable(left[0].fd)
         deadline = clock.monotonic() + 30
@@ -295,7 +295,7 @@ def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own
 
 
 def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_path: Path) -> None:
-    probes = Probes({})
+    probes = WorkerPool({})
     node = Node(tmp_path, probes)
     try:
         pid = node.add(node.start("0"), "7")

@@ -21,7 +21,7 @@ from slurm_watchdog.agent.checkpoints.files import resolve
 from slurm_watchdog.agent.checkpoints.scan import look
 from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointCollector
 from slurm_watchdog.agent.collectors.job_log import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import loop
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import Checkpoint, Event
@@ -654,8 +654,8 @@ class Node:
 
 def node_for(*directories: Path, mounts: tuple[Mount, ...] = (Mount("/", "ext4", "/dev/vda"),)) -> Node:
     children = Children()
-    logs = JobLogs(cast("Probes", children), mounts, "n1", (), become_owner=False)
-    collector = CheckpointCollector(cast("Probes", children), logs, 30.0)
+    logs = JobLogs(cast("WorkerPool", children), mounts, "n1", (), become_owner=False)
+    collector = CheckpointCollector(cast("WorkerPool", children), logs, 30.0)
     return Node(children, logs, collector, {"7": tuple(map(str, directories))})
 
 

@@ -14,7 +14,7 @@ from slurm_watchdog.agent.collectors.mount import MountCollector
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
@@ -37,7 +37,7 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 @pytest.fixture
 def here() -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
-    probes = Probes({"remove_kill_switch": as_owner.remove_kill_switch})
+    probes = WorkerPool({"remove_kill_switch": as_owner.remove_kill_switch})
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.watch = {"7": WATCH}
     mounts = MountCollector(probes, "n1", 60.0, frozenset(), stagger=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
+from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
 from slurm_watchdog.agent.processes.report_rows import choose
@@ -16,8 +16,8 @@ MALLORY, VICTIM = 1500, 1501
 
 
 def entry(pid: int, job: str = "7", uid: int = MALLORY, role: Role = Role.HELPER, state: str = "S") -> Entry:
-    known = Known(pid, pid, 1, "sleep", uid, Place(job, "0"), {})
-    return Entry(known, Stat("sleep", state, 1, 0, 0, pid), member=Member(job, "0", role, by=BY_SLURM))
+    known = ProcessFacts(pid, pid, 1, "sleep", uid, JobStep(job, "0"), {})
+    return Entry(known, Stat("sleep", state, 1, 0, 0, pid), member=JobMember(job, "0", role, by=BY_SLURM))
 
 
 def test_a_crowd_is_what_a_job_has_beyond_its_ranks_and_some_helpers() -> None:
@@ -114,8 +114,10 @@ def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew(
 def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:
     mine, _ = collector(1000)
     for each in mine.table.entries.values():
-        each.known = Known(each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"})
-        each.member = Member("7", None, Role.HELPER, by="claim")
+        each.known = ProcessFacts(
+            each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"}
+        )
+        each.member = JobMember("7", None, Role.HELPER, by="claim")
     mine.owners = {"7": MALLORY}
     mine._assign(False)
     assert sum(each.member is not None for each in mine.table.entries.values()) == 1000

@@ -22,11 +22,11 @@ from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
-from slurm_watchdog.agent.helper.requests import TASKS, Guarded
+from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.processes.environment import choose, parse_settings
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.base.redact import MASK, mask_line
@@ -299,14 +299,16 @@ def test_too_much_is_cut_step_by_step_and_said() -> None:
 
 
 @pytest.fixture
-def probes() -> Iterator[Probes]:
+def probes() -> Iterator[WorkerPool]:
     others = {name: each for name, each in FUNCTIONS.items() if name not in TASKS}
-    made = Probes(Guarded(FUNCTIONS, True, print, own=os.getuid(), free=others))
+    made = WorkerPool(CheckedFunctions(FUNCTIONS, True, print, own=os.getuid(), free=others))
     yield made
     made.close()
 
 
-def collect(probes: Probes, *processes: Process, known: Known | None = None, dumps: int = 2) -> NodeEvidence:
+def collect(
+    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2
+) -> NodeEvidence:
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
     sources = Sources(probes, logs, "n1", lambda pid, start: known)
     command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2)
@@ -344,11 +346,11 @@ stuck_here()
 """
 
 
-def test_a_rank_is_read_whole_and_is_not_stopped(probes: Probes) -> None:
+def test_a_rank_is_read_whole_and_is_not_stopped(probes: WorkerPool) -> None:
     child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
-    known = Known(child.pid, 0, 1, "python", os.getuid(), settings=(("NCCL_DEBUG", "INFO"),))
+    known = ProcessFacts(child.pid, 0, 1, "python", os.getuid(), settings=(("NCCL_DEBUG", "INFO"),))
     try:
         evidence = collect(probes, rank_process(child.pid), known=known)
         state = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -367,7 +369,7 @@ def test_a_rank_is_read_whole_and_is_not_stopped(probes: Probes) -> None:
     assert "kernel" in dict(evidence.settings)
 
 
-def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: Probes) -> None:
+def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: WorkerPool) -> None:
     child = subprocess.Popen(["sleep", "60"])
     dead = subprocess.Popen(["true"])
     gone = rank_process(os.getpid(), rank=1)

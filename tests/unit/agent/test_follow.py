@@ -18,8 +18,8 @@ from slurm_watchdog.agent.logs import follow as tail
 from slurm_watchdog.agent.logs import log_file, position
 from slurm_watchdog.agent.logs.events import condense, event_item
 from slurm_watchdog.agent.logs.follow import expand, follow
-from slurm_watchdog.agent.logs.log_file import Tail
-from slurm_watchdog.agent.logs.position import Lines
+from slurm_watchdog.agent.logs.log_file import LogFollower
+from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.parse.training_log.line import parse_line
 
 
@@ -33,7 +33,7 @@ class Log:
     def __init__(self, path: Path):
         self.path = path
         self.path.touch()
-        self.tail = Tail(str(path))
+        self.tail = LogFollower(str(path))
         self.now = 1000.0
 
     def write(self, text: str | bytes) -> None:
@@ -59,7 +59,7 @@ def log(tmp_path: Path) -> Log:
 
 
 def test_of_a_file_that_says_it_is_empty_nothing_is_read() -> None:
-    tail = Tail(
+    tail = LogFollower(
         "/proc/version"
     )  # others, such as /proc/kmsg, give each line once: to us instead of to whom it was for
     tail.look(1000.0, 0.0, {})
@@ -510,7 +510,7 @@ def test_a_flooded_file_does_not_starve_the_others(tmp_path: Path, monkeypatch: 
 def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.touch()
-    one = Tail(str(path))
+    one = LogFollower(str(path))
     one.look(100.0, 100.0, {})
     path.write_text("x\n" * log_file.READ + "step 1/9\n" + "x\n" * log_file.READ)
     one.look(105.0, 105.0, {})
@@ -648,7 +648,7 @@ def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
 
 @given(st.lists(st.binary(max_size=20)))
 def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> None:
-    whole, pieces = Lines(), Lines()
+    whole, pieces = LineBuffer(), LineBuffer()
     data = b"".join(chunks)
     expected = whole.feed(data + b"\n")
     found = b"".join(pieces.feed(chunk) for chunk in [*chunks, b"\n"])

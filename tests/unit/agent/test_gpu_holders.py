@@ -14,8 +14,8 @@ import pytest
 from slurm_watchdog.agent.collectors.gpu_holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.job_membership import Known, Member, Place
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
@@ -32,7 +32,7 @@ KERNEL_THREAD = 0x00200000
 class Node:
     """A node whose GPUs are files; its processes are real ones, which belong to whom the test says."""
 
-    def __init__(self, directory: Path, probes: Probes) -> None:
+    def __init__(self, directory: Path, probes: WorkerPool) -> None:
         self.devices = f"{directory}/nvidia"
         for name in ("0", "1", "ctl", "-uvm", "-modeset"):
             Path(self.devices + name).touch()
@@ -55,10 +55,10 @@ class Node:
         left_over: bool = False, flags: int = 0, comm: str = "python",
     ) -> int:  # fmt: skip
         start = read_stat(pid).start_ticks
-        place = Place(job, "0") if job and cgroup else None
+        place = JobStep(job, "0") if job and cgroup else None
         environ = {} if identified else None
-        known = Known(pid, start, 1, comm, uid, place, environ)
-        member = Member(job, "0", Role.HELPER, left_over=left_over) if job else None
+        known = ProcessFacts(pid, start, 1, comm, uid, place, environ)
+        member = JobMember(job, "0", Role.HELPER, left_over=left_over) if job else None
         self.table[pid] = Entry(known, Stat(comm, "S", 1, flags, 0, start), member=member)
         return pid
 
@@ -77,14 +77,14 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def probes() -> Iterator[Probes]:
-    probes = Probes({})
+def probes() -> Iterator[WorkerPool]:
+    probes = WorkerPool({})
     yield probes
     probes.close()
 
 
 @pytest.fixture
-def node(tmp_path: Path, probes: Probes) -> Iterator[Node]:
+def node(tmp_path: Path, probes: WorkerPool) -> Iterator[Node]:
     node = Node(tmp_path, probes)
     yield node
     for process in node.started:
@@ -216,7 +216,7 @@ def test_where_links_may_not_be_read_an_old_process_on_the_list_counts_and_a_you
     assert node.rows_after(gpus=with_list(pid, 1)) == ()
     entry = node.table.pop(pid)
     long_ago = entry.known.start_ticks - int((NVML_AGE_S + 60) * os.sysconf("SC_CLK_TCK"))
-    known = Known(pid, long_ago, 1, "python", USER, None, {})
+    known = ProcessFacts(pid, long_ago, 1, "python", USER, None, {})
     node.table[pid] = Entry(known, entry.stat, member=entry.member)
     assert [row.pid for row in node.rows_after(gpus=with_list(pid, 1))] == [pid]
 
@@ -234,7 +234,7 @@ def test_a_pid_that_comes_back_begins_anew(node: Node) -> None:
     node.tick(1)
     assert node.tick(GRACE_S) != ()
     old = node.table[pid]
-    known = Known(pid, old.known.start_ticks + 1, 1, "python", USER, None, {})
+    known = ProcessFacts(pid, old.known.start_ticks + 1, 1, "python", USER, None, {})
     node.table[pid] = Entry(known, old.stat, member=old.member)
     assert node.tick(1) == ()
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
-from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE, TASKS, Guarded, RefusedError, check_request
+from slurm_watchdog.agent.helper.requests import (
+    KILL_SWITCH_BASE,
+    TASKS,
+    CheckedFunctions,
+    RefusedError,
+    check_request,
+)
 from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
 from slurm_watchdog.agent.workers.child import OVER
 from slurm_watchdog.model.observations import Process, Role
@@ -164,7 +170,7 @@ def test_whatever_comes_is_done_or_refused_and_nothing_else(function: str, args:
 def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
     told: list[str] = []
     called: list[Any] = []
-    functions = Guarded(
+    functions = CheckedFunctions(
         {"list_mounts": lambda args, state: called.append(args), "secret": print}, True, told.append
     )
     assert set(functions) == {"list_mounts"}
@@ -208,12 +214,12 @@ def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
 def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:
     # A job's prolog may take minutes: the child that was started for its log before that is not the one to say no for ever.
     state: dict[str, Any] = {"uid": USER}
-    absent = Guarded({"last_lines": lambda args, state: None}, False, lambda reason: None)
+    absent = CheckedFunctions({"last_lines": lambda args, state: None}, False, lambda reason: None)
     with pytest.raises(OSError, match="has no process on this node"):
         absent.get("last_lines")({"files": []}, state)
     assert state[OVER]
     state = {"uid": USER}
-    present = Guarded({"last_lines": lambda args, state: None}, True, lambda reason: None)
+    present = CheckedFunctions({"last_lines": lambda args, state: None}, True, lambda reason: None)
     with pytest.raises(OSError, match="nothing that can be asked"):
         present.get("anything")({}, state)
     assert not state[OVER]

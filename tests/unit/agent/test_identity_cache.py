@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_watchdog.agent.proc.blocked_calls import Call, Track
+from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.job_membership import Known, Member
+from slurm_watchdog.agent.proc.job_membership import JobMember, ProcessFacts
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
@@ -85,7 +85,7 @@ class World:
             self.add(pid, state)
 
     def add(self, pid: int, state: str = "S") -> None:
-        known = Known(pid, pid * 10, 1, "python", 1000)
+        known = ProcessFacts(pid, pid * 10, 1, "python", 1000)
         self.table.entries[pid] = Entry(known, Stat("python", state, 1, 0, 0, pid * 10))
         self.table.to_identify.add(pid)
 
@@ -204,8 +204,10 @@ def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:
     assert world.probes.hung == {"identify:logs"}
 
 
-def track(syscall: str, state: str = "D") -> Track:
-    return Track(b"line " + syscall.encode(), Call(1, (3,)), state, "w", syscall, 0, 0, None, 0.0)
+def track(syscall: str, state: str = "D") -> BlockedCallHistory:
+    return BlockedCallHistory(
+        b"line " + syscall.encode(), SystemCall(1, (3,)), state, "w", syscall, 0, 0, None, 0.0
+    )
 
 
 def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_paths_are_not() -> None:
@@ -236,7 +238,7 @@ def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_pa
 def test_answers_about_a_process_that_was_replaced_change_nobody() -> None:
     world = World(1)
     world.ask()
-    world.table.entries[1].known = Known(1, 999, 1, "python", 1000)
+    world.table.entries[1].known = ProcessFacts(1, 999, 1, "python", 1000)
     world.answer(IDENTIFY, 1)
     assert world.table.entries[1].known.environ is None
 
@@ -250,7 +252,7 @@ def test_new_processes_beyond_a_ticks_are_looked_at_later_and_each_user_has_his_
     taken = set(world.table._next_new(crowd | few))
     assert few < taken and len(taken) == NEW_AT_ONCE, "the crowd is older, and does not come first"
     assert world.table.unmet == {1000: len(crowd) + 2 - NEW_AT_ONCE}
-    world.table.entries[1].member = Member("7", "0", Role.HELPER, by=BY_SLURM)
+    world.table.entries[1].member = JobMember("7", "0", Role.HELPER, by=BY_SLURM)
     assert any(
         "new processes of uid 1000 (job 7) are not looked at yet" in each
         for each in world.identities.problems()
@@ -268,5 +270,5 @@ def test_the_first_look_leaves_out_nobody() -> None:
 
 def test_a_job_by_claim_is_not_named_as_the_culprits() -> None:
     world = World(1)
-    world.table.entries[1].member = Member("7", "0", Role.HELPER, by=BY_CLAIM)
+    world.table.entries[1].member = JobMember("7", "0", Role.HELPER, by=BY_CLAIM)
     assert world.table.job_of(1000) is None

@@ -9,13 +9,13 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.collectors.process import MAX_WISH, ProcessCollector
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.protocol import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.wire.codec import decode_report, encode_report
 from slurm_watchdog.wire.delta import changes_between, make_whole
 from tests.builders.views import slurm_job
 
-OFF = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=1000)
+OFF = JobDirectives(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=1000)
 REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, wishes=(OFF,))
 
 
@@ -38,7 +38,7 @@ def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() ->
     ]
     owners = dict.fromkeys(("7", "8", "9", "10"), 1000)  # of job 11 Slurm has said nothing here
     first, second = ProcessCollector.wishes(SimpleNamespace(_mine=mine, owners=owners))  # type: ignore[arg-type]
-    assert first == JobWish(
+    assert first == JobDirectives(
         job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000
     )
     assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)

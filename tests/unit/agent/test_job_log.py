@@ -19,7 +19,7 @@ from msgspec.structs import replace as replace_value
 from slurm_watchdog.agent.collectors import job_log
 from slurm_watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
 from slurm_watchdog.agent.logs import follow as tail
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
 from slurm_watchdog.knowledge.ray_train import Seat
@@ -50,7 +50,7 @@ class Node:
     def __init__(self, mounts: tuple[Mount, ...] = (ROOT,), patterns: tuple[str, ...] = ()):
         self.silent = Path(tempfile.mkstemp(prefix="slurm-watchdog-silent-")[1])
         """Names the place whose logs are not read while it stands there: a server that does not answer."""
-        self.probes = Probes(
+        self.probes = WorkerPool(
             {"follow": partial(follow, self.silent), "list_mounts": no_mounts, "list_open_logs": list_open}
         )
         self.logs = JobLogs(self.probes, mounts, "n1", patterns, become_owner=False)

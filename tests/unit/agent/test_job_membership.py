@@ -12,9 +12,9 @@ from slurm_watchdog.agent.proc.job_membership import (
     BY_SLURM,
     NEVER_A_RANK,
     RANK_SOURCES,
-    Known,
-    Member,
-    Place,
+    JobMember,
+    JobStep,
+    ProcessFacts,
     assign,
     may_hold_a_rank,
     parse_cgroup,
@@ -27,13 +27,13 @@ USER = 1000
 
 
 def process(
-    pid: int, ppid: int, comm: str, environ: Mapping[str, str] | None = None, *, uid: int = USER, cgroup: Place | None = None, exe: str = ""
-) -> Known:  # fmt: skip
-    return Known(pid, pid * 10, ppid, comm, uid, cgroup, environ, exe)
+    pid: int, ppid: int, comm: str, environ: Mapping[str, str] | None = None, *, uid: int = USER, cgroup: JobStep | None = None, exe: str = ""
+) -> ProcessFacts:  # fmt: skip
+    return ProcessFacts(pid, pid * 10, ppid, comm, uid, cgroup, environ, exe)
 
 
-def stepd(pid: int, step: str, job: str = "4") -> Known:
-    return Known(pid, pid * 10, 1, "slurmstepd", 0, None, {}, "slurmstepd", Place(job, step))
+def stepd(pid: int, step: str, job: str = "4") -> ProcessFacts:
+    return ProcessFacts(pid, pid * 10, 1, "slurmstepd", 0, None, {}, "slurmstepd", JobStep(job, step))
 
 
 def task(procid: int, **more: object) -> dict[str, str]:
@@ -54,18 +54,18 @@ OWNERS = {"4": USER}
 
 
 def belonging(
-    *processes: Known,
-    before: Mapping[tuple[int, int], Member] | None = None,
+    *processes: ProcessFacts,
+    before: Mapping[tuple[int, int], JobMember] | None = None,
     owners: Mapping[str, int] | None = None,
-) -> dict[int, Member]:
+) -> dict[int, JobMember]:
     return assign({each.pid: each for each in processes}, before or {}, OWNERS if owners is None else owners)
 
 
-def roles(members: Mapping[int, Member]) -> dict[int, tuple[str, int | None]]:
+def roles(members: Mapping[int, JobMember]) -> dict[int, tuple[str, int | None]]:
     return {pid: (member.role.value, member.rank) for pid, member in sorted(members.items())}
 
 
-def as_before(members: Mapping[int, Member]) -> dict[tuple[int, int], Member]:
+def as_before(members: Mapping[int, JobMember]) -> dict[tuple[int, int], JobMember]:
     return {(pid, pid * 10): member for pid, member in members.items()}
 
 
@@ -79,7 +79,7 @@ def test_srun_starts_python_itself() -> None:
     assert roles(members) == {
         11: ("helper", None), 12: ("helper", None), 21: ("rank", 0), 22: ("rank", 1), 23: ("worker", 0), 24: ("worker", 0),
     }  # fmt: skip
-    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
+    assert members[21] == JobMember("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
     assert members[12].step_id == "batch"
 
 
@@ -108,7 +108,7 @@ def test_ranks_of_torchrun_come_from_its_children(launcher: str) -> None:
         23: ("rank", 3),
         24: ("worker", 2),
     }
-    assert members[23] == Member("4", "0", Role.RANK, 3, 1, 4, by=BY_SLURM)
+    assert members[23] == JobMember("4", "0", Role.RANK, 3, 1, 4, by=BY_SLURM)
 
 
 def test_a_launcher_whose_ranks_have_gone_is_none_of_them() -> None:
@@ -206,7 +206,7 @@ def test_a_worker_of_a_dead_rank_stays_a_worker_and_takes_nobodys_place() -> Non
 def test_an_orphan_stays_with_the_job_although_its_step_is_gone() -> None:
     before = as_before(belonging(stepd(20, "0"), process(21, 20, "python", task(0))))
     members = belonging(process(21, 1, "python", None), before=before)
-    assert members[21] == Member("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
+    assert members[21] == JobMember("4", "0", Role.RANK, 0, 0, 2, by=BY_SLURM)
 
 
 def test_an_orphan_that_was_never_seen_belongs_by_its_environment_if_its_user_owns_the_job() -> None:
@@ -218,12 +218,12 @@ def test_an_orphan_that_was_never_seen_belongs_by_its_environment_if_its_user_ow
 
 def test_before_its_environment_is_read_a_process_is_a_helper_of_its_step() -> None:
     assert belonging(stepd(20, "0"), process(21, 20, "python", None)) == {
-        21: Member("4", "0", Role.HELPER, by=BY_SLURM)
+        21: JobMember("4", "0", Role.HELPER, by=BY_SLURM)
     }
 
 
 def test_the_control_group_names_the_job_where_slurmstepd_is_out_of_sight() -> None:
-    members = belonging(process(21, 0, "python", task(0), cgroup=Place("4", "0")))
+    members = belonging(process(21, 0, "python", task(0), cgroup=JobStep("4", "0")))
     assert roles(members) == {21: ("rank", 0)}
 
 
@@ -238,25 +238,25 @@ def test_the_external_step_has_no_ranks() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1\n", Place("4", "0")),
-        ("0::/system.slice/slurmstepd.scope/job_4/step_batch/slurm\n", Place("4", "batch")),
-        ("9:freezer:/slurm_n1/uid_1000/job_4/step_extern\n8:pids:/\n0::/\n", Place("4", "extern")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1\n", JobStep("4", "0")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_batch/slurm\n", JobStep("4", "batch")),
+        ("9:freezer:/slurm_n1/uid_1000/job_4/step_extern\n8:pids:/\n0::/\n", JobStep("4", "extern")),
         (
             "4:memory:/slurm/uid_1000/job_12\n1:cpuset:/slurm/uid_1000/job_12/step_3/task_0\n",
-            Place("12", "3"),
+            JobStep("12", "3"),
         ),
         ("0::/user.slice/user-1000.slice/session-4.scope\n", None),
         # Several slurmd on a host, another slice, a slurmd in a container, and a container inside of a job.
-        ("0::/system.slice/n1_slurmstepd.scope/job_4/step_0/user/task_1\n", Place("4", "0")),
-        ("0::/slurm.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", Place("4", "1")),
-        ("0::/docker/3fa9/system.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", Place("4", "1")),
-        ("3:cpuset:/kubepods/pod7/ab12/slurm/uid_1000/job_4/step_1/task_0\n", Place("4", "1")),
-        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1/libpod-9c.scope\n", Place("4", "0")),
-        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1 (deleted)\n", Place("4", "0")),
-        ("0::/../../system.slice/slurmstepd.scope/job_4/step_0\n", Place("4", "0")),
+        ("0::/system.slice/n1_slurmstepd.scope/job_4/step_0/user/task_1\n", JobStep("4", "0")),
+        ("0::/slurm.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", JobStep("4", "1")),
+        ("0::/docker/3fa9/system.slice/slurmstepd.scope/job_4/step_1/user/task_0\n", JobStep("4", "1")),
+        ("3:cpuset:/kubepods/pod7/ab12/slurm/uid_1000/job_4/step_1/task_0\n", JobStep("4", "1")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1/libpod-9c.scope\n", JobStep("4", "0")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1 (deleted)\n", JobStep("4", "0")),
+        ("0::/../../system.slice/slurmstepd.scope/job_4/step_0\n", JobStep("4", "0")),
     ],
 )
-def test_a_control_group_names_job_and_step(text: str, place: Place | None) -> None:
+def test_a_control_group_names_job_and_step(text: str, place: JobStep | None) -> None:
     assert parse_cgroup(text) == place
 
 
@@ -290,26 +290,26 @@ def test_a_group_that_a_user_made_is_no_job(path: str) -> None:
 
 def test_a_group_that_a_job_makes_below_its_own_does_not_make_it_another_job() -> None:
     inside = "0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_0/system.slice/slurmstepd.scope/job_99/step_0"
-    assert parse_cgroup(inside) == Place("4", "0")
+    assert parse_cgroup(inside) == JobStep("4", "0")
 
 
 def test_a_named_hierarchy_of_a_user_does_not_outvote_slurms_groups() -> None:
     text = (
         f"1:name=systemd:{MINE}/slurm/uid_1000/job_99/step_0\n8:memory:/slurm/uid_1000/job_4/step_1/task_0\n"
     )
-    assert parse_cgroup(text) == Place("4", "1")
+    assert parse_cgroup(text) == JobStep("4", "1")
 
 
 @pytest.mark.parametrize(
     ("title", "place"),
     [
-        ("slurmstepd: [4.0]", Place("4", "0")),
-        ("slurmstepd: [4.batch]", Place("4", "batch")),
-        ("slurmstepd: [4.extern]", Place("4", "extern")),
+        ("slurmstepd: [4.0]", JobStep("4", "0")),
+        ("slurmstepd: [4.batch]", JobStep("4", "batch")),
+        ("slurmstepd: [4.extern]", JobStep("4", "extern")),
         ("/usr/sbin/slurmstepd", None),
     ],
 )
-def test_a_slurmstepd_names_its_step(title: str, place: Place | None) -> None:
+def test_a_slurmstepd_names_its_step(title: str, place: JobStep | None) -> None:
     assert parse_stepd(title) == place
 
 
@@ -335,7 +335,7 @@ def test_a_launchers_daemon_is_no_rank(launcher: str) -> None:
 
 
 def test_ranks_of_deepspeed_by_ssh_are_found_by_their_control_group() -> None:
-    extern = Place("4", "extern")
+    extern = JobStep("4", "extern")
 
     def child(rank: int) -> dict[str, str]:
         return {"RANK": str(rank), "LOCAL_RANK": str(rank - 8), "WORLD_SIZE": "16"}
@@ -350,11 +350,11 @@ def test_ranks_of_deepspeed_by_ssh_are_found_by_their_control_group() -> None:
         21: ("helper", None), 30: ("helper", None), 31: ("helper", None), 32: ("helper", None),
         33: ("rank", 8), 34: ("rank", 9), 35: ("worker", 8),
     }  # fmt: skip
-    assert members[34] == Member("4", "extern", Role.RANK, 9, 1, 16, by=BY_SLURM)
+    assert members[34] == JobMember("4", "extern", Role.RANK, 9, 1, 16, by=BY_SLURM)
 
 
 def test_somebodys_python_in_an_ssh_session_is_no_rank() -> None:
-    extern = Place("4", "extern")
+    extern = JobStep("4", "extern")
     members = belonging(
         stepd(20, "extern"),
         process(31, 1, "sshd", {}, cgroup=extern),
@@ -378,11 +378,11 @@ def test_a_container_or_a_wrapper_around_the_trainer_is_a_helper(wrapping: list[
 
 
 def test_an_environment_that_may_not_be_read_counts_as_the_parents() -> None:
-    hidden = Known(22, 220, 21, "python", USER, None, None, denied=True)
-    below = Known(23, 230, 22, "pt_data_worker", USER, None, None, denied=True)
+    hidden = ProcessFacts(22, 220, 21, "python", USER, None, None, denied=True)
+    below = ProcessFacts(23, 230, 22, "pt_data_worker", USER, None, None, denied=True)
     members = belonging(stepd(20, "0"), process(21, 20, "bash", task(1)), hidden, below)
     assert roles(members) == {21: ("helper", None), 22: ("rank", 1), 23: ("worker", 1)}
-    unread = Known(22, 220, 21, "python", USER, None, None)
+    unread = ProcessFacts(22, 220, 21, "python", USER, None, None)
     assert roles(belonging(stepd(20, "0"), process(21, 20, "bash", task(1)), unread))[22] == ("helper", None)
 
 
@@ -405,7 +405,7 @@ RAY = [
 """A driver that has started Ray on its own node, as it was seen with Ray 2.60."""
 
 
-def seated(*processes: Known, seats: Mapping[int, Seat], before: Mapping[tuple[int, int], Member] | None = None) -> dict[int, Member]:  # fmt: skip
+def seated(*processes: ProcessFacts, seats: Mapping[int, Seat], before: Mapping[tuple[int, int], JobMember] | None = None) -> dict[int, JobMember]:  # fmt: skip
     return assign({each.pid: each for each in processes}, before or {}, OWNERS, {"4": seats})
 
 
@@ -450,7 +450,7 @@ def test_what_an_earlier_run_left_takes_no_seat_of_the_new_one() -> None:
 
 
 def test_a_rank_of_an_earlier_run_that_cannot_be_killed_takes_no_seat_either() -> None:
-    place = Place("4", "0")
+    place = JobStep("4", "0")
     old = process(21, 1, "python", task(0), cgroup=place)
     before = as_before(belonging(old))
     new = process(41, 40, "python", task(0, SLURM_RESTART_COUNT=1), cgroup=place)

@@ -19,9 +19,9 @@ from slurm_watchdog.agent.collectors.kernel_log import (
     read_state,
     write_state,
 )
-from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Fold, KernelClock
+from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
-from slurm_watchdog.agent.workers.pool import Answer, Probes, Then
+from slurm_watchdog.agent.workers.pool import Answer, Then, WorkerPool
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.line import parse_message
 
@@ -92,7 +92,7 @@ class RingDevice:
 ring_devices: list[RingDevice] = []
 
 
-class Child(Probes):
+class Child(WorkerPool):
     """The child `state`, answering at once, later, or never; it does what the real one would do."""
 
     def __init__(self) -> None:  # no process is forked
@@ -375,7 +375,7 @@ def test_a_flood_of_different_faults_is_bounded_and_the_first_of_each_kind_is_to
 
 
 def test_even_a_full_report_has_room_for_a_new_kind() -> None:
-    fold = Fold()
+    fold = Deduplicator()
     for number in range(1, MAX_EVENTS * 2):
         fact = parse_message(f"NVRM: Xid (PCI:0000:{number % 32:02x}:00): {number // 32 + 300}, x")
         assert fact is not None

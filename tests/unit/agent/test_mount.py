@@ -10,7 +10,7 @@ import pytest
 
 from slurm_watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
 from slurm_watchdog.agent.workers.child_state import STOPPED
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
@@ -109,7 +109,7 @@ class Watch:
 
 def make(write_on: frozenset[str] = frozenset(), stagger: bool = False) -> Watch:
     children = Children()
-    return Watch(children, MountCollector(cast("Probes", children), "n1", 30.0, write_on, stagger))
+    return Watch(children, MountCollector(cast("WorkerPool", children), "n1", 30.0, write_on, stagger))
 
 
 def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_has_answered() -> None:

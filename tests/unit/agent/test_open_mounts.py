@@ -24,7 +24,7 @@ from slurm_watchdog.agent.collectors.open_mounts import (
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
 from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of
 from slurm_watchdog.agent.processes.owner import OWN
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from tests.unit.agent.test_mount import Children
@@ -91,7 +91,7 @@ def process(pid: int, role: Role = Role.RANK, *, job_id: str = "7", uid: int = 1
 
 def make() -> tuple[OpenMounts, Children]:
     children = Children()
-    return OpenMounts(cast("Probes", children)), children
+    return OpenMounts(cast("WorkerPool", children)), children
 
 
 def test_ranks_and_workers_are_looked_at_soon_and_then_seldom_and_helpers_never() -> None:
@@ -157,7 +157,7 @@ def test_a_page_fault_that_may_be_about_two_filesystems_is_about_the_only_one_th
     out: list[str], found: str | None
 ) -> None:
     children = Children()
-    collector = MountCollector(cast("Probes", children), "n1", 30.0, stagger=False)
+    collector = MountCollector(cast("WorkerPool", children), "n1", 30.0, stagger=False)
     rows = (process(7, blocked=FAULT), process(8))
     wanted = wanted_mounts([(point, -1) for point in FAULT.candidates], OWN_TABLE)
     collector.collect(100.0, 10.0, wanted)

@@ -17,9 +17,9 @@ from slurm_watchdog.agent.collectors.process import may_look_into_all
 from slurm_watchdog.agent.proc.blocked_calls import (
     MIN_AT_ONCE,
     ROUND_TICKS,
+    BlockedCallHistory,
     BlockedThreads,
-    Call,
-    Track,
+    SystemCall,
     is_storage,
     is_waiting_for_storage,
     parse_finished_calls,
@@ -31,7 +31,7 @@ from slurm_watchdog.agent.proc.blocked_calls import (
 )
 from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
 from slurm_watchdog.agent.proc.files import Files, is_the_kernels
-from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
@@ -163,7 +163,7 @@ def test_a_line_of_syscall() -> None:
     assert call is not None
     assert (call.number, call.args[0]) == (1, 3)
     assert parse_syscall(b"running\n") is None
-    assert parse_syscall(b"-1 0x7ffd 0x7f6e\n") == Call(-1, (0x7FFD, 0x7F6E))
+    assert parse_syscall(b"-1 0x7ffd 0x7f6e\n") == SystemCall(-1, (0x7FFD, 0x7F6E))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_what_is_a_file_on_a_filesystem(path: str | None, expected: bool) -> Non
 def test_who_may_wait_for_a_filesystem(
     state: str, syscall: str | None, wchan: str, path: str | None, expected: bool
 ) -> None:
-    track = Track(b"", Call(0, ()), state, wchan, syscall, 0, 0, None, 0.0, path=path)
+    track = BlockedCallHistory(b"", SystemCall(0, ()), state, wchan, syscall, 0, 0, None, 0.0, path=path)
     assert is_waiting_for_storage(track) is expected
 
 
@@ -458,7 +458,7 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
 
 def aged(looks: Sequence[tuple[str, int | None]]) -> float:
     """How long the last state has lasted by what looks 5 s apart have found: (state, switches, or None where they were not read)."""
-    known = Known(7, 70, 1, "python", 1000)
+    known = ProcessFacts(7, 70, 1, "python", 1000)
     entry = Entry(known, Stat("python", "R", 1, 0, 50, 70))
     now = 0.0
     for state, switches in looks:

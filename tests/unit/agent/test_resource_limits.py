@@ -16,7 +16,7 @@ import pytest
 from slurm_watchdog.agent.evidence import last_lines, tool
 from slurm_watchdog.agent.processes import environment
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.agent.workers.resource_limits import CPU_OF_S, CPU_S
 from slurm_watchdog.base import clock, redact
 from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
@@ -47,16 +47,16 @@ def say_limits(args: Any, state: dict[str, Any]) -> list[int]:
 
 
 @pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
     monkeypatch.setitem(CPU_OF_S, "spin", 0.2)  # type: ignore[misc]
     monkeypatch.setitem(CPU_OF_S, "spin_and_forgive", 0.2)  # type: ignore[misc]
     functions = {"spin": spin, "spin_and_forgive": spin_and_forgive, "eat": eat, "say_limits": say_limits}
-    probes = Probes(functions, 4)
+    probes = WorkerPool(functions, 4)
     yield probes
     probes.close()
 
 
-def answer(probes: Probes, function: str) -> Answer:
+def answer(probes: WorkerPool, function: str) -> Answer:
     answers: list[Answer] = []
     request = probes.ask("a", function, None, 60.0, clock.monotonic(), answers.append)
     assert request is not None
@@ -65,17 +65,21 @@ def answer(probes: Probes, function: str) -> Answer:
 
 
 @pytest.mark.parametrize("function", ["spin", "spin_and_forgive"])
-def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(probes: Probes, function: str) -> None:
+def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(
+    probes: WorkerPool, function: str
+) -> None:
     spent = answer(probes, function)
     assert (spent.timed_out, spent.error) == (False, "given up after 0.2 s of CPU time")
     assert answer(probes, "say_limits").error is None
 
 
-def test_a_child_that_wants_too_much_memory_is_no_answer_with_its_reason(probes: Probes) -> None:
+def test_a_child_that_wants_too_much_memory_is_no_answer_with_its_reason(probes: WorkerPool) -> None:
     assert "more memory than a child may use" in str(answer(probes, "eat").error)
 
 
-def test_a_child_leaves_no_core_file_and_the_kernel_ends_it_when_nothing_else_does(probes: Probes) -> None:
+def test_a_child_leaves_no_core_file_and_the_kernel_ends_it_when_nothing_else_does(
+    probes: WorkerPool,
+) -> None:
     core, cpu_s = answer(probes, "say_limits").value
     assert core == 0
     assert CPU_S < cpu_s < CPU_S + 10

@@ -20,7 +20,7 @@ from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.model.observations import LogFile
 from slurm_watchdog.model.protocol import DumpStacks, Reply, Report
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report
-from slurm_watchdog.wire.http_client import BadAnswer, Connection, parse_head, parse_size
+from slurm_watchdog.wire.http_client import Connection, InvalidResponse, parse_head, parse_size
 from tests.builders.views import process
 from tests.trusting import trusting
 
@@ -461,7 +461,7 @@ def test_a_file_name_that_is_no_utf8_keeps_no_report_from_being_sent() -> None:
     "head", [b"", b"HTTP/2 200", b"HTTP/1.1 2000 OK", b"HTTP/1.1 abc", b"HTTP/1.1", b"\xff\xfe"]
 )
 def test_what_is_no_status_line_is_refused(head: bytes) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(InvalidResponse):
         parse_head(head)
 
 
@@ -469,7 +469,7 @@ def test_what_is_no_status_line_is_refused(head: bytes) -> None:
     ("text", "base"), [(b"", 10), (b"-1", 10), (b"1_0", 10), (b"a", 10), (b"g", 16), (b"9" * 17, 10)]
 )
 def test_what_is_no_length_is_refused(text: bytes, base: int) -> None:
-    with pytest.raises(BadAnswer):
+    with pytest.raises(InvalidResponse):
         parse_size(text, base)
 
 

@@ -16,7 +16,13 @@ import pytest
 
 from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, stands
-from slurm_watchdog.agent.workers.pool import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER, Answer, Probes, ProbesLost
+from slurm_watchdog.agent.workers.pool import (
+    MAX_HUNG_OF_GROUP,
+    MAX_HUNG_OF_USER,
+    Answer,
+    SpawnerDied,
+    WorkerPool,
+)
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 
@@ -73,7 +79,7 @@ FUNCTIONS = {
 
 class Asker:
     def __init__(self, max_workers: int = 3) -> None:
-        self.probes = Probes(FUNCTIONS, max_workers)
+        self.probes = WorkerPool(FUNCTIONS, max_workers)
         self.answers: list[Answer] = []
         self.parts: list[Any] = []
 
@@ -233,7 +239,7 @@ def test_without_its_spawner_an_agent_has_to_start_anew(asker: Asker) -> None:
     asker.probes.check()
     os.kill(asker.probes.spawner_pid, signal.SIGKILL)
     assert wait_readable(asker.probes.filenos(), 5)
-    with pytest.raises(ProbesLost):
+    with pytest.raises(SpawnerDied):
         asker.probes.check()
 
 

@@ -17,7 +17,7 @@ from slurm_watchdog.diagnose.stacks.spinning import follow, where
 from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
 from slurm_watchdog.model.cluster_view import GpuView, JobView, RankGpu, Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
-from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Checkpoint, Gpu, Role
 from tests.builders.views import RECV, cluster, job, progress, seen, snapshot, stack
 
@@ -92,7 +92,7 @@ def test_it_is_not_told_before_its_time() -> None:
 
 def test_dumps_come_every_minute_while_a_rank_computes_and_the_others_wait() -> None:
     (wanted,) = judge(view(age_s=100.0)).wanted
-    assert isinstance(wanted, StacksWanted)
+    assert isinstance(wanted, StackRequest)
     assert wanted.later_s == pytest.approx(60.0)
 
 

@@ -16,7 +16,7 @@ from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.detect import collective_hang, rank_stopped, stalled_progress
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, Motion
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind
 from tests.builders.views import (
     BACKWARD,
@@ -183,7 +183,7 @@ def test_a_process_alone_in_its_job_is_looked_at_rarely_until_something_shows_th
     other = alone(SOCKET[:2], motion=None)
     (rare,) = hang(other).wanted
     (training,) = hang(alone(SOCKET, motion=None)).wanted
-    assert isinstance(rare, StacksWanted) and isinstance(training, StacksWanted)
+    assert isinstance(rare, StackRequest) and isinstance(training, StackRequest)
     assert (rare.later_s, training.later_s) == (1200.0, 300.0)
 
 
@@ -238,7 +238,7 @@ def test_nobody_is_accused_of_a_run_without_steps_that(case: str) -> None:
 def test_a_run_without_steps_is_looked_at_rarely_and_often_only_while_nobody_moves() -> None:
     (rare,) = hang(HEALTHY["moves"]).wanted
     (often,) = hang(HEALTHY["has moved a minute ago"]).wanted
-    assert isinstance(rare, StacksWanted) and isinstance(often, StacksWanted)
+    assert isinstance(rare, StackRequest) and isinstance(often, StackRequest)
     assert (rare.apart_s, rare.later_s) == (300.0, 300.0)
     assert often.later_s == 60.0
     assert hang(stepless(BARRIER, LOADER, motion=None, run_age_s=60.0)).wanted == ()

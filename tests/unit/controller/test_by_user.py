@@ -17,7 +17,7 @@ from slurm_watchdog.controller.policy.by_user import (
 from slurm_watchdog.controller.policy.policy import (
     GUARDS,
     Limits,
-    Situation,
+    PolicyInput,
     decide,
     is_storm,
     is_storm_of_one,
@@ -45,7 +45,7 @@ def done(job_id: str, uid: int | None, ago_s: float = 60.0) -> Decision:
     )  # fmt: skip
 
 
-def world(job: SlurmJob, recent: tuple[Decision, ...] = (), running: int = 100) -> Situation:
+def world(job: SlurmJob, recent: tuple[Decision, ...] = (), running: int = 100) -> PolicyInput:
     """How the victim's cluster looks while Mallory does what he can: fifty jobs in the same trouble, all at once."""
     trouble = in_trouble([INCIDENT, *map(incident, MANY)], OWNERS.get)
     crowd = crowd_of(trouble, INCIDENT.kind, job.uid)

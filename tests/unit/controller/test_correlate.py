@@ -14,7 +14,7 @@ from slurm_watchdog.model.incidents import (
     Incident,
     IncidentState,
     Kind,
-    StacksWanted,
+    StackRequest,
     Truth,
 )
 
@@ -141,7 +141,7 @@ def test_a_hang_that_fires_already_is_explained_by_an_outage_that_is_seen_later(
 
 def test_a_suspicion_keeps_a_pending_hang_from_firing_but_not_for_ever() -> None:
     story = Story()
-    wanted = (StacksWanted(job_id="7"),)
+    wanted = (StackRequest(job_id="7"),)
     maybe = says(Truth.UNKNOWN, Kind.FILESYSTEM_STALL, subject="mount:k", wanted=wanted)
     assert story.after(0, maybe, BAD) == [(HANG, PENDING)]
     assert story.after(5, replace(maybe, truth=Truth.OK), BAD) == [(HANG, FIRING)]
@@ -278,7 +278,7 @@ def test_what_is_wrong_with_a_card_outlives_the_job_that_suffered_from_it() -> N
 
 def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> None:
     story = Story()
-    suspicion = replace(UNKNOWN, wanted=(StacksWanted(job_id="7"),))
+    suspicion = replace(UNKNOWN, wanted=(StackRequest(job_id="7"),))
     assert story.after(0, suspicion, bad(Kind.STALLED_PROGRESS)) == [(Kind.STALLED_PROGRESS, FIRING)]
     story.after(60, BAD, bad(Kind.STALLED_PROGRESS))
     assert told(story) == {HANG}
@@ -286,7 +286,7 @@ def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> Non
 
 def test_who_stays_in_its_teardown_is_told_although_those_that_left_are_a_suspicion_of_their_own() -> None:
     story = Story()
-    suspicion = replace(UNKNOWN, kind=Kind.LINGERING_JOB, wanted=(StacksWanted(job_id="7"),), lasted_s=200.0)
+    suspicion = replace(UNKNOWN, kind=Kind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), lasted_s=200.0)
     assert story.after(0, suspicion, bad(Kind.WEDGED_TEARDOWN)) == [(Kind.WEDGED_TEARDOWN, FIRING)]
 
 

@@ -16,9 +16,9 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import parse_config
 from slurm_watchdog.controller.evidence import collector
 from slurm_watchdog.controller.evidence.collector import Collector
-from slurm_watchdog.controller.evidence.requests import EvidenceDesk
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
-from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -66,8 +66,8 @@ class Controller:
     def __init__(self, directory: Path, nodes: tuple[str, ...] = ("n1", "n2")) -> None:
         self.config = parse_config(CONFIG)
         self.state = ClusterState(silent_after_s=600, report_lifetime_s=60)
-        self.desk = CommandDesk()
-        self.evidence = EvidenceDesk(self.state, self.desk, probe_deadline_s=1.0, interval_s=1.0)
+        self.desk = CommandQueue()
+        self.evidence = EvidenceRequests(self.state, self.desk, probe_deadline_s=1.0, interval_s=1.0)
         self.journal = Journal(f"sqlite:///{directory}/journal.sqlite")
         self.judge, self.notifier = Judge(), Notifier()
         self.notes: list[str] = []

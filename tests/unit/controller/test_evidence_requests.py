@@ -8,21 +8,21 @@ import logging
 import pytest
 
 from slurm_watchdog.controller.evidence import requests
-from slurm_watchdog.controller.evidence.requests import EvidenceDesk
-from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandDesk
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests
+from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.model.incidents import Finding, Kind, ProbeWanted, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Finding, Kind, MountProbeRequest, StackRequest, Truth
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import RECV, node_of, process, slurm_job, stack
 
 NOW = 1000.0
-STACKS = StacksWanted(job_id="7", apart_s=10.0)
-PROBE = ProbeWanted(mount="/shared", directory="/shared/u", uid=1000, nodes=("n1", "n2"))
+STACKS = StackRequest(job_id="7", apart_s=10.0)
+PROBE = MountProbeRequest(mount="/shared", directory="/shared/u", uid=1000, nodes=("n1", "n2"))
 
 
-def finding(*wanted: StacksWanted | ProbeWanted) -> Finding:
+def finding(*wanted: StackRequest | MountProbeRequest) -> Finding:
     return Finding(
         kind=Kind.COLLECTIVE_HANG,
         subject="job:7",
@@ -44,8 +44,8 @@ class Desk:
             mine = tuple(process(rank) for rank in range(4) if node_of(rank) == node)
             report = Report(node=node, boot_id="b", agent_id="a", sequence=1, processes=mine)
             self.state.apply_report(report, NOW)
-        self.commands = CommandDesk()
-        self.desk = EvidenceDesk(self.state, self.commands, probe_deadline_s=10.0, interval_s=5.0)
+        self.commands = CommandQueue()
+        self.desk = EvidenceRequests(self.state, self.commands, probe_deadline_s=10.0, interval_s=5.0)
 
     def fetched(self) -> list[tuple[str, Command]]:
         return [(node, command) for node in ("n1", "n2") for command in self.commands.take(node)]
@@ -106,7 +106,7 @@ def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
 def test_a_job_that_nobody_knows_is_not_asked_about() -> None:
     async def story() -> None:
         desk = Desk()
-        desk.desk.serve([finding(StacksWanted(job_id="8", apart_s=1.0))], NOW)
+        desk.desk.serve([finding(StackRequest(job_id="8", apart_s=1.0))], NOW)
         await settle()
         assert desk.fetched() == []
 
@@ -143,7 +143,7 @@ def test_what_was_asked_long_ago_takes_no_memory() -> None:
         desk = Desk()
         for number in range(3 * requests.REMEMBERED):
             desk.desk.probe(
-                ProbeWanted(mount=f"/m{number}", directory="/", uid=0, nodes=("n9",)), NOW + number
+                MountProbeRequest(mount=f"/m{number}", directory="/", uid=0, nodes=("n9",)), NOW + number
             )
             for task in list(desk.desk._tasks.values()):
                 task.cancel()
@@ -187,8 +187,10 @@ def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
     async def story() -> None:
         desk = Desk()
         for n in range(10):
-            desk.desk.probe(ProbeWanted(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW)
-        desk.desk.probe(ProbeWanted(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
+            desk.desk.probe(
+                MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW
+            )
+        desk.desk.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
         await settle()
         asked = [command.uid for _, command in desk.fetched() if isinstance(command, ProbeMount)]
         assert asked == [1500, 1500, 1500, 1501]
@@ -202,7 +204,7 @@ def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
 
 def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers_and_for_actions() -> None:
     async def story() -> None:
-        desk = CommandDesk()
+        desk = CommandQueue()
 
         def ask(n: int, uid: int | None) -> asyncio.Task[CommandResult]:
             command = DumpStacks(id=f"{uid}-{n}", job_id=str(n), restarts=0)

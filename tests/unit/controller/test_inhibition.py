@@ -25,7 +25,7 @@ from slurm_watchdog.model.incidents import (
     Incident,
     IncidentState,
     Kind,
-    StacksWanted,
+    StackRequest,
     Truth,
 )
 
@@ -39,7 +39,7 @@ PLACES = {Kind.GPU_FAULT: "gpu:GPU-1", Kind.NODE_DOWN: "node:n1", Kind.AGENT_SIL
 def finding(kind: Kind, truth: Truth, at: float) -> Finding:
     return Finding(
         kind=kind, subject=PLACES.get(kind, "job:7"), truth=truth, summary="wrong", job_ids=("7",), lasted_s=at + 1,
-        culprits=(Culprit(node="n1"),), wanted=(StacksWanted(job_id="7", apart_s=5.0),),
+        culprits=(Culprit(node="n1"),), wanted=(StackRequest(job_id="7", apart_s=5.0),),
     )  # fmt: skip
 
 

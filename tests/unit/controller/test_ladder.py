@@ -8,13 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.actions.ladder.next_move import (
-    Do,
-    End,
+    Execute,
+    Finish,
     LadderLimits,
-    Settle,
+    Observed,
+    Reconcile,
     Stage,
     Wait,
-    World,
     next_move,
     stage_of,
 )
@@ -83,7 +83,7 @@ def move(
     job: dict[str, Any] | None, *records: RungRecord, decision: Decision = DECISION, **world: Any
 ) -> Any:
     given = {"now": 1050.0, "job_known": True, "step": 500}
-    seen = World(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
+    seen = Observed(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
     return next_move(ActionRun(decision=decision, records=records), seen, LIMITS)
 
 
@@ -115,11 +115,11 @@ def test_while_slurm_does_not_answer_nothing_is_done() -> None:
 def test_the_rungs_of_a_requeue_in_their_order() -> None:
     requeued = record(Rung.REQUEUE_HOLD)
     excluded = {**HELD, "excluded_nodes": ("old", "n1")}
-    assert move(RUNNING) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
-    assert move({**HELD, "excluded_nodes": ("old",)}, requeued) == Do(
+    assert move(RUNNING) == Execute(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
+    assert move({**HELD, "excluded_nodes": ("old",)}, requeued) == Execute(
         rung=Rung.EXCLUDE, attempt=1, nodes=("old", "n1")
     )
-    assert move(excluded, requeued, record(Rung.EXCLUDE)) == Do(rung=Rung.RELEASE, attempt=1)
+    assert move(excluded, requeued, record(Rung.EXCLUDE)) == Execute(rung=Rung.RELEASE, attempt=1)
     released = (requeued, record(Rung.EXCLUDE), record(Rung.RELEASE))
     assert isinstance(move(QUEUED, *released), Wait)
     end = move({**NEXT, "excluded_nodes": ("n1",)}, *released, next_first_step=401).end
@@ -132,18 +132,22 @@ def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
         return move(job, *records, decision=GRACEFUL, **world)
 
     written, saved = record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT)
-    assert graceful(RUNNING) == Do(rung=Rung.WRITE_KILL_SWITCH, attempt=1)
+    assert graceful(RUNNING) == Execute(rung=Rung.WRITE_KILL_SWITCH, attempt=1)
     assert isinstance(graceful(RUNNING, written), Wait)
-    assert graceful(RUNNING, written, complete_checkpoint_step=510) == Do(
+    assert graceful(RUNNING, written, complete_checkpoint_step=510) == Execute(
         rung=Rung.WAIT_CHECKPOINT, attempt=1
     )
     assert isinstance(graceful(RUNNING, written, saved, now=1010.0), Wait)
-    assert graceful(RUNNING, written, saved) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
-    assert graceful(ENDED, written, saved) == Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    assert graceful(RUNNING, written, saved) == Execute(
+        rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True
+    )
+    assert graceful(ENDED, written, saved) == Execute(
+        rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False
+    )
     requeued = (written, saved, record(Rung.REQUEUE_HOLD))
     held = {**HELD, "excluded_nodes": ("n1",)}
-    assert graceful(held, *requeued) == Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
-    assert graceful(held, *requeued, record(Rung.REMOVE_KILL_SWITCH)) == Do(rung=Rung.RELEASE, attempt=1)
+    assert graceful(held, *requeued) == Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    assert graceful(held, *requeued, record(Rung.REMOVE_KILL_SWITCH)) == Execute(rung=Rung.RELEASE, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_it_ends_in_writing_and_touches_nothing_if(
 ) -> None:
     decision = replace(DECISION, exclude=())
     given = move(job, *records, decision=decision, **world)
-    assert isinstance(given, End), given
+    assert isinstance(given, Finish), given
     assert not given.end.ok
     assert words in given.end.detail
 
@@ -226,31 +230,31 @@ def test_an_answer_that_was_lost_is_read_off_the_world(
     rung: Rung, job: dict[str, Any], outcome: RungOutcome
 ) -> None:
     settled = move(job, record(rung, None))
-    assert isinstance(settled, Settle)
+    assert isinstance(settled, Reconcile)
     assert (settled.rung, settled.attempt, settled.outcome) == (rung, 1, outcome)
 
 
 def test_a_graceful_restart_that_fails_takes_its_kill_switch_away_before_it_ends() -> None:
     written = record(Rung.WRITE_KILL_SWITCH)
-    removing = Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    removing = Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
     for job, world in ((RUNNING, {"now": 1301.0}), (None, {}), (ENDED, {"now": 1121.0})):
         assert move(job, written, decision=GRACEFUL, **world) == removing
         end = move(job, written, record(Rung.REMOVE_KILL_SWITCH), decision=GRACEFUL, **world)
-        assert isinstance(end, End) and not end.end.ok
+        assert isinstance(end, Finish) and not end.end.ok
 
 
 def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_lost() -> None:
     lost = record(Rung.WRITE_KILL_SWITCH, UNKNOWN)
     saved = record(Rung.WAIT_CHECKPOINT)
     heard: dict[str, Any] = {"decision": GRACEFUL, "complete_checkpoint_step": 500}
-    assert move(ENDED, lost, **heard) == Do(rung=Rung.WAIT_CHECKPOINT, attempt=1)
-    requeue = Do(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    assert move(ENDED, lost, **heard) == Execute(rung=Rung.WAIT_CHECKPOINT, attempt=1)
+    requeue = Execute(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
     assert move(ENDED, lost, saved, **heard) == requeue
     removed = record(Rung.REMOVE_KILL_SWITCH)
-    assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), End)
-    assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), End)
+    assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), Finish)
+    assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), Finish)
     assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), Wait)
-    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL, now=1121.0), End)
+    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL, now=1121.0), Finish)
     listening = {"decision": GRACEFUL, "now": 1121.0, "taken_up_at": 1100.0}
     assert isinstance(move(ENDED, lost, removed, **listening), Wait)
 
@@ -258,7 +262,7 @@ def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_l
 def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
     records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REQUEUE_HOLD))
     given = move(NEXT, *records, decision=GRACEFUL, next_first_step=401)
-    assert given == Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    assert given == Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -269,22 +273,22 @@ def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_chec
     job: Any, world: Any
 ) -> None:
     records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REMOVE_KILL_SWITCH))
-    assert isinstance(move(job, *records, decision=GRACEFUL, **world), End)
+    assert isinstance(move(job, *records, decision=GRACEFUL, **world), Finish)
 
 
 def test_a_time_that_passed_while_slurm_was_away_does_not_use_up_the_tries() -> None:
     late = move(RUNNING, record(Rung.REQUEUE_HOLD, UNKNOWN), now=5000.0)
-    assert late == Do(rung=Rung.REQUEUE_HOLD, attempt=2)
+    assert late == Execute(rung=Rung.REQUEUE_HOLD, attempt=2)
     tries = [record(Rung.REQUEUE_HOLD, UNKNOWN, n) for n in (1, 2, 3)]
-    assert isinstance(move(RUNNING, *tries, now=5000.0), End)
+    assert isinstance(move(RUNNING, *tries, now=5000.0), Finish)
 
 
 def test_a_node_that_cannot_be_excluded_does_not_keep_the_job_held() -> None:
     requeued = record(Rung.REQUEUE_HOLD)
     refused = record(Rung.EXCLUDE, FAILED)
     in_vain = [record(Rung.EXCLUDE, UNKNOWN, n) for n in (1, 2, 3)]
-    assert move(HELD, requeued, refused) == Do(rung=Rung.RELEASE, attempt=1)
-    assert move(HELD, requeued, *in_vain, now=1200.0) == Do(rung=Rung.RELEASE, attempt=1)
+    assert move(HELD, requeued, refused) == Execute(rung=Rung.RELEASE, attempt=1)
+    assert move(HELD, requeued, *in_vain, now=1200.0) == Execute(rung=Rung.RELEASE, attempt=1)
     end = move(NEXT, requeued, refused, record(Rung.RELEASE), next_first_step=401).end
     assert end.ok and "without" not in end.detail
 
@@ -306,6 +310,6 @@ def test_a_released_job_that_waits_says_what_for(reason: str, said: str) -> None
     assert isinstance(waits, Wait)
     assert waits.reason == f"the job is waiting in the queue {said}".rstrip()
     over = move(job, *released, now=3000.0)
-    assert isinstance(over, End)
+    assert isinstance(over, Finish)
     assert not over.end.ok
     assert over.end.detail.startswith(f"released, and still waiting in the queue {said}".rstrip())

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
-from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.protocol import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.wire.delta import changes_between
 from tests.builders.views import process, slurm_job
@@ -137,7 +137,7 @@ def test_a_process_counts_as_its_owners_or_where_slurm_itself_put_it_into_the_jo
     assert dropped == 1 - len(kept.processes)
 
 
-WISH = JobWish(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=OWNER)
+WISH = JobDirectives(job_id="7", restarts=0, variables=(("SLURM_WATCHDOG", "off"),), uid=OWNER)
 
 
 @pytest.mark.parametrize(

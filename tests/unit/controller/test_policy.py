@@ -11,7 +11,7 @@ from slurm_watchdog.controller.policy.policy import (  # fmt: skip
     ASKED_FOR,
     GUARDS,
     Limits,
-    Situation,
+    PolicyInput,
     broken_under,
     decide,
     is_final,
@@ -61,7 +61,7 @@ PROCESS = GpuProcess(
     job_id="6",
     minors=(0,),
 )
-SITUATION = Situation(
+SITUATION = PolicyInput(
     now_wall=1e6,
     rule=Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="test"),
     job=slurm_job(),

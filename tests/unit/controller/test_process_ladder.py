@@ -16,9 +16,16 @@ from slurm_watchdog.config.schema import ConfigError, parse_config
 from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import MAX_TRIES
-from slurm_watchdog.controller.actions.ladder.state import Do, End, LadderLimits, Settle, Wait, World
+from slurm_watchdog.controller.actions.ladder.state import (
+    Execute,
+    Finish,
+    LadderLimits,
+    Observed,
+    Reconcile,
+    Wait,
+)
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, objection
-from slurm_watchdog.controller.policy.policy import Limits, Situation, decide, with_process
+from slurm_watchdog.controller.policy.policy import Limits, PolicyInput, decide, with_process
 from slurm_watchdog.controller.policy.rules import Rule, rule_for
 from slurm_watchdog.detect import orphan_gpu_process
 from slurm_watchdog.model.actions import (
@@ -60,7 +67,7 @@ LIMITS = Limits(
     max_excluded_nodes=3, opt_out_comment="watchdog=off", max_drained_nodes=2, drained_percent=50,
 )  # fmt: skip
 RULE = Rule(mode="act", ladder=(Step.END_PROCESS,), source="policy.kinds.orphan_gpu_process")
-SITUATION = Situation(
+SITUATION = PolicyInput(
     now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
     nodes_known=40, nodes_silent=0, process=PROCESS, process_since=1e6 - 300, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
 )  # fmt: skip
@@ -283,19 +290,19 @@ class Place:
     def __post_init__(self) -> None:
         self.run = ActionRun(decision=judge(rule=replace(RULE, drain=self.drain)))
 
-    def world(self) -> World:
+    def world(self) -> Observed:
         seen = (
             ProcessEnd(gone=self.gone, state="" if self.gone else "D", wchan="rpc_wait")
             if self.run.records
             else None
         )
-        return World(now=self.now, job_known=True, process=seen)
+        return Observed(now=self.now, job_known=True, process=seen)
 
     def put(self, record: RungRecord) -> None:
         others = tuple(r for r in self.run.records if (r.rung, r.attempt) != (record.rung, record.attempt))
         self.run = replace(self.run, records=(*others, record))
 
-    def lever(self, do: Do) -> tuple[RungOutcome, str]:
+    def lever(self, do: Execute) -> tuple[RungOutcome, str]:
         if do.rung is Rung.DRAIN:
             self.drained += 1
             return RungOutcome.DONE, "drained: n1"
@@ -313,12 +320,12 @@ class Place:
     def play(self) -> ActionEnd:
         for _ in range(500):
             move = next_move(self.run, self.world(), RUNGS)
-            if isinstance(move, End):
+            if isinstance(move, Finish):
                 return move.end
-            if isinstance(move, Settle):
+            if isinstance(move, Reconcile):
                 record = next(r for r in self.run.records if (r.rung, r.attempt) == (move.rung, move.attempt))
                 self.put(replace(record, outcome=move.outcome, outcome_at=self.now, detail=move.detail))
-            elif isinstance(move, Do):
+            elif isinstance(move, Execute):
                 record = RungRecord(rung=move.rung, attempt=move.attempt, intent_at=self.now)
                 self.put(record)
                 try:
@@ -378,14 +385,14 @@ def move(run: ActionRun, after_s: float = 1.0, **world: Any) -> Any:
         "job_known": True,
         "process": ProcessEnd(state="S") if run.records else None,
     } | world
-    return next_move(run, World(now=1e6 + after_s, **fields), RUNGS)
+    return next_move(run, Observed(now=1e6 + after_s, **fields), RUNGS)
 
 
 def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_something_speaks_against_it() -> (
     None
 ):
     fresh = ActionRun(decision=judge())
-    assert isinstance(move(fresh), Do)
+    assert isinstance(move(fresh), Execute)
     assert isinstance(move(fresh, paused=True), Wait)
     assert isinstance(move(fresh, job_known=False), Wait)
     assert "left alone: job 6 is RUNNING" in move(fresh, process_objection="job 6 is RUNNING").end.detail
@@ -416,7 +423,7 @@ def test_what_the_node_objects_to_is_asked_again_a_few_times_and_never_counts_as
     for number in range(1, MAX_TRIES + 1):
         told = replace(told, records=(*told.records, replace(row, attempt=number)))
         after = move(told, 500.0)
-        assert isinstance(after, End) == (number == MAX_TRIES)
+        assert isinstance(after, Finish) == (number == MAX_TRIES)
         assert number == MAX_TRIES or (after.rung, after.attempt) == (rung, number + 1)
     assert after.end.detail == f"{NAME} was left alone: its user has job 8 here now"
 
@@ -496,7 +503,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() ->
         )
     lost = records((Rung.TERM_PROCESS, None))
     assert isinstance(move(lost, 100.0, process=None), Wait)
-    assert isinstance(move(lost, 1000.0, process=None), Settle)
+    assert isinstance(move(lost, 1000.0, process=None), Reconcile)
 
 
 # ------------------------------------------------------------------------------------------------ what people are told

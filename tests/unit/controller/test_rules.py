@@ -10,7 +10,12 @@ from slurm_watchdog.actuate.cancel_resubmit import options_for
 from slurm_watchdog.config.schema import Config, ConfigError, parse_config
 from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
-from slurm_watchdog.controller.policy.owner_directives import Wish, parse_comment, problem_of_path, wish_of
+from slurm_watchdog.controller.policy.owner_directives import (
+    OwnerDirectives,
+    parse_comment,
+    problem_of_path,
+    wish_of,
+)
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
 from slurm_watchdog.knowledge.default_ladders import (
@@ -164,19 +169,19 @@ def test_a_ladder_has_the_name_of_what_it_comes_to(
 @pytest.mark.parametrize(
     ("comment", "wish"),
     [
-        ("", Wish()),
-        ("my watchdog", Wish()),
-        ("notwatchdog: off", Wish()),
-        ("watchdog: off", Wish(source="--comment", leave_alone=True)),
-        ("a b watchdog=off, please", Wish(source="--comment", leave_alone=True, problem="'please' is neither off nor key=value")),
-        ("x; watchdog: on", Wish(source="--comment")),
+        ("", OwnerDirectives()),
+        ("my watchdog", OwnerDirectives()),
+        ("notwatchdog: off", OwnerDirectives()),
+        ("watchdog: off", OwnerDirectives(source="--comment", leave_alone=True)),
+        ("a b watchdog=off, please", OwnerDirectives(source="--comment", leave_alone=True, problem="'please' is neither off nor key=value")),
+        ("x; watchdog: on", OwnerDirectives(source="--comment")),
         ("watchdog: kill_switch=/a/{job_id}/k,ladder=kill_switch+requeue; other: 3",
-         Wish(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Step.KILL_SWITCH, Step.REQUEUE))),
-        ("watchdog: checkpoint-dir={workdir}/c", Wish(source="--comment", checkpoint_dir="{workdir}/c")),
-        ("watchdog: ladder=none", Wish(source="--comment", ladder=())),
+         OwnerDirectives(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Step.KILL_SWITCH, Step.REQUEUE))),
+        ("watchdog: checkpoint-dir={workdir}/c", OwnerDirectives(source="--comment", checkpoint_dir="{workdir}/c")),
+        ("watchdog: ladder=none", OwnerDirectives(source="--comment", ladder=())),
     ],
 )  # fmt: skip
-def test_words_in_a_comment(comment: str, wish: Wish) -> None:
+def test_words_in_a_comment(comment: str, wish: OwnerDirectives) -> None:
     assert parse_comment(comment) == wish
 
 
@@ -213,7 +218,9 @@ def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
     permitted: list[Step], wanted: list[Step]
 ) -> None:
     ladder = tuple(step for step in ORDER if step in permitted)
-    after = permit(Rule(mode="act", ladder=ladder, source="r"), Wish(source="w", ladder=tuple(wanted)))
+    after = permit(
+        Rule(mode="act", ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted))
+    )
     assert set(after.ladder) & set(ENDINGS) <= set(ladder)
     assert Step.SIGTERM not in after.ladder or Step.SIGTERM in ladder
     assert ladder or not after.ladder

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.controller.state.scan_schedule import Turn, choose
+from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 
 
-def turn(number: int, *, size: int = 10, restless: bool = False, looked_at: float = 0.0) -> Turn:
-    return Turn(job_id=f"{number:04d}", size=size, restless=restless, looked_at=looked_at)
+def turn(number: int, *, size: int = 10, restless: bool = False, looked_at: float = 0.0) -> ScheduledJob:
+    return ScheduledJob(job_id=f"{number:04d}", size=size, restless=restless, looked_at=looked_at)
 
 
 def test_a_small_cluster_is_looked_at_whole_in_every_tick() -> None:

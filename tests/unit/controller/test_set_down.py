@@ -8,7 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate.set_down import objection
-from slurm_watchdog.controller.actions.ladder.next_move import Do, LadderLimits, Wait, World, next_move
+from slurm_watchdog.controller.actions.ladder.next_move import (
+    Execute,
+    LadderLimits,
+    Observed,
+    Wait,
+    next_move,
+)
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes, why_it_waits
 from slurm_watchdog.model.actions import (
     Action,
@@ -138,7 +144,7 @@ def move(after_s: float, *records: RungRecord, stuck: StuckNode = STUCK, **world
     limits = LadderLimits(
         kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900, set_down_after_s=after_s
     )  # fmt: skip
-    seen = World(now=1100.0, job_known=True, job=JOB, stuck=(stuck,), **world)
+    seen = Observed(now=1100.0, job_known=True, job=JOB, stuck=(stuck,), **world)
     return next_move(ActionRun(decision=DECISION, records=(*RELEASED, *records)), seen, limits)
 
 
@@ -146,7 +152,7 @@ def test_the_rung_is_off_unless_a_site_wants_it_and_then_it_is_climbed_once() ->
     off = move(0.0)
     assert isinstance(off, Wait)
     assert "scontrol update NodeName=n2 State=DOWN" in off.reason
-    assert move(60.0) == Do(rung=Rung.SET_DOWN, attempt=1, nodes=("n2",))
+    assert move(60.0) == Execute(rung=Rung.SET_DOWN, attempt=1, nodes=("n2",))
     assert isinstance(move(600.0), Wait), "not before its time"
     assert "job 8 runs there" in move(60.0, stuck=StuckNode(name="n2", objection="job 8 runs there")).reason
     assert "paused" in move(60.0, paused=True).reason

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import detect
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView
-from slurm_watchdog.model.incidents import Finding, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Role
 from tests.builders.views import (
     BACKWARD,
@@ -158,7 +158,7 @@ def test_a_rank_that_cannot_be_dumped_is_named_with_the_reason() -> None:
 def test_stacks_are_asked_for_from_half_the_limit_on() -> None:
     finding = judge(progress=progress(31.0))
     assert finding.truth is Truth.UNKNOWN
-    assert finding.wanted == (StacksWanted(job_id="7", apart_s=9.0),)
+    assert finding.wanted == (StackRequest(job_id="7", apart_s=9.0),)
     assert judge(progress=progress(29.0)).wanted == ()
 
 

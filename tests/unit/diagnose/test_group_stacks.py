@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.diagnose.stacks.case import Given
-from slurm_watchdog.diagnose.stacks.ranks import Cast, cast
+from slurm_watchdog.diagnose.stacks.case import Options
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, cast
 from slurm_watchdog.diagnose.stacks.verdict import Verdict, judge
 from slurm_watchdog.parse.stacks.text import Dump, parse_stacks
 
@@ -67,7 +67,7 @@ def dumps_of(places: Sequence[Sequence[str] | None], hosts: Mapping[int, str] | 
 
 
 def verdict(*places: Sequence[str] | None, since: float | None = None, step: float | None = None, ranks: int | None = None) -> Verdict:  # fmt: skip
-    return judge(dumps_of(places), Given(ranks=ranks, since_last_step_s=since, typical_step_s=step))
+    return judge(dumps_of(places), Options(ranks=ranks, since_last_step_s=since, typical_step_s=step))
 
 
 def said(found: Verdict) -> tuple[bool, str, list[int | None]]:
@@ -159,7 +159,7 @@ def test_the_node_with_one_dump_less_than_the_others_is_suspect() -> None:
         f"=== node{node} ===\n" + "".join(text_of(0, BARRIER, pid=node * 1000 + i).partition("\n")[2] for i in range(2 if node == 4 else 3))
         for node in range(2, 6)
     )  # fmt: skip
-    found = judge(parse_stacks(text), Given(ranks=12))
+    found = judge(parse_stacks(text), Options(ranks=12))
     assert [(each.node, each.rank) for each in found.culprits] == [("node4", None)]
 
 
@@ -192,7 +192,7 @@ def test_the_name_of_a_tool_is_no_host() -> None:
         "".join(text_of(rank, REDUCE) for rank in range(3))
         + "=== rank 3 ===\npy-spy: Error: No such process (os error 3)\n"
     )
-    found = judge(parse_stacks(dumps), Given(ranks=4))
+    found = judge(parse_stacks(dumps), Options(ranks=4))
     assert [(each.rank, each.node) for each in found.culprits] == [(3, "")]
 
 
@@ -265,7 +265,7 @@ def test_who_holds_the_interpreters_lock_is_told() -> None:
     holder = 'Thread 77 (active+gil): "feeder"\n    pack (native_pack.py:3)\n'
     idle = (f"step ({'model.py'}:3)", *TAIL)
     text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, idle) + holder
-    found = judge(parse_stacks(text), Given(since_last_step_s=HOUR))
+    found = judge(parse_stacks(text), Options(since_last_step_s=HOUR))
     assert said(found) == (True, "gil", [3])
     assert "thread feeder, in pack" in found.culprits[0].reason
 
@@ -282,7 +282,7 @@ def test_the_order_in_which_stacks_are_given_changes_nothing(
     dumps = dumps_of(places)
     mixed = list(dumps)
     rng.shuffle(mixed)
-    options = Given(since_last_step_s=since, typical_step_s=5.0)
+    options = Options(since_last_step_s=since, typical_step_s=5.0)
     assert judge(dumps, options) == judge(mixed, options)
 
 
@@ -292,7 +292,7 @@ def test_one_more_rank_in_the_place_of_the_majority_never_adds_a_culprit(
     common: Sequence[str], others: list[Sequence[str]], since: float | None
 ) -> None:
     places = [common] * 5 + others
-    options = Given(since_last_step_s=since, typical_step_s=5.0)
+    options = Options(since_last_step_s=since, typical_step_s=5.0)
     before = {each.rank for each in judge(dumps_of(places), options).culprits}
     after = {each.rank for each in judge(dumps_of([*places, common]), options).culprits}
     assert after <= before
@@ -514,7 +514,7 @@ def test_a_heading_behind_the_prefix_of_its_host_says_whose_stack_follows() -> N
         for rank, place in enumerate((REDUCE, REDUCE, LOADER, REDUCE))
         for line in text_of(rank, place).replace("===", "###").splitlines()
     )
-    found = judge(parse_stacks(text), Given(since_last_step_s=HOUR))
+    found = judge(parse_stacks(text), Options(since_last_step_s=HOUR))
     assert [(each.rank, each.node) for each in found.culprits] == [(2, "n1")]
 
 
@@ -531,7 +531,7 @@ def with_command(places: Sequence[Sequence[str]], command: str) -> list[Dump]:
     return parse_stacks(text)
 
 
-LATE = Given(since_last_step_s=HOUR, typical_step_s=5.0)
+LATE = Options(since_last_step_s=HOUR, typical_step_s=5.0)
 
 
 def test_a_rank_that_left_its_tensor_parallel_group_is_named_only_if_the_groups_are_known() -> None:
@@ -541,7 +541,7 @@ def test_a_rank_that_left_its_tensor_parallel_group_is_named_only_if_the_groups_
     found = judge(with_command(places, MEGATRON.format(4, 2)), LATE)
     assert said(found) == (True, "collective_mismatch", [6])
     assert "than the 3 others of its tensor-parallel group (all_reduce)" in found.summary
-    assert judge(with_command(places, MEGATRON.format(4, 2)), Given()).culprits == ()
+    assert judge(with_command(places, MEGATRON.format(4, 2)), Options()).culprits == ()
     assert judge(with_command(places, MEGATRON.format(2, 2)), LATE).culprits == ()
 
 
@@ -650,7 +650,7 @@ Thread {main} (most recent call first):
 """As faulthandler.dump_traceback_later(repeat=True) writes it: no pid, no rank, threads by their addresses."""
 
 
-def repeated(*places: tuple[int, int], frames: str = "") -> Cast:
+def repeated(*places: tuple[int, int], frames: str = "") -> RankAssignment:
     """Dumps of main threads at these addresses, in these lines."""
     texts = (
         WAITS.format(other=hex(main + 0x1000), main=hex(main), line=line, frames=frames)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.diagnose.job import Diagnosis, Gathered, diagnose
+from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence, diagnose
 from slurm_watchdog.model.cluster_view import (
     FilesystemView,
     JobView,
@@ -35,12 +35,12 @@ HANG = still(RECV, RECV, RECV, LOADER)
 
 def said(
     view: JobView,
-    gathered: Gathered | None = None,
+    gathered: JobEvidence | None = None,
     filesystems: tuple[FilesystemView, ...] = (),
     **limits: float,
 ) -> Diagnosis:
     return diagnose(
-        cluster(view, filesystems=filesystems), view, gathered or Gathered(snapshots=HANG), **limits
+        cluster(view, filesystems=filesystems), view, gathered or JobEvidence(snapshots=HANG), **limits
     )
 
 
@@ -74,7 +74,7 @@ def test_a_step_that_was_read_a_moment_after_the_death_was_made_before_it(
     known = progress(step_age_s, step_s=2.0, intervals_s=(2.0, 2.0, 2.5))
     found = said(
         job(processes=processes, progress=known),
-        Gathered(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)),
+        JobEvidence(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE)),
     )
     assert found.kind == kind
     assert [c.rank for c in found.culprits] == ([1] if kind == "lingering_job" else [])
@@ -90,12 +90,12 @@ def test_who_stays_when_the_training_is_over_is_named_and_those_that_left_are_no
 ) -> None:
     processes = tuple(seen(rank, gone_s=None if rank == 1 else 100.0) for rank in range(4))
     left = tuple(snapshot(age_s, [stack(1, where)]) for age_s in (30, 20, 10))
-    found = said(job(processes=processes, progress=known), Gathered(snapshots=left))
+    found = said(job(processes=processes, progress=known), JobEvidence(snapshots=left))
     assert (found.is_hang, found.kind, [c.rank for c in found.culprits]) == (True, "wedged_teardown", [1])
     saves = tuple(snapshot(age_s, [stack(1, SAVE)]) for age_s in (30, 20, 10))
-    busy = said(job(processes=processes, progress=LAST), Gathered(snapshots=saves))
+    busy = said(job(processes=processes, progress=LAST), JobEvidence(snapshots=saves))
     assert (busy.is_hang, busy.kind, busy.culprits) == (False, "busy", ())
-    unseen = said(job(processes=processes, progress=LAST), Gathered())
+    unseen = said(job(processes=processes, progress=LAST), JobEvidence())
     assert (unseen.is_hang, unseen.culprits) == (None, ())
 
 
@@ -111,7 +111,7 @@ def test_the_one_rank_that_works_while_the_others_wait_is_told_and_not_accused()
         places = (RECV, RECV, RECV, (f"count (train.py:{line})",))
         return snapshot(age_s, [stack(rank, lines) for rank, lines in enumerate(places)])
 
-    found = said(job(progress=LATE), Gathered(snapshots=(dump(30, 10), dump(20, 14), dump(10, 12))))
+    found = said(job(progress=LATE), JobEvidence(snapshots=(dump(30, 10), dump(20, 14), dump(10, 12))))
     assert (found.is_hang, found.kind, found.culprits) == (False, "busy", ())
     assert "rank 3" in found.summary and "3 ranks wait for it" in found.summary
 
@@ -171,20 +171,20 @@ def test_one_file_on_a_filesystem_that_answers_is_this_file_and_a_flush_has_its_
     assert said(view, filesystems=filesystems).filesystems[0].scope == "one_file"
     assert said(view, filesystems=filesystems).kind == "filesystem_stall"
     view, filesystems = stuck(80.0, "fsync", n2=True)
-    flushing = said(view, Gathered(snapshots=still(RECV, RECV, RECV, SAVE)), filesystems)
+    flushing = said(view, JobEvidence(snapshots=still(RECV, RECV, RECV, SAVE)), filesystems)
     assert flushing.culprits == ()
 
 
 def test_a_short_wait_for_a_disk_is_shown_and_accuses_nobody() -> None:
     view, filesystems = stuck(20.0, n1=True, n2=False)
-    found = said(view, Gathered(snapshots=still(RECV, RECV, RECV, SAVE)), filesystems)
+    found = said(view, JobEvidence(snapshots=still(RECV, RECV, RECV, SAVE)), filesystems)
     assert found.filesystems[0].scope == "one_node"
     assert found.culprits == ()
 
 
 def test_who_waits_for_a_file_lock_is_told_with_its_holder_and_not_accused_for_it() -> None:
     lock = LockWait(kind="FLOCK WRITE", file="08:02:77", holder_pid=55, holder="python")
-    gathered = Gathered(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE), locks={("n2", 103): lock})
+    gathered = JobEvidence(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE), locks={("n2", 103): lock})
     found = said(job(progress=LATE), gathered)
     assert [each.scope for each in found.filesystems] == ["lock"]
     assert "held by python (pid 55)" in found.filesystems[0].summary
@@ -192,7 +192,7 @@ def test_who_waits_for_a_file_lock_is_told_with_its_holder_and_not_accused_for_i
 
 
 def test_without_stacks_nothing_is_said_and_a_silent_node_is_named_with_its_reason() -> None:
-    found = said(job(progress=LATE), Gathered(silent={"n2": "the agent on n2 does not report"}))
+    found = said(job(progress=LATE), JobEvidence(silent={"n2": "the agent on n2 does not report"}))
     assert (found.is_hang, found.kind, found.culprits) == (None, "unknown", ())
     assert {each.rank: each.reason for each in found.undumped} == {
         2: "the agent on n2 does not report", 3: "the agent on n2 does not report",
@@ -204,14 +204,14 @@ def test_the_culprit_in_a_node_that_gave_nothing_leaves_the_others_unaccused() -
         type(each)(age_s=each.age_s, stacks=each.stacks[:2], silent_nodes=("n2",))
         for each in still(RECV, LOADER, RECV, RECV)
     )
-    found = said(job(progress=LATE), Gathered(snapshots=snapshots, silent={"n2": "no answer"}))
+    found = said(job(progress=LATE), JobEvidence(snapshots=snapshots, silent={"n2": "no answer"}))
     assert (found.is_hang, found.culprits, found.missing) == (None, (), (2, 3))
 
 
 @pytest.mark.parametrize("places", [(COMPUTE,) * 4, (RECV,) * 4])
 def test_ranks_that_all_stand_alike_accuse_nobody(places: tuple[tuple[str, ...], ...]) -> None:
-    assert said(job(progress=LATE), Gathered(snapshots=still(*places))).culprits == ()
+    assert said(job(progress=LATE), JobEvidence(snapshots=still(*places))).culprits == ()
 
 
 def test_a_job_without_ranks_is_unknown() -> None:
-    assert said(job(processes=()), Gathered()).is_hang is None
+    assert said(job(processes=()), JobEvidence()).is_hang is None

@@ -27,7 +27,7 @@ from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # n
 
 from slurm_watchdog.agent.collectors.job_log import JobLogs  # noqa: E402
 from slurm_watchdog.agent.logs import follow  # noqa: E402
-from slurm_watchdog.agent.workers.pool import Probes  # noqa: E402
+from slurm_watchdog.agent.workers.pool import WorkerPool  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402
 from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
@@ -451,7 +451,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
     monkeypatch.setattr(follow, "EXPAND_EVERY_S", 0.0)
     run = tmp_path / "4.0"
     run.mkdir()
-    probes = Probes({"follow": follow.follow, "list_mounts": nothing, "list_open_logs": nothing})
+    probes = WorkerPool({"follow": follow.follow, "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.watch = {"4": JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))}
     beat = Heartbeat(str(run / "heartbeat"), writes=True)

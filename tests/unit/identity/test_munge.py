@@ -19,7 +19,7 @@ from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnecti
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.ingest.munge_setup import uid_of
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeAway, MungeProcess
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import (
     Session,
     authorization,
@@ -27,9 +27,9 @@ from slurm_watchdog.identity.munge_protocol import (
     new_session,
     parse_authorization,
 )
-from slurm_watchdog.identity.munge_sessions import Doubt, Sessions
+from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.model.protocol import Report
-from slurm_watchdog.wire.http_client import Connection, Response, Unproven
+from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
 from tests.builders.identity_door import Port, body_of, listening, until
 from tests.munged import THERE, Munged, munged
 
@@ -119,7 +119,7 @@ def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> Non
         return done.stdout.decode().strip()
 
     inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-    with pytest.raises(Unproven, match=f"made by user {NOBODY}"):
+    with pytest.raises(AuthenticationFailed, match=f"made by user {NOBODY}"):
         report(ProvenConnection(inner, "n1", as_nobody), "n1")
     assert port.outcome("unauthorized") == 1
     assert not port.reports
@@ -129,7 +129,7 @@ def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> Non
 def test_a_credential_that_others_could_have_read_or_that_is_not_for_us_is_refused(
     port: Port, munged: Munged
 ) -> None:
-    with pytest.raises(Unproven, match="MUNGE says: Unauthorized credential"):
+    with pytest.raises(AuthenticationFailed, match="MUNGE says: Unauthorized credential"):
         report(agent(port, munged, user=str(NOBODY)), "n1")
 
     def for_anybody(*arguments: str) -> Callable[[bytes], str]:
@@ -142,7 +142,7 @@ def test_a_credential_that_others_could_have_read_or_that_is_not_for_us_is_refus
 
     for encode in (for_anybody(), for_anybody("--restrict-uid", "0", "--cipher", "none")):
         inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-        with pytest.raises(Unproven, match="not for user 0 alone"):
+        with pytest.raises(AuthenticationFailed, match="not for user 0 alone"):
             report(ProvenConnection(inner, "n1", encode), "n1")
     assert port.outcome("unauthorized") == 3
 
@@ -204,7 +204,7 @@ def test_nothing_that_was_heard_is_worth_anything_to_a_controller_that_was_start
         sessions = other.door._sessions
         assert sessions is not None
         payload = encode_beginning(new_session("n1", 0.0), "0" * 32)
-        with pytest.raises(Doubt, match="a controller that is gone"):
+        with pytest.raises(AuthenticationError, match="a controller that is gone"):
             sessions.examine(Credential(0, 1, 0, True, payload))
         assert (
             Connection(f"http://127.0.0.1:{other.number}", 10**6)
@@ -229,7 +229,7 @@ def test_answers_of_somebody_else_are_not_believed(port: Port, munged: Munged) -
 
     liar = Liar(Connection(f"http://127.0.0.1:{port.number}", 10**6))
     connection = ProvenConnection(liar, "n1", Munge("0", munged.socket).encode)  # type: ignore[arg-type]
-    with pytest.raises(Unproven, match="another program answers"):
+    with pytest.raises(AuthenticationFailed, match="another program answers"):
         report(connection, "n1")
 
 
@@ -244,7 +244,7 @@ def test_a_report_comes_from_the_address_that_slurm_has_for_the_node(munged: Mun
     mine = new_session("n1", 0.0)
     beginning = sessions.examine(Credential(0, 5, 0, True, encode_beginning(mine, sessions.epoch)))
     sessions.begin(beginning, "10.0.0.1", 5)
-    with pytest.raises(Doubt, match=r"not of 10\.0\.0\.2"):
+    with pytest.raises(AuthenticationError, match=r"not of 10\.0\.0\.2"):
         sessions.claim(authorization(mine, "/v1/report", b""), "10.0.0.2")
 
 
@@ -262,7 +262,7 @@ def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(
         )  # type: ignore[union-attr]
         munged.hang()
         try:
-            with pytest.raises(Unproven, match="munge gave no answer within"):
+            with pytest.raises(AuthenticationFailed, match="munge gave no answer within"):
                 Munge("0", munged.socket, deadline_s=0.5).encode(b"x")
             other = Connection(f"http://127.0.0.1:{port.number}", 10**6)
             with socket.create_connection(("127.0.0.1", port.number), timeout=20) as late:
@@ -280,7 +280,7 @@ def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(
             try:
                 assert report(agent(port, munged, "n3"), "n3").status == 200
                 break
-            except Unproven:
+            except AuthenticationFailed:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
 
@@ -305,7 +305,7 @@ def test_without_munge_the_process_says_so_and_is_not_asked_all_the_time() -> No
     async def ask() -> None:
         process = MungeProcess(argv=["sh", "-c", 'echo \'{"failed":"libmunge.so.2: not there"}\''])
         for _ in range(3):
-            with pytest.raises(MungeAway, match="libmunge"):
+            with pytest.raises(MungeUnavailable, match="libmunge"):
                 await process.decode("MUNGE:AAAA:")
         await process.close()
 
@@ -320,7 +320,7 @@ def test_what_is_no_credential_is_told_from_a_munged_that_is_away(munged: Munged
             await process.decode("MUNGE:AAAA:")
         await process.close()
         away = MungeProcess("/nonexistent/socket")
-        with pytest.raises(MungeAway):
+        with pytest.raises(MungeUnavailable):
             await away.decode("MUNGE:AAAA:")
         await away.close()
 
@@ -373,17 +373,17 @@ def munged_free_port() -> Iterator[Port]:
 def test_an_agent_says_what_is_wrong_when_the_two_ends_are_not_set_alike() -> None:
     with listening() as port:
         inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
-        with pytest.raises(Unproven, match=r"is security\.mode the same there"):
+        with pytest.raises(AuthenticationFailed, match=r"is security\.mode the same there"):
             report(ProvenConnection(inner, "n1", lambda payload: ""), "n1")
 
 
 def test_a_program_munge_that_is_missing_or_fails_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Unproven, match="cannot be run"):
+    with pytest.raises(AuthenticationFailed, match="cannot be run"):
         Munge("0", program=str(tmp_path / "none")).encode(b"")
     program = tmp_path / "munge"
     program.write_text("#!/bin/sh\necho 'munge: Error: Unrecognized user \"slurm-watchdog\"' >&2\nexit 1\n")
     program.chmod(0o755)
-    with pytest.raises(Unproven, match=r"security\.controller_user, id -u slurm-watchdog there"):
+    with pytest.raises(AuthenticationFailed, match=r"security\.controller_user, id -u slurm-watchdog there"):
         Munge("slurm-watchdog", program=str(program)).encode(b"")
 
 
@@ -416,14 +416,14 @@ def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPa
         )
         sessions.begin(beginning, "10.0.0.1", index)
     assert len(sessions) == 3
-    with pytest.raises(Doubt, match="no such session"):
+    with pytest.raises(AuthenticationError, match="no such session"):
         sessions.claim(authorization(mine["n2"], "/v1/report", b""), "10.0.0.1")
     sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
     older = Credential(0, 1, 7, True, encode_beginning(new_session("n4", 0.0), sessions.epoch))
-    with pytest.raises(Doubt, match="older than one"):
+    with pytest.raises(AuthenticationError, match="older than one"):
         sessions.examine(older)
     now[0] = 3901.0
-    with pytest.raises(Doubt, match="no such session"):
+    with pytest.raises(AuthenticationError, match="no such session"):
         sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
 
 
@@ -431,7 +431,7 @@ def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPa
     "payload", [b"", b"{}", b"[1]", b'{"session":"x","key":"y","node":"n","epoch":"e"}', b"\xff", b"[" * 5000]
 )
 def test_a_payload_that_is_no_session_is_refused(payload: bytes) -> None:
-    with pytest.raises(Doubt, match="carries no"):
+    with pytest.raises(AuthenticationError, match="carries no"):
         Sessions(7, frozenset({0}), lambda: 0.0).examine(Credential(0, 1, 7, True, payload))
 
 
@@ -470,7 +470,7 @@ def test_a_session_s_key_is_in_no_log_metric_message_or_answer(
     credential = tap.seen[1][2]["Authorization"].removeprefix("Munge ")
     for headers in ({"Authorization": f"Munge {credential}"}, {"Authorization": "Munge MUNGE:AAAA:"}):
         said.append(tap.inner.post("/v1/session", b"", headers, 5.0, 10.0).body)
-    with pytest.raises(Unproven) as raised:
+    with pytest.raises(AuthenticationFailed) as raised:
         report(ProvenConnection(tap.inner, "n1", lambda payload: "MUNGE:AAAA:"), "n1")
     known = repr(port.door._sessions.__dict__) + repr(connection.__dict__)
     shown = [

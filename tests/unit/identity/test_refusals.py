@@ -19,7 +19,7 @@ import pytest
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity import certificate_authority
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeAway
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_beginning, new_session
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import TlsFiles
@@ -228,7 +228,7 @@ MUNGE_ROWS: list[Row] = [
     ("shows a credential that anybody may read", "unauthorized", 401,
      lambda s: begin(s, "MUNGE:AAD:", found=Credential(0, 10, 4294967295, True, b"x"))),
     ("shows a credential while munged is away", "no_munge", 503,
-     lambda s: begin(s, "MUNGE:AAE:", found=MungeAway("no answer"))),
+     lambda s: begin(s, "MUNGE:AAE:", found=MungeUnavailable("no answer"))),
     ("reports without a session", "unauthorized", 401, lambda s: of_munge(s, body_of("n1"))),
     ("makes up a session", "no_session", 401,
      lambda s: of_munge(s, body_of("n1"), f"Authorization: {authorization(new_session('n1', 0.0), '/v1/report', body_of('n1'))}")),

@@ -21,7 +21,7 @@ from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
 from slurm_watchdog.model.protocol import Report
-from slurm_watchdog.wire.http_client import Connection, Response, Unproven
+from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
 from tests.builders.identity_door import Port, body_of, listening, until
 from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
 
@@ -383,7 +383,7 @@ def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
     ca: Path, port: Port, tmp_path: Path
 ) -> None:
     files = TlsFiles(str(tmp_path), "agent")
-    with pytest.raises(Unproven, match=r"agent\.key cannot be read"):
+    with pytest.raises(AuthenticationFailed, match=r"agent\.key cannot be read"):
         report(connection(port, files), "n1")
     made = Path(node_files(ca, "n1", time.time()).directory)
     url = f"https://127.0.0.1:{port.number}"
@@ -404,7 +404,7 @@ def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
 def test_an_agent_that_is_to_show_a_certificate_never_speaks_without_tls(ca: Path) -> None:
     with listening() as plain:
         agent = Connection(f"http://127.0.0.1:{plain.number}", 10**6, files=node_files(ca, "n1", time.time()))
-        with pytest.raises(Unproven, match="https://"):
+        with pytest.raises(AuthenticationFailed, match="https://"):
             report(agent, "n1")
         assert not plain.reports
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.logs.log_file import Tail
+from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.knowledge.frameworks import ANY_FRAMEWORK, FRAMEWORKS, recognise, title_of, what_to_do
 
 WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"
@@ -55,7 +55,7 @@ def test_what_to_do_is_a_sentence_for_every_framework_and_for_none() -> None:
 def test_tail_a_log_without_steps_names_its_framework_to_the_controller(tmp_path: Path) -> None:
     log = tmp_path / "out"
     log.write_bytes((WHOLE / "lightning_rich.log").read_bytes())
-    tail = Tail(str(log), start=0)
+    tail = LogFollower(str(log), start=0)
     tail.look(0.0, 0.0, {})
     while tail.has_more:
         tail.read(0.0, 0.0)

@@ -19,12 +19,12 @@ from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import IncidentState, Kind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.dispatcher import Notifier, Sources
+from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.job_status_message import JobPulse
 from slurm_watchdog.notify.notification import Delivery, Topic
 from slurm_watchdog.notify.slack import SlackBot
-from slurm_watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_channel import LogNotifier, Pace, PulseChannel, SlackChannel
 from slurm_watchdog.notify.slack_messages import Payload
 from tests.builders.notices import (
     DECISION,
@@ -279,7 +279,7 @@ def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
     async def go() -> None:
         told = ticking(journal, wall, mentions={"user:ann": "U0ANN"})
         job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
-        told.notifier.attach(Sources(job_of={"7": job}.get))
+        told.notifier.attach(IncidentSources(job_of={"7": job}.get))
         told.notifier.opened(INCIDENT)
         told.notifier.decided(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED))
         await told.run_until_empty()
@@ -421,7 +421,7 @@ def test_without_slack_the_messages_go_to_the_log(journal: Journal, caplog: pyte
     assert caplog.text.count("message: [alpha] CRITICAL: job ") == 30
 
 
-class Silent(LogPoster):
+class Silent(LogNotifier):
     """A Slack that takes a message and never answers."""
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
@@ -633,7 +633,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
     async def go() -> None:
         nonlocal now
         notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: now)
-        notifier.attach(Sources(pulses=lambda: jobs))
+        notifier.attach(IncidentSources(pulses=lambda: jobs))
         told = now // 3600.0
         for _ in range(120):  # two hours, a minute each
             now += 60.0
@@ -662,7 +662,7 @@ def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> N
 
     async def go() -> None:
         notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
-        notifier.attach(Sources(pulses=lambda: jobs))
+        notifier.attach(IncidentSources(pulses=lambda: jobs))
         notifier.pulse(0.0)
         await channel.turn(journal.outbox, 1e6)
 

@@ -22,7 +22,7 @@ from slurm_watchdog.notify.links import Places
 from slurm_watchdog.notify.notification import JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
-from slurm_watchdog.notify.wording import Said, say_decision, say_opened, say_outcome, say_resolved
+from slurm_watchdog.notify.wording import Message, say_decision, say_opened, say_outcome, say_resolved
 from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
 from tests.builders.slack_server import (
     CHANNEL,
@@ -206,7 +206,7 @@ def test_an_action_that_was_not_needed_wakes_nobody() -> None:
 
 
 def test_a_resolved_incident_says_how_long_it_lasted() -> None:
-    assert say_resolved(OVER) == Said(
+    assert say_resolved(OVER) == Message(
         sentence="over after 2 h 00 min: job 7: steps again",
         evidence=("Was: rank 3 waits alone.",),
         todo="Nothing to do. What happened: slurm-watchdog explain i1",

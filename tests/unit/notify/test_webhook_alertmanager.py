@@ -17,7 +17,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Kind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
-from slurm_watchdog.notify.dispatcher import Sources
+from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.links import Places
 from slurm_watchdog.notify.notification import Notice, Topic
@@ -82,7 +82,7 @@ def test_a_webhook_is_told_everything_in_order_with_values_by_their_names(
         async with receiver.listening():
             told = Ticking(journal, [webhook(receiver, tmp_path, "tokenSECRET")])
             job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
-            told.notifier.attach(Sources(job_of={"7": job}.get))
+            told.notifier.attach(IncidentSources(job_of={"7": job}.get))
             told.notifier.opened(INCIDENT)
             told.notifier.diagnosed(INCIDENT, ["Rank 3 waits."])
             told.notifier.decided(INCIDENT, DECISION)
@@ -162,7 +162,7 @@ def test_an_incident_is_an_alert_that_is_told_again_while_it_fires_and_then_ende
             told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
             ticking, firing = told[0], []
             job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="g\x1bpt")
-            ticking.notifier.attach(Sources(job_of={"7": job}.get, firing=lambda: firing))
+            ticking.notifier.attach(IncidentSources(job_of={"7": job}.get, firing=lambda: firing))
             await ticking.run_until(ticking.now + 1.0)
             firing.append(INCIDENT)
             ticking.notifier.opened(INCIDENT)

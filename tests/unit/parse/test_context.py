@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.logs.position import Lines
+from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.progress import Progress, read_changes, read_phases, read_progress
 from slurm_watchdog.model.observations import EventKind
@@ -20,7 +20,7 @@ WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"
 
 def facts_of(text: str) -> list[LogFact]:
     context = Context()
-    found = scan(Lines().feed(text.encode() + b"\n"), Seen(steps_in_full=10**6))
+    found = scan(LineBuffer().feed(text.encode() + b"\n"), Seen(steps_in_full=10**6))
     return [context.take(fact) for _, fact in found.facts]
 
 
@@ -36,7 +36,7 @@ def bar(done: int, total: int, label: str = "", tail: str = "") -> str:
 
 def digest_of(name: str) -> tuple[Progress, list[dict[str, object]]]:
     collector = Collector()
-    collector.add(Lines().feed((WHOLE / name).read_bytes() + b"\n"), 1)
+    collector.add(LineBuffer().feed((WHOLE / name).read_bytes() + b"\n"), 1)
     digest = collector.digest()
     assert read_changes(digest) == ()
     return read_progress(digest), read_phases(digest)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.diagnose.stacks.ranks import cast
 from slurm_watchdog.diagnose.stacks.verdict import judge
 from slurm_watchdog.parse.stacks.headers import (
-    Said,
+    DumpHeader,
     parse_header,
     parse_prefix,
     said_by_command,
@@ -204,21 +204,21 @@ def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("=== rank 3 ===", Said(rank=3)),
-        ("[rank 0]", Said(rank=0)),
-        ("# rank=3 host=n1", Said(rank=3, host="n1")),
-        ("--- node01 rank 3 pid 123 ---", Said(rank=3, host="node01", pid=123)),
-        ("Rank 3 (node1)", Said(rank=3, host="node1")),
-        ("rank 3 on gpu-07 (pid 4711):", Said(rank=3, host="gpu-07", pid=4711)),
-        ("Rank: 7 | Host: n3 | PID: 99", Said(rank=7, host="n3", pid=99)),
-        ("Rank 0/64", Said(rank=0, world=64)),
-        ("Node 48:", Said(host="Node 48")),
-        ("==> trace-n1.out <==", Said(host="n1")),
-        ("## n1", Said(host="n1")),
-        ("ssh n1", Said(host="n1")),
-        ("local_rank 3", Said(local_rank=3)),
-        ("ランク rank 3:", Said(rank=3)),
-        ("【ранг rank 3】", Said(rank=3)),
+        ("=== rank 3 ===", DumpHeader(rank=3)),
+        ("[rank 0]", DumpHeader(rank=0)),
+        ("# rank=3 host=n1", DumpHeader(rank=3, host="n1")),
+        ("--- node01 rank 3 pid 123 ---", DumpHeader(rank=3, host="node01", pid=123)),
+        ("Rank 3 (node1)", DumpHeader(rank=3, host="node1")),
+        ("rank 3 on gpu-07 (pid 4711):", DumpHeader(rank=3, host="gpu-07", pid=4711)),
+        ("Rank: 7 | Host: n3 | PID: 99", DumpHeader(rank=7, host="n3", pid=99)),
+        ("Rank 0/64", DumpHeader(rank=0, world=64)),
+        ("Node 48:", DumpHeader(host="Node 48")),
+        ("==> trace-n1.out <==", DumpHeader(host="n1")),
+        ("## n1", DumpHeader(host="n1")),
+        ("ssh n1", DumpHeader(host="n1")),
+        ("local_rank 3", DumpHeader(local_rank=3)),
+        ("ランク rank 3:", DumpHeader(rank=3)),
+        ("【ранг rank 3】", DumpHeader(rank=3)),
         ("rank 3 だけが待っていて、他のランクはすべて all_reduce の中にいるようですが:", None),
         ("4 in:", None),
         ("Here is rank 3 that hangs", None),
@@ -228,7 +228,7 @@ def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
     ],
 )
 def test_a_line_between_dumps_says_whose_they_are_only_if_it_says_nothing_else(
-    line: str, said: Said | None
+    line: str, said: DumpHeader | None
 ) -> None:
     assert parse_header(line) == said
 
@@ -236,22 +236,22 @@ def test_a_line_between_dumps_says_whose_they_are_only_if_it_says_nothing_else(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rank_12.txt", Said(rank=12)),
-        ("trace-jean-07.out", Said(host="jean-07")),
-        ("trace-node00.out", Said(host="node00")),
-        ("stack-gpu07-48213.json", Said(host="gpu07", pid=48213)),
-        ("n07/rank3.txt", Said(host="n07", rank=3)),
-        ("node01_gpu3.txt", Said(host="node01", local_rank=3)),
-        ("local_rank3.txt", Said(local_rank=3)),
-        ("10.0.0.5.txt", Said(host="10.0.0.5")),
-        ("pyspy_rank3_20240501_120301.txt.gz", Said(rank=3)),
-        ("3.txt", Said(label=3)),
-        ("r3.json", Said(label=3)),
-        ("hang_report.txt", Said()),
-        ("what-happened-176b.md", Said()),
+        ("rank_12.txt", DumpHeader(rank=12)),
+        ("trace-jean-07.out", DumpHeader(host="jean-07")),
+        ("trace-node00.out", DumpHeader(host="node00")),
+        ("stack-gpu07-48213.json", DumpHeader(host="gpu07", pid=48213)),
+        ("n07/rank3.txt", DumpHeader(host="n07", rank=3)),
+        ("node01_gpu3.txt", DumpHeader(host="node01", local_rank=3)),
+        ("local_rank3.txt", DumpHeader(local_rank=3)),
+        ("10.0.0.5.txt", DumpHeader(host="10.0.0.5")),
+        ("pyspy_rank3_20240501_120301.txt.gz", DumpHeader(rank=3)),
+        ("3.txt", DumpHeader(label=3)),
+        ("r3.json", DumpHeader(label=3)),
+        ("hang_report.txt", DumpHeader()),
+        ("what-happened-176b.md", DumpHeader()),
     ],
 )
-def test_the_name_of_a_file_says_whose_it_is(name: str, said: Said) -> None:
+def test_the_name_of_a_file_says_whose_it_is(name: str, said: DumpHeader) -> None:
     assert said_by_file(name) == said
 
 

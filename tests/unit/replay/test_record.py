@@ -31,9 +31,9 @@ from slurm_watchdog.model.observations import (
 )
 from slurm_watchdog.model.protocol import CommandResult, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.replay.player import Outcome, Player, numbered_ids, replay
+from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
-from slurm_watchdog.trace.records import MAX_LINE_BYTES, Tally
+from slurm_watchdog.trace.records import MAX_LINE_BYTES, ParseStats
 from tests.builders.views import LOADER, RECV, process, slurm_job, stack
 from tests.replay import write_traces as traces
 from tests.unit.replay.test_replay import play, verdict
@@ -61,7 +61,7 @@ class Recording(ClusterState):
         self.said.append((now, view))
 
 
-def flow_of(data: bytes, tally: Tally) -> Iterator[Moment]:
+def flow_of(data: bytes, tally: ParseStats) -> Iterator[Moment]:
     return moments(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally))
 
 
@@ -87,11 +87,13 @@ def test_a_recording_of_a_cluster_gives_its_incidents_again(trace: Any, tmp_path
     path = tmp_path / "recorded.jsonl"
     lines = [json.dumps(line).encode() for line in trace()]
     data = b"\n".join(lines)
-    player = Player(Config(), Tally(), numbered_ids(), typical_interval_s(flow_of(data, Tally())) or 5.0)
+    player = TracePlayer(
+        Config(), ParseStats(), numbered_ids(), typical_interval_s(flow_of(data, ParseStats())) or 5.0
+    )
     player.state.__class__ = Recording
     assert isinstance(player.state, Recording)
     player.state.said = []
-    for moment in flow_of(data, Tally()):
+    for moment in flow_of(data, ParseStats()):
         if player.state.said:
             player.state.go_on(moment.t)
         player.play(moment)
@@ -164,7 +166,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     recorder.note(FULL, 100.25)
     recorder.close()
     CAUGHT.clear()
-    player = Player(Config(), tally := Tally(), numbered_ids(), 5.0)
+    player = TracePlayer(Config(), tally := ParseStats(), numbered_ids(), 5.0)
     player.state.__class__ = Caught
     for moment in flow_of(path.read_bytes(), tally):
         player.play(moment)
@@ -189,7 +191,7 @@ def test_jobs_and_nodes_come_back_as_slurm_listed_them(tmp_path: Path) -> None:
     assert [(line["t"], line["kind"]) for line in lines] == [
         (1001.0, "job"), (1001.0, "node"), (1011.0, "node"), (1021.0, "job"),
     ]  # fmt: skip
-    player = Player(Config(), Tally(), numbered_ids(), 5.0)
+    player = TracePlayer(Config(), ParseStats(), numbered_ids(), 5.0)
     flow = flow_of(path.read_bytes(), player.tally)
     player.play(next(iter(flow)))
     assert player.state.jobs == {"7_3": job}
@@ -214,7 +216,7 @@ def test_stacks_of_a_dump_come_back_as_one_look_at_the_whole_job(tmp_path: Path)
                 place + (1.0 if node == "n2" else 0.0),
             )  # fmt: skip
     recorder.close()
-    player = Player(Config(), Tally(), numbered_ids(), 5.0)
+    player = TracePlayer(Config(), ParseStats(), numbered_ids(), 5.0)
     for moment in flow_of(path.read_bytes(), player.tally):
         player.play(moment)
     view = player.state.job_view("7", 46.0)

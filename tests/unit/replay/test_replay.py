@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.config.schema import Config, parse_config
-from slurm_watchdog.replay.player import Outcome, Player, numbered_ids, replay
+from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
-from slurm_watchdog.trace.records import Tally
+from slurm_watchdog.trace.records import ParseStats
 from tests.replay import write_traces as traces
 from tests.replay.write_traces import JOB, everybody, job, log, rank, step, stuck, training
 
@@ -163,9 +163,11 @@ def in_own_words(words: Callable[[int], str]) -> list[Line]:
 
 
 def steps_seen(lines: list[Line], config: str = "") -> int:
-    player = Player(parse_config(config) if config else Config(), Tally(), numbered_ids(), 10.0)
+    player = TracePlayer(parse_config(config) if config else Config(), ParseStats(), numbered_ids(), 10.0)
     data = b"\n".join(json.dumps(line).encode() for line in lines)
-    for moment in moments(in_order(read_records(read_blocks(io.BytesIO(data).read), Tally()), Tally())):
+    for moment in moments(
+        in_order(read_records(read_blocks(io.BytesIO(data).read), ParseStats()), ParseStats())
+    ):
         player.play(moment)
     view = player.state.job_view(JOB, 3000.0)
     return view.progress.steps_seen if view is not None and view.progress is not None else 0

@@ -16,7 +16,7 @@ from slurm_watchdog.slurm import pyslurm_child
 from slurm_watchdog.slurm.backoff import Backoff
 from slurm_watchdog.slurm.child_process import Worker, WorkerGone
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.pyslurm_client import FirstOf, PyslurmListings
+from slurm_watchdog.slurm.pyslurm_client import FallbackListings, PyslurmListings
 from slurm_watchdog.slurm.request_guard import Requests
 
 FRAMES = """
@@ -304,14 +304,14 @@ def test_an_attribute_that_is_missing_is_unknown_and_no_empty_answer(
 def test_a_controller_that_is_away_is_unavailable(world: Callable[..., PyslurmListings]) -> None:
     first = world(away=True, jobs=[], nodes=[])
     with pytest.raises(SlurmUnavailable, match="Unable to contact"):
-        run(FirstOf(first, Away()).view)
+        run(FallbackListings(first, Away()).view)
 
 
 def test_a_client_that_never_once_answered_is_not_believed_where_the_commands_answer(
     world: Callable[..., PyslurmListings],
 ) -> None:
     """pyslurm of another release than slurmctld: `Zero Bytes were transmitted or received`, whatever is asked."""
-    listings = FirstOf(world(away=True, jobs=[], nodes=[]), Fixed())
+    listings = FallbackListings(world(away=True, jobs=[], nodes=[]), Fixed())
     assert run(listings.view) == "the commands' answer"
     (note,) = listings.notes()
     assert "is pyslurm built for the release of slurmctld?" in note
@@ -319,7 +319,7 @@ def test_a_client_that_never_once_answered_is_not_believed_where_the_commands_an
 
 def test_one_that_has_answered_is_at_fault_only_after_some_failures() -> None:
     first = Failing()
-    listings = FirstOf(first, Fixed())
+    listings = FallbackListings(first, Fixed())
     assert run(listings.view) == "pyslurm's answer"
     first.fails = True
     for _ in range(2):
@@ -384,7 +384,7 @@ class Fixed(Never):
 
 def test_where_pyslurm_can_not_be_started_the_commands_are_asked(tmp_path: Path) -> None:
     gone = PyslurmListings(str(tmp_path / "no-python"), {})
-    assert run(FirstOf(gone, Fixed()).view) == "the commands' answer"
+    assert run(FallbackListings(gone, Fixed()).view) == "the commands' answer"
 
 
 # ------------------------------------------------------------------------------------------------- pauses

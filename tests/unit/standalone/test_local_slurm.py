@@ -14,16 +14,16 @@ import pytest
 
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
-from slurm_watchdog.standalone.local_slurm import LocalJob
+from slurm_watchdog.standalone.local_slurm import LocalSlurm
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 
 
 def with_job(
-    tmp_path: Path, script: str, talk: Callable[[LocalJob], Awaitable[Any]], *, max_restarts: int = 0
+    tmp_path: Path, script: str, talk: Callable[[LocalSlurm], Awaitable[Any]], *, max_restarts: int = 0
 ) -> Any:
     async def run() -> Any:
-        job = LocalJob(
+        job = LocalSlurm(
             ["sh", "-c", script], job_id="77", node="here", output=tmp_path / "output", environ=dict(os.environ),
             kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"), max_restarts=max_restarts,
         )  # fmt: skip
@@ -54,12 +54,12 @@ async def refusal(call: Awaitable[Any]) -> Refusal:
     return caught.value.kind
 
 
-def lines(job: LocalJob) -> list[str]:
+def lines(job: LocalSlurm) -> list[str]:
     return job.output.read_text().splitlines()
 
 
 def test_it_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         view = await job.read_view()
         (listed,) = view.jobs
         assert (listed.state, listed.nodes, listed.restarts, listed.stdout) == (
@@ -76,7 +76,7 @@ def test_it_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
 
 
 def test_a_requeue_counts_at_once_and_the_held_job_runs_again_when_it_is_released(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await until(lambda: lines(job))
         await job.requeue_hold("77", only_unfinished=True)
         listed = await job.read_job("77")
@@ -95,7 +95,7 @@ def test_a_requeue_counts_at_once_and_the_held_job_runs_again_when_it_is_release
 
 
 def test_a_command_that_has_ended_is_run_again_only_for_who_says_so(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await asyncio.wait_for(job.over.wait(), 20)
         assert (job.state, job.exit_code) == ("COMPLETED", 0)
         assert await refusal(job.requeue_hold("77", only_unfinished=True)) is Refusal.FINISHED
@@ -109,7 +109,7 @@ def test_a_command_that_has_ended_is_run_again_only_for_who_says_so(tmp_path: Pa
 
 
 def test_who_does_not_hear_sigterm_is_killed_with_all_that_is_below_it(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await until(lambda: lines(job))
         await job.requeue_hold("77", only_unfinished=True)
         await until(lambda: job.state == "PENDING")
@@ -120,7 +120,7 @@ def test_who_does_not_hear_sigterm_is_killed_with_all_that_is_below_it(tmp_path:
 
 
 def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         job.kill_wait_s = 10.0
         await until(lambda: lines(job))
         await job.send_signal("77", "STOP", SignalTo.FULL)
@@ -133,7 +133,7 @@ def test_end_of_a_stopped_process_lets_it_end_by_its_own_handler(tmp_path: Path)
 
 
 def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await until(lambda: job.state == "FAILED")
         (listed,) = (await job.read_view()).jobs
         assert listed.starts_again
@@ -152,7 +152,7 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
 def test_the_end_by_a_signal_is_told_as_a_shell_does(
     tmp_path: Path, number: signal.Signals, kind: str
 ) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await asyncio.wait_for(job.over.wait(), 20)
         assert job.exit_code == 128 + number
         (said,) = lines(job)
@@ -171,7 +171,7 @@ def test_a_signal_reaches_whom_it_is_for(tmp_path: Path, to: SignalTo, said: lis
     (tmp_path / "child.sh").write_text(child)
     script = f"trap 'echo shell' USR1; sh {tmp_path}/child.sh & while :; do sleep 0.05; done"
 
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await until(lambda: "ready" in lines(job))
         await job.send_signal("77", "USR1", to)  # a shell may say as well that its `sleep` was hit
         await until(lambda: sorted(set(lines(job)) & {"child", "shell"}) == said)
@@ -180,7 +180,7 @@ def test_a_signal_reaches_whom_it_is_for(tmp_path: Path, to: SignalTo, said: lis
 
 
 def test_what_there_is_not_on_one_machine_is_refused_for_good(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         node = await job.read_node("here")
         assert node is not None
         assert await refusal(job.set_excluded_nodes("77", ["here"])) is Refusal.UNSATISFIABLE
@@ -195,7 +195,7 @@ def test_what_there_is_not_on_one_machine_is_refused_for_good(tmp_path: Path) ->
 
 
 def test_cancel_ends_it_for_good(tmp_path: Path) -> None:
-    async def talk(job: LocalJob) -> None:
+    async def talk(job: LocalSlurm) -> None:
         await until(lambda: lines(job))
         await job.cancel("77")
         await asyncio.wait_for(job.over.wait(), 20)
@@ -207,7 +207,7 @@ def test_cancel_ends_it_for_good(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_started_is_an_error_of_the_start(tmp_path: Path) -> None:
     async def run() -> None:
-        job = LocalJob(
+        job = LocalSlurm(
             [str(tmp_path / "nothing")], job_id="77", node="here", output=tmp_path / "output", environ={},
             kill_switch=str(tmp_path / "{job_id}"), max_restarts=0,
         )  # fmt: skip

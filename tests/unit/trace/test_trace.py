@@ -21,7 +21,7 @@ from slurm_watchdog.trace.read import (
     read_records,
     typical_interval_s,
 )
-from slurm_watchdog.trace.records import MAX_LINE_BYTES, Damage, Proc, Tally, parse_record
+from slurm_watchdog.trace.records import MAX_LINE_BYTES, BadLine, ParseStats, Proc, parse_record
 from slurm_watchdog.trace.to_report import Node
 
 ISSUE = """
@@ -37,18 +37,18 @@ ISSUE = """
 """
 
 
-def parse(text: str | bytes) -> tuple[Any, Tally]:
-    tally = Tally()
+def parse(text: str | bytes) -> tuple[Any, ParseStats]:
+    tally = ParseStats()
     return parse_record(text if isinstance(text, bytes) else text.encode(), 7, tally), tally
 
 
-def batches(*lines: str | bytes) -> tuple[list[list[Numbered]], Tally]:
+def batches(*lines: str | bytes) -> tuple[list[list[Numbered]], ParseStats]:
     data = b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines)
-    tally = Tally()
+    tally = ParseStats()
     return list(in_order(read_records(read_blocks(io.BytesIO(data).read), tally), tally)), tally
 
 
-def ordered(*lines: str | bytes) -> tuple[list[Any], Tally]:
+def ordered(*lines: str | bytes) -> tuple[list[Any], ParseStats]:
     found, tally = batches(*lines)
     return [record for batch in found for _, _, record in batch], tally
 
@@ -101,7 +101,7 @@ def test_a_job_id_may_be_a_number_and_a_count_may_have_a_point() -> None:
 )
 def test_a_line_that_cannot_be_used_is_skipped_with_its_reason_and_number(line: str, why: str) -> None:
     record, tally = parse(line)
-    assert record is None or isinstance(record, Damage)
+    assert record is None or isinstance(record, BadLine)
     assert tally.skipped == {why: [1, 7]}
 
 
@@ -129,7 +129,7 @@ def test_bytes_that_are_no_text_cost_only_themselves() -> None:
 
 
 def test_only_lines_that_could_have_said_who_is_there_are_damage() -> None:
-    assert isinstance(parse('{"t":1,"kind":"pr')[0], Damage)
+    assert isinstance(parse('{"t":1,"kind":"pr')[0], BadLine)
     assert parse('{"t":1,"kind":"proc","job_id":"1"}')[0].node is None
     assert parse('{"t":1,"kind":"gpu"}')[0] is None
 
@@ -138,7 +138,7 @@ def test_lines_of_any_length_cost_bounded_memory_and_the_next_one_is_read() -> N
     long = b"x" * (3 * MAX_LINE_BYTES)
     good = at(5).encode()
     data = io.BytesIO(b"\xef\xbb\xbf" + good + b"\r\n\n" + long + b"\n" + good + b"\n" + long)
-    tally = Tally()
+    tally = ParseStats()
     found = [each for batch in read_records(read_blocks(data.read), tally) for each in batch]
     assert [(number, type(record).__name__) for _, number, record in found] == [
         (1, "Report"), (3, "Damage"), (4, "Report"), (5, "Damage"),
@@ -151,7 +151,7 @@ def test_a_trace_reads_alike_in_pieces_of_any_size_and_with_a_line_that_is_none(
     lines = [at(t).encode() for t in range(60)]
     lines[13], lines[20], lines[31], lines[40] = b"", b"{", b"  " + lines[31] + b" ", b'{"kind":"x"}'
     data = io.BytesIO(b"\n".join(lines) + b"\n")
-    tally = Tally()
+    tally = ParseStats()
     found = [each for batch in read_records(read_blocks(lambda _: data.read(piece)), tally) for each in batch]
     assert [number for _, number, _ in found] == [n for n in range(1, 61) if n not in (14, 41)]
     assert (tally.lines, tally.skipped) == (
@@ -160,7 +160,7 @@ def test_a_trace_reads_alike_in_pieces_of_any_size_and_with_a_line_that_is_none(
 
 
 def test_counts_name_the_first_lines_only() -> None:
-    tally = Tally()
+    tally = ParseStats()
     for number in range(1, 9):
         tally.skip("no whole JSON in it", number)
     for number in (2, 5, 9):
@@ -230,7 +230,7 @@ class Listing:
     """The processes of one node, as a trace lists them every five seconds."""
 
     def __init__(self, seen: tuple[int, ...] = ()) -> None:
-        self.tally = Tally()
+        self.tally = ParseStats()
         self.processes = Processes(self.tally)
         self.now = 0.0
         self.seen = seen
@@ -430,14 +430,14 @@ LINES = st.one_of(
 @given(st.lists(LINES, max_size=30))
 def test_whatever_stands_in_a_file_every_line_is_used_or_counted(lines: list[bytes]) -> None:
     found, tally = ordered(*lines)
-    records_found = [each for each in found if not isinstance(each, Damage)]
+    records_found = [each for each in found if not isinstance(each, BadLine)]
     assert tally.used == len(records_found)
     assert tally.used + tally.skipped_lines == tally.lines == sum(1 for line in lines if line.strip())
     assert [each.t for each in found] == sorted(each.t for each in found)
 
 
 def test_a_checkpoint_that_is_told_again_with_every_report_is_as_old_as_it_was() -> None:
-    node = Node("n0", Tally(), 5.0)
+    node = Node("n0", ParseStats(), 5.0)
     told = []
     for t, step, complete in ((5, 10, True), (10, 10, True), (15, 20, False), (20, 20, True), (25, 20, True)):
         record = records.Checkpoint(t=t, node="n0", job_id="7", step=step, complete=complete)

@@ -10,7 +10,7 @@ import pytest
 from slurm_watchdog.controller.ingest.endpoint import read_page_token
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.http_server import Answer, Request
-from slurm_watchdog.wire.rate_limits import Buckets, Limits, is_loopback, most_connections, pace
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections, pace
 from tests.builders.identity_door import Port, body_of, listening, until
 
 
@@ -38,7 +38,7 @@ def served(port: Port, node: str = "good") -> bool:
 
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_pace() -> None:
-    bucket = Buckets(burst=3, per_s=0.5)
+    bucket = TokenBuckets(burst=3, per_s=0.5)
     assert [bucket.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
     assert bucket.take("b", 0.0), "each has his own"
     assert not bucket.take("a", 1.9)
@@ -47,7 +47,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_pace() -> None:
 
 
 def test_asking_too_often_does_not_put_the_next_one_off() -> None:
-    bucket = Buckets(burst=1, per_s=1.0)
+    bucket = TokenBuckets(burst=1, per_s=1.0)
     assert bucket.take("a", 0.0)
     assert not any(bucket.take("a", moment / 10) for moment in range(1, 10))
     assert bucket.take("a", 1.0)
@@ -55,7 +55,7 @@ def test_asking_too_often_does_not_put_the_next_one_off() -> None:
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_watchdog.wire.rate_limits.MAX_ADDRESSES", 10)
-    bucket = Buckets(burst=1, per_s=0.0)
+    bucket = TokenBuckets(burst=1, per_s=0.0)
     for number in range(1000):
         bucket.take(str(number), 0.0)
     assert len(bucket._known) == 10

@@ -25,7 +25,7 @@ from slurm_watchdog.agent.collectors.open_mounts import OpenMounts
 from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.functions import FUNCTIONS
-from slurm_watchdog.agent.helper.requests import TASKS, Guarded
+from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
@@ -36,7 +36,7 @@ from slurm_watchdog.agent.reload.reload import Reload
 from slurm_watchdog.agent.workers.become_user import may_become_others, serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
-from slurm_watchdog.agent.workers.pool import Probes, ProbesLost
+from slurm_watchdog.agent.workers.pool import SpawnerDied, WorkerPool
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import Mount, read_mounts
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
@@ -100,9 +100,9 @@ def read_boot_id() -> str:
         return ""
 
 
-def guarded(config: Settings, own: int | None) -> Guarded:
+def guarded(config: Settings, own: int | None) -> CheckedFunctions:
     """What the agent's own children can do where there is no helper: checked as the helper checks it. `own`: see process_owner.OWN."""
-    return Guarded(
+    return CheckedFunctions(
         FUNCTIONS, True, lambda reason: log.warning("refused: %s", reason), config.kill_switch_prefixes, own,
         {name: function for name, function in FUNCTIONS.items() if name not in TASKS},
     )  # fmt: skip
@@ -124,7 +124,7 @@ class Agent:
         before = before or Handover()
         personal = config.personal or (helper is None and why_too_mighty() is None)
         functions = guarded(config, os.getuid() if personal else None) if helper is None else FUNCTIONS
-        self.probes = Probes(functions, helper=helper, helped=TASKS, left=before.children)
+        self.probes = WorkerPool(functions, helper=helper, helped=TASKS, left=before.children)
         mounts: tuple[Mount, ...] = read_mounts()
         files = FarFiles(self.probes) if helper is not None else Files()
         self.processes = ProcessCollector(self.probes, mounts, files=files)
@@ -296,7 +296,7 @@ class Agent:
         if self.kernel is not None:
             try:
                 self.kernel.close(clock.monotonic())
-            except ProbesLost:
+            except SpawnerDied:
                 pass  # they got the signal to end, too, and were faster: the position is as old as it was saved last
 
     def _collect_logs(
@@ -533,7 +533,7 @@ def run_agent(
         if once:
             return _show_once(agent, as_json)
         return _serve(agent, config, as_json, file, handover)
-    except ProbesLost as error:
+    except SpawnerDied as error:
         log.critical("%s: ending, to be started again", error)
         return 1
     finally:

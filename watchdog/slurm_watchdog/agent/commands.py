@@ -20,10 +20,10 @@ from slurm_watchdog.agent.collectors.mount import MountCollector
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line, problem_of_path
@@ -62,7 +62,7 @@ class Refused(Exception):
 class Commands:
     """Commands on their way. `processes` and `environ_of` tell what is known of jobs on this node."""
 
-    probes: Probes
+    probes: WorkerPool
     logs: JobLogs
     node: str
     deadline_s: float
@@ -72,7 +72,7 @@ class Commands:
     processes: tuple[Process, ...] = ()
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
-    details_of: Callable[[int, int], Known | None] = lambda pid, start_ticks: None
+    details_of: Callable[[int, int], ProcessFacts | None] = lambda pid, start_ticks: None
     """What was learnt of a process when it was met."""
     kernel_log: str = ""
     switch_prefixes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 _PHASE_FLOORS = {"evaluating": "evaluation_floor", "checkpointing": "checkpoint_floor"}
 
@@ -30,7 +30,7 @@ class LimitSettings(Protocol):
     def checkpoint_floor(self) -> float: ...
 
 
-class Limit(Value, frozen=True, kw_only=True):
+class Limit(Struct, frozen=True, kw_only=True):
     seconds: float
     reason: str
     """Half a sentence: where the number comes from."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
 from slurm_watchdog.analysis.rank_motion import is_proven, still_s
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
 SUSPICION = 0.5
@@ -45,7 +45,7 @@ class LoopSettings(LimitSettings, Protocol):
     def stepless_limit(self) -> float: ...
 
 
-class LoopClock(Value, frozen=True, kw_only=True):
+class LoopClock(Struct, frozen=True, kw_only=True):
     """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how long it may."""
 
     age_s: float

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
@@ -51,7 +51,7 @@ class Doing(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Activity(Value, frozen=True, kw_only=True):
+class Activity(Struct, frozen=True, kw_only=True):
     """What one rank is doing."""
 
     rank: ProcessView
@@ -63,7 +63,7 @@ class Activity(Value, frozen=True, kw_only=True):
     gpu: RankGpu | None = None
 
 
-class Standing(Value, frozen=True, kw_only=True):
+class Standing(Struct, frozen=True, kw_only=True):
     """Whether a loop stands, as far as this evidence goes."""
 
     stands: bool | None = None

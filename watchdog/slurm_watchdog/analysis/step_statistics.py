@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import sqrt
 from statistics import median
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 MAD_TO_SIGMA = 1.4826
 """Of a normal distribution: 1 / its 0.75 quantile."""
@@ -55,7 +55,7 @@ LEAST_SIGMA = 0.002
 """Of the level: logs round their figures, and a series without any scatter would find a change in the last digit."""
 
 
-class Segment(Value, frozen=True, kw_only=True):
+class Segment(Struct, frozen=True, kw_only=True):
     """A stretch of the series with one level; `begin` and `end` (exclusive) are places in it."""
 
     begin: int

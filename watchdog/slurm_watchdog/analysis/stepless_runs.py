@@ -19,7 +19,7 @@ from slurm_watchdog.analysis.rank_motion import (
     waits_for_others_work,
 )
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import Culprit, StacksWanted
+from slurm_watchdog.model.incidents import Culprit, StackRequest
 
 STEPLESS_AFTER = 0.5
 """Share of `stepless_limit` after which a run without a step is looked at: most have made some by then."""
@@ -30,18 +30,18 @@ ALONE = 4.0
 something else, and a node may have a hundred of them."""
 
 
-def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StacksWanted, ...]:
+def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StackRequest, ...]:
     """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the time, and rarely."""
     job_id, limit_s = job.job.job_id, clock.limit.seconds
     stepless = counts_hardly(job, settings) and bool(job.ranks) and job.phase != ENDS
     rarely_s = look_apart_s(job, settings) * _rarer(job) if stepless else None
     if wants_stacks(job, clock.limit, clock.age_s):
         apart_s = min(20.0, SPACING * limit_s)
-        return (StacksWanted(job_id=job_id, apart_s=apart_s, later_s=rarely_s),)
+        return (StackRequest(job_id=job_id, apart_s=apart_s, later_s=rarely_s),)
     silent_s = job.run_age_s if job.progress is None else min(job.run_age_s, job.progress.age_s)
     if rarely_s is None or silent_s < STEPLESS_AFTER * settings.stepless_limit:
         return ()
-    return (StacksWanted(job_id=job_id, apart_s=rarely_s, later_s=rarely_s),)
+    return (StackRequest(job_id=job_id, apart_s=rarely_s, later_s=rarely_s),)
 
 
 def _rarer(job: JobView) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, ItemsView, Iterator, ValuesView
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -44,7 +44,7 @@ MAX_SHOWN: Final = 4096
 """Owners of whom it is said: a few a node."""
 
 
-class Shortage(Value, frozen=True, kw_only=True):
+class Shortage(Struct, frozen=True, kw_only=True):
     """What did not fit of one owner's, lately."""
 
     what: str

@@ -78,7 +78,7 @@ def group_stacks(
       slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
-    from slurm_watchdog.diagnose.stacks.case import Given
+    from slurm_watchdog.diagnose.stacks.case import Options
     from slurm_watchdog.diagnose.stacks.verdict import judge
 
     dumps, unreadable = _read(paths)
@@ -92,7 +92,7 @@ def group_stacks(
             err=True,
         )
         sys.exit(EXIT_USAGE)
-    given = Given(
+    given = Options(
         ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology
     )
     verdict = judge(dumps, given)

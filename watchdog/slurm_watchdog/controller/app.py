@@ -22,7 +22,7 @@ from slurm_watchdog.controller.api import local_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.ingest.endpoint import Door, Identity, OwnUser, read_page_token
+from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import START_ANEW, read_anew
@@ -196,7 +196,7 @@ async def open_doors(
     config = controller.config
     own = isinstance(identity, OwnUser)
     controller.personal = own
-    door = Door(
+    door = ReportEndpoint(
         identity=identity,
         address_of=controller.state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,

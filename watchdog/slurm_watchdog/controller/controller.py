@@ -15,12 +15,12 @@ from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
-from slurm_watchdog.controller.evidence.requests import EvidenceDesk
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.health.cluster import Health, Seen, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import Change, Judge
-from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.owner_directives import fill
 from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
@@ -34,7 +34,7 @@ from slurm_watchdog.model.actions import Action, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
 from slurm_watchdog.model.protocol import JobWatch, Reply, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
-from slurm_watchdog.notify.dispatcher import Notifier, Sources
+from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
 from slurm_watchdog.trace import records
 
@@ -71,13 +71,13 @@ class Controller:
         self.personal = False
         """A `run` or `attach`, whose agents are their own user's."""
         self.metrics = metrics
-        self.desk = CommandDesk()
+        self.desk = CommandQueue()
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
             report_lifetime_s=config.controller.report_lifetime,
             partitions=config.jobs.partitions,
         )
-        self.evidence = EvidenceDesk(
+        self.evidence = EvidenceRequests(
             self.state,
             self.desk,
             probe_deadline_s=config.agent.probe_deadline,
@@ -149,7 +149,7 @@ class Controller:
             ),
         )
         notifier.attach(
-            Sources(
+            IncidentSources(
                 job_of=self.state.jobs.get,
                 firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
                 acting=self.actions.acting,

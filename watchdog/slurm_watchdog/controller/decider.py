@@ -17,9 +17,9 @@ from slurm_watchdog.controller.incidents.judge import STANDING, proves_stuck
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
-from slurm_watchdog.controller.policy.owner_directives import Wish, fill, wish_of
+from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, fill, wish_of
 from slurm_watchdog.controller.policy.policy import (
-    Situation,
+    PolicyInput,
     broken_under,
     decide,
     is_final,
@@ -257,7 +257,7 @@ class Decider:
 
     def _situation(
         self, incident: Incident, job: SlurmJob | None, now: float, around: Surroundings
-    ) -> Situation:
+    ) -> PolicyInput:
         view = self._cluster.job_view(job.job_id, now) if job is not None else None
         crowd = crowd_of(around.in_trouble, incident.kind, None if job is None else job.uid)
         storm_at = max(
@@ -268,7 +268,7 @@ class Decider:
             ),
             default=None,
         )
-        return Situation(
+        return PolicyInput(
             now_wall=around.wall,
             rule=self._rule(incident.kind, job),
             job=job,
@@ -297,8 +297,8 @@ class Decider:
         )
 
     def _with_process(
-        self, situation: Situation, incident: Incident, process: GpuProcess, now: float
-    ) -> Situation:
+        self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float
+    ) -> PolicyInput:
         state, open_ones = self._cluster, self._judgement.incidents
         reporting, jobs = state.reporting_nodes(now), state.jobs.values()
         return with_process(situation, process, incident, state.nodes.view, reporting, jobs, open_ones)
@@ -318,7 +318,7 @@ class Decider:
         rule = rule_for(self._book, kind, job)
         return rule if job is None or kind is Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
 
-    def wish(self, job: SlurmJob) -> Wish:
+    def wish(self, job: SlurmJob) -> OwnerDirectives:
         """What the job's owner has asked for, in its comment or its environment. A switch where none may lie leaves the job alone."""
         wish = wish_of(job.comment, self._cluster.variables_of(job))
         if wish.problem or not wish.kill_switch:

@@ -21,13 +21,13 @@ from slurm_watchdog.analysis.job_state import (
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, StackRequest, Truth
 
 SUSPICION = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
@@ -95,7 +95,7 @@ def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) 
     finding = replace(finding, lasted_s=age_s)
     if age_s >= SUSPICION * settings.grace:
         apart_s = max(2.5, SPACING * settings.grace)
-        finding = replace(finding, wanted=(StacksWanted(job_id=job_id, apart_s=apart_s),))
+        finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
         return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
@@ -109,7 +109,7 @@ PATIENCE = 10.0
 """So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
 
 
-class _Waiting(Value, frozen=True, kw_only=True):
+class _Waiting(Struct, frozen=True, kw_only=True):
     """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the limit of a step."""
 
     voted: Vote

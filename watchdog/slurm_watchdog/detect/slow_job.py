@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -85,7 +85,7 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
     return _told(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
 
 
-class Slowdown(Value, frozen=True):
+class Slowdown(Struct, frozen=True):
     """A change to slower steps that lasts: measured, in seconds a step."""
 
     first: StepTime

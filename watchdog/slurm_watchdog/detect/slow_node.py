@@ -15,7 +15,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, NodeView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
@@ -60,7 +60,7 @@ AROUND_S = 900.0
 """What began this long before the change, or later, may have to do with it."""
 
 
-class Sign(Value, frozen=True, kw_only=True):
+class Sign(Struct, frozen=True, kw_only=True):
     """One thing in which a node, or a GPU of it, is unlike the others."""
 
     node: str

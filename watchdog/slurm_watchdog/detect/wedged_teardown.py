@@ -20,7 +20,7 @@ from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StacksWanted, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StackRequest, Truth
 
 NAMED = 16
 STACKS_APART_S = 15.0
@@ -122,7 +122,7 @@ def _after_last_step(
     job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: Settings
 ) -> Finding:
     """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
-    wanted = StacksWanted(job_id=job.job.job_id, apart_s=STACKS_APART_S)
+    wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
     if finding.lasted_s >= SUSPICION * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from slurm_watchdog.base.redact import MASK
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, MountAnswer, ProcessView
-from slurm_watchdog.model.incidents import Culprit, ProbeWanted
+from slurm_watchdog.model.incidents import Culprit, MountProbeRequest
 from slurm_watchdog.model.observations import Blocked, Role
 
 FLUSH_CALLS = frozenset({"fsync", "fdatasync", "syncfs", "sync", "sync_file_range", "msync", "close"})
@@ -41,7 +41,7 @@ class Scope(StrEnum):
     """Nobody else was asked, or has answered yet."""
 
 
-class Assessment(Value, frozen=True, kw_only=True):
+class Assessment(Struct, frozen=True, kw_only=True):
     scope: Scope
     blocked_s: float
     """Of the process that has been blocked longest."""
@@ -130,7 +130,7 @@ def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
     return Scope.OUTAGE if len(blocked) >= 2 and left == {Scope.UNKNOWN} else Scope.UNKNOWN
 
 
-def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeWanted, ...]:
+def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[MountProbeRequest, ...]:
     """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others), as each of the users concerned."""
     if not filesystem.blocked:
         return ()
@@ -145,7 +145,7 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[ProbeW
     asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
     nodes = tuple(node for node in asked if node in view.reporting_nodes)
     return tuple(
-        ProbeWanted(
+        MountProbeRequest(
             mount=filesystem.mount, directory=_directory(first, filesystem.mount), uid=uid, nodes=nodes
         )
         for uid, first in list(first_of.items())[:PROBED_USERS]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
 from slurm_watchdog.analysis.rank_activity import with_what_holds
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,
     FLUSH_PATIENCE_S,
@@ -47,7 +47,7 @@ PATIENCE_S: Final = 1800.0
 MAX_NAMED: Final = 32
 
 
-class FilesystemVerdict(Value, frozen=True, kw_only=True):
+class FilesystemVerdict(Struct, frozen=True, kw_only=True):
     """One filesystem on which processes of the job wait."""
 
     mount: str
@@ -59,7 +59,7 @@ class FilesystemVerdict(Value, frozen=True, kw_only=True):
     unanswering: tuple[str, ...] = ()
 
 
-class Diagnosis(Value, frozen=True, kw_only=True):
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
     job_id: str
@@ -83,7 +83,7 @@ class Diagnosis(Value, frozen=True, kw_only=True):
     """What it usually is, and what to try: never the verdict."""
 
 
-class Gathered(Value, frozen=True, kw_only=True):
+class JobEvidence(Struct, frozen=True, kw_only=True):
     """What was collected of one job."""
 
     snapshots: tuple[StackSnapshot, ...] = ()
@@ -101,7 +101,7 @@ class Gathered(Value, frozen=True, kw_only=True):
 def diagnose(
     view: ClusterView,
     job: JobView,
-    gathered: Gathered,
+    gathered: JobEvidence,
     *,
     blocked_for_s: float = BLOCKED_FOR_S,
     limit_s: float | None = None,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Gpu
 
 MIN_PEERS: Final = 3
@@ -37,7 +37,7 @@ RUNNING_NUMBERS: Final = frozenset({"shm_free_mib", "cpus_used"})
 """Settings of a node that move all the time."""
 
 
-class Difference(Value, frozen=True, kw_only=True):
+class Difference(Struct, frozen=True, kw_only=True):
     """One thing that is not as with the others."""
 
     kind: str
@@ -59,7 +59,7 @@ class Difference(Value, frozen=True, kw_only=True):
         return describe(self)
 
 
-class RankFacts(Value, frozen=True, kw_only=True):
+class RankFacts(Struct, frozen=True, kw_only=True):
     """What is compared of one rank."""
 
     rank: int
@@ -68,7 +68,7 @@ class RankFacts(Value, frozen=True, kw_only=True):
     environment: tuple[tuple[str, str], ...] = ()
 
 
-class _Measure(Value, frozen=True, kw_only=True):
+class _Measure(Struct, frozen=True, kw_only=True):
     """One attribute of a GPU: how to get it, how far from the median is far, and how to say it."""
 
     name: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.script_rules import SlurmSettings
@@ -16,7 +16,7 @@ SHORT_JOB_AGE_S = 60
 """A job that is forgotten so soon may have ended between two looks."""
 
 
-class Undelivered(Value, frozen=True, kw_only=True):
+class Undelivered(Struct, frozen=True, kw_only=True):
     """A channel whose notifications do not arrive."""
 
     channel: str
@@ -25,7 +25,7 @@ class Undelivered(Value, frozen=True, kw_only=True):
     waiting: int
 
 
-class Unjudged(Value, frozen=True, kw_only=True):
+class Unjudged(Struct, frozen=True, kw_only=True):
     """Jobs of which it cannot be seen whether they progress, all for one reason."""
 
     reason: str
@@ -33,7 +33,7 @@ class Unjudged(Value, frozen=True, kw_only=True):
     job_ids: tuple[str, ...]
 
 
-class ClusterFacts(Value, frozen=True, kw_only=True):
+class ClusterFacts(Struct, frozen=True, kw_only=True):
     """What Slurm and the controller said."""
 
     slurm: Mapping[str, str] | None = None

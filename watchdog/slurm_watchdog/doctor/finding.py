@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 F = TypeVar("F")
 
@@ -24,7 +24,7 @@ class Level(StrEnum):
     """It could not be seen, and matters."""
 
 
-class Advice(Value, frozen=True, kw_only=True):
+class Advice(Struct, frozen=True, kw_only=True):
     """One finding."""
 
     rule: str

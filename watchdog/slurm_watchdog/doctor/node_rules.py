@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
 
 NETWORK_FILESYSTEMS = frozenset({
@@ -24,7 +24,7 @@ PTRACE_NOBODY, PTRACE_ADMIN = 3, 2
 """/proc/sys/kernel/yama/ptrace_scope: https://docs.kernel.org/admin-guide/LSM/Yama.html"""
 
 
-class NodeFacts(Value, frozen=True, kw_only=True):
+class NodeFacts(Struct, frozen=True, kw_only=True):
     """What was read on this node."""
 
     node: str = ""

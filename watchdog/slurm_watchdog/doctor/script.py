@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.doctor.shell import Command, parse_shell
 
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
@@ -40,7 +40,7 @@ LAUNCHERS = frozenset(
 INTERPRETER = re.compile(r"python[\d.]*")
 
 
-class Srun(Value, frozen=True, kw_only=True):
+class Srun(Struct, frozen=True, kw_only=True):
     """One `srun` of the script."""
 
     line: int
@@ -56,7 +56,7 @@ class Srun(Value, frozen=True, kw_only=True):
         return any(name.startswith("$") for name, _ in self.options)
 
 
-class Script(Value, frozen=True, kw_only=True):
+class Script(Struct, frozen=True, kw_only=True):
     """A batch script."""
 
     path: str = ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.script import Script, is_training, programs, uses_launcher
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
@@ -26,7 +26,7 @@ NGC_SINCE = (((24, 1), (2, 2)), ((23, 3), (2, 0)), ((20, 0), (1, 13)))
 """NVIDIA's images are numbered by year and month: since when they have at least which PyTorch; the oldest ones have 1.13 or less."""
 
 
-class SlurmSettings(Value, frozen=True, kw_only=True):
+class SlurmSettings(Struct, frozen=True, kw_only=True):
     """What `scontrol show config` says; None where it was not asked."""
 
     requeue: bool | None = None
@@ -37,7 +37,7 @@ class SlurmSettings(Value, frozen=True, kw_only=True):
     """KillOnBadExit."""
 
 
-class WatchedJob(Value, frozen=True, kw_only=True):
+class WatchedJob(Struct, frozen=True, kw_only=True):
     """A job that runs, as the controller sees it."""
 
     known: bool = True
@@ -46,7 +46,7 @@ class WatchedJob(Value, frozen=True, kw_only=True):
     ranks: int | None = None
 
 
-class JobFacts(Value, frozen=True, kw_only=True):
+class JobFacts(Struct, frozen=True, kw_only=True):
     """A job, or its script."""
 
     script: Script

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 2
@@ -23,7 +23,7 @@ _KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "until", "ti
 _DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset", "set"})
 
 
-class Command(Value, frozen=True, kw_only=True):
+class Command(Struct, frozen=True, kw_only=True):
     """One simple command."""
 
     line: int

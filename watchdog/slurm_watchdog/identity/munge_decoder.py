@@ -29,7 +29,7 @@ END_S: Final = 2.0
 MAX_ANSWER: Final = 64 * 1024
 
 
-class MungeAway(Exception):
+class MungeUnavailable(Exception):
     """MUNGE does not answer. The text says why."""
 
 
@@ -105,7 +105,7 @@ class MungeProcess:
         """Raises BadCredential, MungeAway."""
         async with self._lock:
             if clock.monotonic() < self._away_until:
-                raise MungeAway(self._why)
+                raise MungeUnavailable(self._why)
             try:
                 answer = await self._ask(credential)
             except (
@@ -137,11 +137,11 @@ class MungeProcess:
             raise BadCredential("its payload is damaged") from error
         return Credential(answer.uid, answer.time, answer.restricted_to, answer.encrypted, payload)
 
-    def _away(self, why: str) -> MungeAway:
+    def _away(self, why: str) -> MungeUnavailable:
         if self._why != why:
             log.error("MUNGE can't be asked who an agent is: %s", why)
         self._why, self._away_until = why, clock.monotonic() + PAUSE_S
-        return MungeAway(why)
+        return MungeUnavailable(why)
 
     async def _ask(self, credential: str) -> _Answer:
         if self._process is None or self._process.returncode is not None:

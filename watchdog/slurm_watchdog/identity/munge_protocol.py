@@ -26,7 +26,7 @@ CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
 EPOCH: Final = re.compile(r"[0-9a-f]{32}")
 
 
-class Beginning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SessionOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the credential carries."""
 
     session: str
@@ -55,7 +55,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Claim:
+class RequestProof:
     """What a request says about itself, not yet believed."""
 
     session: str
@@ -75,13 +75,13 @@ def new_epoch() -> str:
 
 
 def encode_beginning(session: Session, epoch: str) -> bytes:
-    return msgspec.json.encode(Beginning(session.id, session.key.hex(), session.node, epoch))
+    return msgspec.json.encode(SessionOffer(session.id, session.key.hex(), session.node, epoch))
 
 
-def decode_beginning(data: bytes) -> Beginning:
+def decode_beginning(data: bytes) -> SessionOffer:
     """Raises ValueError for what is none."""
     try:
-        found = msgspec.json.decode(data, type=Beginning)
+        found = msgspec.json.decode(data, type=SessionOffer)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError("the credential carries no session") from error
     if not EPOCH.fullmatch(found.session) or not re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}", found.key):
@@ -111,10 +111,10 @@ def authorization(session: Session, path: str, body: bytes) -> str:
     return f"Session {session.id} {session.counter} {request_mac(session.key, path, session.counter, body)}"
 
 
-def parse_authorization(text: str) -> Claim | None:
+def parse_authorization(text: str) -> RequestProof | None:
     """None for anything else."""
     match = AUTHORIZATION.fullmatch(text)
-    return None if match is None else Claim(match[1], int(match[2]), match[3])
+    return None if match is None else RequestProof(match[1], int(match[2]), match[3])
 
 
 def same(one: str, other: str) -> bool:

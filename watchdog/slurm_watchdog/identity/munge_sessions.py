@@ -10,9 +10,9 @@ from slurm_watchdog.identity.munge_decoder import Credential
 from slurm_watchdog.identity.munge_protocol import (
     GRACE_S,
     SESSION_S,
-    Beginning,
-    Claim,
+    RequestProof,
     Session,
+    SessionOffer,
     decode_beginning,
     new_epoch,
     parse_authorization,
@@ -32,7 +32,7 @@ class Known:
     made_at: int
 
 
-class Doubt(Exception):
+class AuthenticationError(Exception):
     """Why a request is not believed: (outcome, sentence)."""
 
 
@@ -51,29 +51,29 @@ class Sessions:
 
     # -- beginning ---------------------------------------------------------------------------------------------
 
-    def examine(self, credential: Credential) -> Beginning:
+    def examine(self, credential: Credential) -> SessionOffer:
         """The session that a credential begins, if it may. Raises Doubt."""
         if credential.uid not in self._agent_uids:
-            raise Doubt(
+            raise AuthenticationError(
                 "unauthorized", f"the credential was made by user {credential.uid}; see security.agent_user"
             )
         if credential.restricted_to != self._own_uid or not credential.encrypted:
-            raise Doubt(
+            raise AuthenticationError(
                 "unauthorized",
                 f"the credential is not for user {self._own_uid} alone; see security.controller_user",
             )
         try:
             beginning = decode_beginning(credential.payload)
         except ValueError as error:
-            raise Doubt("unauthorized", str(error)) from error
+            raise AuthenticationError("unauthorized", str(error)) from error
         if beginning.epoch != self.epoch:
-            raise Doubt("no_session", "the credential is for a controller that is gone")
+            raise AuthenticationError("no_session", "the credential is for a controller that is gone")
         before = self._of_node.get(beginning.node)
         if beginning.session in self._by_id or (before is not None and credential.made_at < before.made_at):
-            raise Doubt("replayed", "this credential is older than one that was shown before")
+            raise AuthenticationError("replayed", "this credential is older than one that was shown before")
         return beginning
 
-    def begin(self, beginning: Beginning, address: str, made_at: int) -> Session:
+    def begin(self, beginning: SessionOffer, address: str, made_at: int) -> Session:
         """Takes the place of the node's session before. Call it once the address is known to be the node's."""
         before = self._of_node.pop(beginning.node, None)
         if before is not None:
@@ -87,24 +87,30 @@ class Sessions:
 
     # -- afterwards --------------------------------------------------------------------------------------------
 
-    def claim(self, authorization: str, address: str) -> tuple[Session, Claim]:
+    def claim(self, authorization: str, address: str) -> tuple[Session, RequestProof]:
         """The session that a request claims to be of, before its body has come. Raises Doubt."""
         claim = parse_authorization(authorization)
         if claim is None:
-            raise Doubt("unauthorized", "nodes prove themselves by MUNGE here; see security.mode")
+            raise AuthenticationError(
+                "unauthorized", "nodes prove themselves by MUNGE here; see security.mode"
+            )
         known = self._by_id.get(claim.session)
         if known is None or self._now() - known.session.began_at > SESSION_S + GRACE_S:
-            raise Doubt("no_session", "there is no such session: begin one")
+            raise AuthenticationError("no_session", "there is no such session: begin one")
         if known.address != address:
-            raise Doubt("wrong_node", f"this session is not of {address}")
+            raise AuthenticationError("wrong_node", f"this session is not of {address}")
         if claim.counter <= known.session.counter:
-            raise Doubt("replayed", f"request {claim.counter} of this session has been here before")
+            raise AuthenticationError(
+                "replayed", f"request {claim.counter} of this session has been here before"
+            )
         return known.session, claim
 
     def believe(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
         """The session of a whole request, which can't be shown again from now on, and its counter. Raises Doubt."""
         session, claim = self.claim(authorization, address)
         if not same(claim.mac, request_mac(session.key, path, claim.counter, body)):
-            raise Doubt("unauthorized", "the request was changed on its way, or is another client's")
+            raise AuthenticationError(
+                "unauthorized", "the request was changed on its way, or is another client's"
+            )
         session.counter = claim.counter
         return session, claim.counter

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.journal.compress import pack, unpack
 from slurm_watchdog.journal.database import Database, JournalError, encode, plain
 from slurm_watchdog.journal.outbox import SqlOutbox
@@ -45,7 +45,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 
 __all__ = ["Journal", "JournalError", "NodeEntry", "Piece"]
 
-V = TypeVar("V", bound=Value)
+V = TypeVar("V", bound=Struct)
 
 IDS_AT_ONCE = 500
 """In one query: databases limit how many values a statement takes."""
@@ -59,7 +59,7 @@ ADD_NOTE = sa.insert(TIMELINE)
 ADD_DECISION = sa.insert(DECISIONS)
 
 
-class Piece(Value, frozen=True, kw_only=True):
+class Piece(Struct, frozen=True, kw_only=True):
     """One piece of evidence, without its document."""
 
     number: int
@@ -71,7 +71,7 @@ class Piece(Value, frozen=True, kw_only=True):
     """Id of the incident from which its document is read, and whose access rules hold for it."""
 
 
-class NodeEntry(Value, frozen=True, kw_only=True):
+class NodeEntry(Struct, frozen=True, kw_only=True):
     """One thing that we did to a node."""
 
     id: int

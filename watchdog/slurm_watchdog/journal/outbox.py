@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.journal.database import Database, encode, plain
 from slurm_watchdog.journal.tables import OUTBOX, THREADS
 
 
-class OutboxItem(Value, frozen=True, kw_only=True):
+class OutboxItem(Struct, frozen=True, kw_only=True):
     """One message that waits to be sent."""
 
     id: int

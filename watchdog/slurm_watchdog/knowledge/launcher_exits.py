@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 KILLS = frozenset({4, 7, 8, 9, 11})
 """Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a lost connection, TERM and
@@ -31,7 +31,7 @@ SHELL = 128
 """A shell between adds it to the number of the signal."""
 
 
-class Ending(Value, frozen=True, kw_only=True):
+class Ending(Struct, frozen=True, kw_only=True):
     """What one line says of a process that ended; None: it does not say."""
 
     rank: int | None = None

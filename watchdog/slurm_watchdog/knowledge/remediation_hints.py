@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 
-class Hint(Value, frozen=True, kw_only=True):
+class Hint(Struct, frozen=True, kw_only=True):
     """One piece of advice. It may be wrong for this case: it says what it usually is."""
 
     usually: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import GpuProcess
 
 
@@ -59,7 +59,7 @@ class Verdict(StrEnum):
     """Would have been done, had the mode been `act`."""
 
 
-class Fence(Value, frozen=True, kw_only=True):
+class Fence(Struct, frozen=True, kw_only=True):
     """The one run of the one job that a decision is about. Anything else is left alone."""
 
     job_id: str
@@ -67,7 +67,7 @@ class Fence(Value, frozen=True, kw_only=True):
     start_at: float | None
 
 
-class Decision(Value, frozen=True, kw_only=True):
+class Decision(Struct, frozen=True, kw_only=True):
     id: str
     incident_id: str
     action: Action
@@ -149,7 +149,7 @@ class RungOutcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class RungRecord(Value, frozen=True, kw_only=True):
+class RungRecord(Struct, frozen=True, kw_only=True):
     """One rung of one action, as the journal keeps it. `outcome` None: the intent only."""
 
     rung: Rung
@@ -164,7 +164,7 @@ OUTCOMES: dict[str, str] = {"ok": "succeeded", "needless": "was not needed", "fa
 """How an action can end, and the words for it."""
 
 
-class ActionEnd(Value, frozen=True, kw_only=True):
+class ActionEnd(Struct, frozen=True, kw_only=True):
     """How an action ended, in writing: nothing is forgotten."""
 
     ok: bool
@@ -192,7 +192,7 @@ class ActionEnd(Value, frozen=True, kw_only=True):
         return OUTCOMES[self.outcome]
 
 
-class ActionRun(Value, frozen=True, kw_only=True):
+class ActionRun(Struct, frozen=True, kw_only=True):
     """A decision that was allowed, with everything done for it so far."""
 
     decision: Decision

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import islice
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import Frame, ProcessStack
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import (
@@ -28,7 +28,7 @@ class NoData(Exception):
     """A detector cannot judge: what it needs was not seen. Opens nothing, closes nothing."""
 
 
-class ProcessView(Value, frozen=True, kw_only=True):
+class ProcessView(Struct, frozen=True, kw_only=True):
     """One process of a job, as last seen."""
 
     node: str
@@ -52,7 +52,7 @@ class ProcessView(Value, frozen=True, kw_only=True):
         return self.gone_s is None and self.process.state not in ("Z", "X")
 
 
-class Progress(Value, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True, kw_only=True):
     """The progress clock of one run of one job."""
 
     step: int
@@ -101,12 +101,12 @@ class Progress(Value, frozen=True, kw_only=True):
         return f"step {self.step}" if self.step_known else "its last sign of progress"
 
 
-class Checkpoint(Value, frozen=True, kw_only=True):
+class Checkpoint(Struct, frozen=True, kw_only=True):
     step: int
     age_s: float
 
 
-class LogView(Value, frozen=True, kw_only=True):
+class LogView(Struct, frozen=True, kw_only=True):
     """What is known of the logs of a run, all of them together, where agents could read them."""
 
     grew_age_s: float
@@ -117,7 +117,7 @@ class LogView(Value, frozen=True, kw_only=True):
     """Which one wrote them, as far as their words show: for slurm_watchdog.knowledge.frameworks.what_to_do."""
 
 
-class Rise(Value, frozen=True, kw_only=True):
+class Rise(Struct, frozen=True, kw_only=True):
     """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
 
     counter: str
@@ -127,7 +127,7 @@ class Rise(Value, frozen=True, kw_only=True):
     times: int
 
 
-class GpuView(Value, frozen=True, kw_only=True):
+class GpuView(Struct, frozen=True, kw_only=True):
     """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
 
     node: str
@@ -152,7 +152,7 @@ class GpuView(Value, frozen=True, kw_only=True):
     """Those of its counters of corrected errors that rise again and again."""
 
 
-class RankGpu(Value, frozen=True, kw_only=True):
+class RankGpu(Struct, frozen=True, kw_only=True):
     """Which GPU a rank computes on, as NVML's process lists say."""
 
     rank: int
@@ -160,21 +160,21 @@ class RankGpu(Value, frozen=True, kw_only=True):
     view: GpuView
 
 
-class SeenEvent(Value, frozen=True, kw_only=True):
+class SeenEvent(Struct, frozen=True, kw_only=True):
     """A line of the kernel or the driver, and when it was said (on the clock of `ClusterView.now`)."""
 
     at: float
     event: NodeEvent
 
 
-class SeenMount(Value, frozen=True, kw_only=True):
+class SeenMount(Struct, frozen=True, kw_only=True):
     """The newest probe of a mount on a node."""
 
     at: float
     probe: MountProbe
 
 
-class NodeView(Value, frozen=True, kw_only=True):
+class NodeView(Struct, frozen=True, kw_only=True):
     """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
 
     name: str
@@ -193,7 +193,7 @@ class NodeView(Value, frozen=True, kw_only=True):
     """There is nothing in it that a detector of GPUs, disks or holders could speak of; see slurm_watchdog.analysis.slurm_nodes."""
 
 
-class SlurmNodeView(Value, frozen=True, kw_only=True):
+class SlurmNodeView(Struct, frozen=True, kw_only=True):
     """Slurm's word about a node."""
 
     name: str
@@ -208,7 +208,7 @@ class SlurmNodeView(Value, frozen=True, kw_only=True):
     """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node; None: not counted."""
 
 
-class StepTime(Value, frozen=True, kw_only=True):
+class StepTime(Struct, frozen=True, kw_only=True):
     """How long the steps up to `step` took, each."""
 
     step: int
@@ -222,14 +222,14 @@ class StepTime(Value, frozen=True, kw_only=True):
     """Samples a step, where the line says so."""
 
 
-class LossPoint(Value, frozen=True, kw_only=True):
+class LossPoint(Struct, frozen=True, kw_only=True):
     step: int
     loss: float
     """May be NaN or infinite."""
     at: float
 
 
-class LoggedError(Value, frozen=True, kw_only=True):
+class LoggedError(Struct, frozen=True, kw_only=True):
     """An error line of a run, and who said it, as far as that is known."""
 
     at: float
@@ -243,7 +243,7 @@ class LoggedError(Value, frozen=True, kw_only=True):
     pid: int | None = None
 
 
-class PastRun(Value, frozen=True, kw_only=True):
+class PastRun(Struct, frozen=True, kw_only=True):
     """A run of a job that is over. `*_at` are on the clock of `ClusterView.now`."""
 
     restarts: int
@@ -282,7 +282,7 @@ class PastRun(Value, frozen=True, kw_only=True):
     """How many ranks were known."""
 
 
-class EndedJob(Value, frozen=True, kw_only=True):
+class EndedJob(Struct, frozen=True, kw_only=True):
     """A job that was seen running and is over. Slurm keeps it in its list for some minutes (MinJobAge)."""
 
     job: SlurmJob
@@ -299,7 +299,7 @@ class EndedJob(Value, frozen=True, kw_only=True):
     """The runs before that, oldest first."""
 
 
-class StackSnapshot(Value, frozen=True, kw_only=True):
+class StackSnapshot(Struct, frozen=True, kw_only=True):
     """One dump of all ranks of a job."""
 
     age_s: float
@@ -308,7 +308,7 @@ class StackSnapshot(Value, frozen=True, kw_only=True):
     """Nodes that did not answer in time."""
 
 
-class Steady(Value, frozen=True, kw_only=True):
+class Steady(Struct, frozen=True, kw_only=True):
     """A rank that runs Python in one small loop, as dump after dump since the last step had it; see slurm_watchdog.diagnose.stacks.spinning.
     `*_at` are on the clock of `ClusterView.now`."""
 
@@ -330,7 +330,7 @@ class Steady(Value, frozen=True, kw_only=True):
     """Of the whole process, at the first and at the last dump."""
 
 
-class Motion(Value, frozen=True, kw_only=True):
+class Motion(Struct, frozen=True, kw_only=True):
     """What the dumps of one run say of a loop whose steps cannot be read; see slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of
     `ClusterView.now`."""
 
@@ -346,7 +346,7 @@ class Motion(Value, frozen=True, kw_only=True):
     """How long earlier such rows lasted, until somebody moved again; oldest first."""
 
 
-class ErrorLine(Value, frozen=True, kw_only=True):
+class ErrorLine(Struct, frozen=True, kw_only=True):
     node: str
     age_s: float
     event: Event
@@ -356,7 +356,7 @@ ASKED_RANKS = 64
 """The ranks of a job are started alike: what so many of them say of their command line, the others would say, too."""
 
 
-class CollectiveTimeout(Value, frozen=True, kw_only=True):
+class CollectiveTimeout(Struct, frozen=True, kw_only=True):
     """After how long the ranks of a job give a collective up, and with it themselves and the evidence."""
 
     seconds: float
@@ -364,7 +364,7 @@ class CollectiveTimeout(Value, frozen=True, kw_only=True):
     """Nothing says so: it is torch's own default, and the program may have asked for another."""
 
 
-class JobView(Value, frozen=True, kw_only=True, dict=True, gc=True):
+class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """One run of one job that Slurm says is running."""
 
     job: SlurmJob
@@ -479,7 +479,7 @@ def _gone_s(process: ProcessView) -> float:
     return process.seen_age_s if process.gone_s is None else process.gone_s
 
 
-class MountAnswer(Value, frozen=True, kw_only=True):
+class MountAnswer(Struct, frozen=True, kw_only=True):
     """What the newest probe of a mount on one node said."""
 
     responding: bool
@@ -492,7 +492,7 @@ class MountAnswer(Value, frozen=True, kw_only=True):
     """The user as whom was asked; None: nobody's child, whose word counts for everybody."""
 
 
-class FilesystemView(Value, frozen=True, kw_only=True):
+class FilesystemView(Struct, frozen=True, kw_only=True):
     """One filesystem on which a process of a job is, or was lately, blocked."""
 
     key: str
@@ -506,7 +506,7 @@ class FilesystemView(Value, frozen=True, kw_only=True):
     """(node, answer) of the probes since the trouble began."""
 
 
-class ClusterView(Value, frozen=True, kw_only=True):
+class ClusterView(Struct, frozen=True, kw_only=True):
     """Everything, at one moment."""
 
     now: float

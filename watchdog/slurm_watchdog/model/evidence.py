@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Blocked, Role
 
 
-class Frame(Value, frozen=True, kw_only=True):
+class Frame(Struct, frozen=True, kw_only=True):
     function: str
     file: str
     line: int = 0
 
 
-class ThreadStack(Value, frozen=True, kw_only=True):
+class ThreadStack(Struct, frozen=True, kw_only=True):
     thread_id: int
     name: str
     active: bool
@@ -22,7 +22,7 @@ class ThreadStack(Value, frozen=True, kw_only=True):
     """Whether it held the interpreter's lock at the moment of the dump."""
 
 
-class ProcessStack(Value, frozen=True, kw_only=True):
+class ProcessStack(Struct, frozen=True, kw_only=True):
     """The Python stacks of one process, or why there are none."""
 
     node: str
@@ -48,7 +48,7 @@ class ProcessStack(Value, frozen=True, kw_only=True):
     """Of its memory, so much is in RAM."""
 
 
-class StackDump(Value, frozen=True, kw_only=True):
+class StackDump(Struct, frozen=True, kw_only=True):
     """One of several dumps of one process. Only the first one has every thread."""
 
     after_s: float
@@ -64,7 +64,7 @@ class StackDump(Value, frozen=True, kw_only=True):
     main_cpu_s: float | None = None
 
 
-class ThreadState(Value, frozen=True, kw_only=True):
+class ThreadState(Struct, frozen=True, kw_only=True):
     """One thread as the kernel sees it."""
 
     thread_id: int
@@ -76,7 +76,7 @@ class ThreadState(Value, frozen=True, kw_only=True):
     """Innermost function first; empty where it may not be read."""
 
 
-class SocketState(Value, frozen=True, kw_only=True):
+class SocketState(Struct, frozen=True, kw_only=True):
     """One TCP connection or listener of a process."""
 
     state: str
@@ -90,7 +90,7 @@ class SocketState(Value, frozen=True, kw_only=True):
     retransmits: int = 0
 
 
-class LockWait(Value, frozen=True, kw_only=True):
+class LockWait(Struct, frozen=True, kw_only=True):
     """A file lock that a process waits for, as /proc/locks of its node has it."""
 
     kind: str
@@ -102,7 +102,7 @@ class LockWait(Value, frozen=True, kw_only=True):
     """Name of the process that holds it; None for one that this node does not see, on another node."""
 
 
-class RankEvidence(Value, frozen=True, kw_only=True):
+class RankEvidence(Struct, frozen=True, kw_only=True):
     """Everything that was found out about one process of the job: a rank, or one of its workers."""
 
     pid: int
@@ -133,7 +133,7 @@ class RankEvidence(Value, frozen=True, kw_only=True):
     """What else could not be read of it, and why."""
 
 
-class FoundFile(Value, frozen=True, kw_only=True):
+class FoundFile(Struct, frozen=True, kw_only=True):
     """A file that tells about the end of a process: a core file, or a dump of PyTorch's Flight Recorder."""
 
     kind: str
@@ -149,7 +149,7 @@ class FoundFile(Value, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class NodeEvidence(Value, frozen=True, kw_only=True):
+class NodeEvidence(Struct, frozen=True, kw_only=True):
     """What one node answered to CollectEvidence."""
 
     node: str

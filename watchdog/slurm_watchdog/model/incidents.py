@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 
 class Kind(StrEnum):
@@ -50,7 +50,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-class Culprit(Value, frozen=True, kw_only=True):
+class Culprit(Struct, frozen=True, kw_only=True):
     """Who is named. Fields that are not known stay None; an empty list of culprits names nobody."""
 
     node: str | None = None
@@ -64,7 +64,7 @@ class Culprit(Value, frozen=True, kw_only=True):
     """`pid` is a worker's (a data loader's) of `rank`, not its own."""
 
 
-class GpuProcess(Value, frozen=True, kw_only=True):
+class GpuProcess(Struct, frozen=True, kw_only=True):
     """One of the processes that a finding or an incident is about, or the one that a decision is about: pid, start and boot together are never given out again."""
 
     node: str
@@ -83,7 +83,7 @@ class GpuProcess(Value, frozen=True, kw_only=True):
     """It stands in that job's control group: whoever else its user runs here, it is of that job."""
 
 
-class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
+class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     """A detector needs the stacks of every rank of the job before it can say more."""
 
     job_id: str
@@ -93,7 +93,7 @@ class StacksWanted(Value, frozen=True, kw_only=True, tag="stacks"):
     """Time between two dumps once several are in; None: as it is wont to be."""
 
 
-class ProbeWanted(Value, frozen=True, kw_only=True, tag="probe"):
+class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):
     """A detector needs to know whether other nodes can write to the mount."""
 
     mount: str
@@ -102,10 +102,10 @@ class ProbeWanted(Value, frozen=True, kw_only=True, tag="probe"):
     nodes: tuple[str, ...]
 
 
-Wanted = StacksWanted | ProbeWanted
+Wanted = StackRequest | MountProbeRequest
 
 
-class Finding(Value, frozen=True, kw_only=True):
+class Finding(Struct, frozen=True, kw_only=True):
     """What one detector says about one subject at one moment."""
 
     kind: Kind
@@ -142,7 +142,7 @@ class IncidentState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Incident(Value, frozen=True, kw_only=True):
+class Incident(Struct, frozen=True, kw_only=True):
     """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
 
     id: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 
 class Role(StrEnum):
@@ -18,7 +18,7 @@ class Role(StrEnum):
     """Anything else of the job: batch shell, srun, torchrun, tee."""
 
 
-class Blocked(Value, frozen=True, kw_only=True):
+class Blocked(Struct, frozen=True, kw_only=True):
     """One thread that has been in the same system call, consuming nothing, for a while."""
 
     thread_id: int
@@ -46,7 +46,7 @@ BY_SLURM, BY_CLAIM = "slurm", "claim"
 user whose job Slurm says that it is."""
 
 
-class Process(Value, frozen=True, kw_only=True):
+class Process(Struct, frozen=True, kw_only=True):
     """One process of a Slurm job on one node, at one moment."""
 
     pid: int
@@ -87,7 +87,7 @@ class Process(Value, frozen=True, kw_only=True):
     """Nothing says so: it is torch's own default."""
 
 
-class LogFile(Value, frozen=True, kw_only=True):
+class LogFile(Struct, frozen=True, kw_only=True):
     """One file of a job that the agent follows."""
 
     job_id: str
@@ -117,7 +117,7 @@ class EventKind(StrEnum):
     """A line that looks like an error."""
 
 
-class Event(Value, frozen=True, kw_only=True):
+class Event(Struct, frozen=True, kw_only=True):
     """Something that happened once, most often a line of a log."""
 
     kind: EventKind
@@ -150,7 +150,7 @@ class Event(Value, frozen=True, kw_only=True):
     """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 
 
-class MountProbe(Value, frozen=True, kw_only=True):
+class MountProbe(Struct, frozen=True, kw_only=True):
     """What a disposable child found out about one mount."""
 
     mount: str
@@ -167,7 +167,7 @@ class MountProbe(Value, frozen=True, kw_only=True):
     """The user as whom the child ran, whose directory it was: its word counts for that user's processes alone. None: the agent's own."""
 
 
-class NoAnswer(Value, frozen=True, kw_only=True):
+class NoAnswer(Struct, frozen=True, kw_only=True):
     """A question about a mount of which nothing is known: neither that it answers, nor that it does not."""
 
     mount: str
@@ -178,7 +178,7 @@ class NoAnswer(Value, frozen=True, kw_only=True):
     """As in MountProbe."""
 
 
-class HungProbe(Value, frozen=True, kw_only=True):
+class HungProbe(Struct, frozen=True, kw_only=True):
     """A child of the agent that did not come back."""
 
     probe: str
@@ -186,7 +186,7 @@ class HungProbe(Value, frozen=True, kw_only=True):
     seconds: float
 
 
-class MigInstance(Value, frozen=True, kw_only=True):
+class MigInstance(Struct, frozen=True, kw_only=True):
     """One slice of a GPU in MIG mode: a job sees it as a GPU of its own."""
 
     uuid: str
@@ -196,7 +196,7 @@ class MigInstance(Value, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
 
 
-class Gpu(Value, frozen=True, kw_only=True):
+class Gpu(Struct, frozen=True, kw_only=True):
     """One GPU of a node at one moment, as NVML sees it. None: it did not say.
 
     Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the
@@ -265,7 +265,7 @@ class FaultSeverity(StrEnum):
     CRITICAL = "critical"
 
 
-class NodeEvent(Value, frozen=True, kw_only=True):
+class NodeEvent(Struct, frozen=True, kw_only=True):
     """Something that the kernel's log or NVML said about the node itself, once. It accuses nobody: detectors judge."""
 
     source: str
@@ -300,7 +300,7 @@ class NodeEvent(Value, frozen=True, kw_only=True):
     """It stood in the log before the agent was started."""
 
 
-class Checkpoint(Value, frozen=True, kw_only=True):
+class Checkpoint(Struct, frozen=True, kw_only=True):
     """The checkpoints of one job in one directory, as they lie on disk."""
 
     job_id: str
@@ -324,7 +324,7 @@ class Checkpoint(Value, frozen=True, kw_only=True):
     """Why it cannot be read now."""
 
 
-class GpuHolder(Value, frozen=True, kw_only=True):
+class GpuHolder(Struct, frozen=True, kw_only=True):
     """A process that holds a GPU and is not, as far as this node knows, part of a running job."""
 
     pid: int

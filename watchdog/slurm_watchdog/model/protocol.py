@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
 from slurm_watchdog.model.observations import (
     Checkpoint,
@@ -20,7 +20,7 @@ from slurm_watchdog.model.observations import (
 )
 
 
-class DumpStacks(Value, frozen=True, kw_only=True, tag="dump_stacks"):
+class DumpStacks(Struct, frozen=True, kw_only=True, tag="dump_stacks"):
     """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
 
     id: str
@@ -29,7 +29,7 @@ class DumpStacks(Value, frozen=True, kw_only=True, tag="dump_stacks"):
     expires_s: float = 60.0
 
 
-class ProbeMount(Value, frozen=True, kw_only=True, tag="probe_mount"):
+class ProbeMount(Struct, frozen=True, kw_only=True, tag="probe_mount"):
     """Write and read back on a mount, in `directory`, as `uid`; leaves nothing behind when it answers."""
 
     id: str
@@ -39,7 +39,7 @@ class ProbeMount(Value, frozen=True, kw_only=True, tag="probe_mount"):
     expires_s: float = 60.0
 
 
-class WriteKillSwitch(Value, frozen=True, kw_only=True, tag="write_kill_switch"):
+class WriteKillSwitch(Struct, frozen=True, kw_only=True, tag="write_kill_switch"):
     """Create the kill switch of one run of one job, as the job's owner."""
 
     id: str
@@ -52,7 +52,7 @@ class WriteKillSwitch(Value, frozen=True, kw_only=True, tag="write_kill_switch")
     expires_s: float = 60.0
 
 
-class RemoveKillSwitch(Value, frozen=True, kw_only=True, tag="remove_kill_switch"):
+class RemoveKillSwitch(Struct, frozen=True, kw_only=True, tag="remove_kill_switch"):
     """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
 
     id: str
@@ -63,7 +63,7 @@ class RemoveKillSwitch(Value, frozen=True, kw_only=True, tag="remove_kill_switch
     expires_s: float = 300.0
 
 
-class EndProcess(Value, frozen=True, kw_only=True, tag="end_process"):
+class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
     The node refuses unless all of it is still so: this boot, this process (its start time) with this user and name, none of a
@@ -84,7 +84,7 @@ class EndProcess(Value, frozen=True, kw_only=True, tag="end_process"):
     expires_s: float = 30.0
 
 
-class CollectEvidence(Value, frozen=True, kw_only=True, tag="collect_evidence"):
+class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence"):
     """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a NodeEvidence."""
 
     id: str
@@ -100,7 +100,7 @@ class CollectEvidence(Value, frozen=True, kw_only=True, tag="collect_evidence"):
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
 
 
-class ProcessEnd(Value, frozen=True, kw_only=True):
+class ProcessEnd(Struct, frozen=True, kw_only=True):
     """What a node says of the process that it was to end, after it has done what it was told, or has refused to."""
 
     gone: bool = False
@@ -117,7 +117,7 @@ class ProcessEnd(Value, frozen=True, kw_only=True):
     """Why nothing was sent."""
 
 
-class CommandResult(Value, frozen=True, kw_only=True):
+class CommandResult(Struct, frozen=True, kw_only=True):
     """What became of one command. Every command is answered once, refusals included."""
 
     command_id: str
@@ -153,7 +153,7 @@ class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory_used_bytes: int | None
 
 
-class Changes(Value, frozen=True, kw_only=True):
+class Changes(Struct, frozen=True, kw_only=True):
     """Makes a report one of changes: processes and GPUs that it does not name are as they were. See slurm_watchdog.wire.delta."""
 
     since: int
@@ -166,7 +166,7 @@ class Changes(Value, frozen=True, kw_only=True):
     """Lists of the report that are complete in it."""
 
 
-class JobWish(Value, frozen=True, kw_only=True):
+class JobDirectives(Struct, frozen=True, kw_only=True):
     """What the processes of one run of a job have in their environment for the watchdog; see slurm_watchdog.controller.policy.owner_directives."""
 
     job_id: str
@@ -177,7 +177,7 @@ class JobWish(Value, frozen=True, kw_only=True):
     """The user whose process has them; -1: an earlier release does not say."""
 
 
-class LeftOut(Value, frozen=True, kw_only=True):
+class LeftOut(Struct, frozen=True, kw_only=True):
     """Processes of one user that are there and not in a report, for there were too many: short helpers of a job, most often."""
 
     job_id: str | None
@@ -185,7 +185,7 @@ class LeftOut(Value, frozen=True, kw_only=True):
     count: int
 
 
-class Report(Value, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True):
     """What one agent saw in one tick."""
 
     node: str
@@ -213,7 +213,7 @@ class Report(Value, frozen=True, kw_only=True):
     """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
     checkpoints: tuple[Checkpoint, ...] = ()
     gpu_holders: tuple[GpuHolder, ...] = ()
-    wishes: tuple[JobWish, ...] = ()
+    wishes: tuple[JobDirectives, ...] = ()
     """Of jobs that have any; in every report, also in one of changes."""
     results: tuple[CommandResult, ...] = ()
     problems: tuple[str, ...] = ()
@@ -224,7 +224,7 @@ class Report(Value, frozen=True, kw_only=True):
     """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""
 
 
-class JobWatch(Value, frozen=True, kw_only=True):
+class JobWatch(Struct, frozen=True, kw_only=True):
     """What the controller tells an agent about a job that runs on its node."""
 
     job_id: str
@@ -246,7 +246,7 @@ class JobWatch(Value, frozen=True, kw_only=True):
     """Its directory is made ready on this node, owned by the job's owner."""
 
 
-class Reply(Value, frozen=True, kw_only=True):
+class Reply(Struct, frozen=True, kw_only=True):
     """The controller's answer to a report."""
 
     commands: tuple[Command, ...] = ()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 
-class SlurmJob(Value, frozen=True, kw_only=True):
+class SlurmJob(Struct, frozen=True, kw_only=True):
     """One job as Slurm lists it. `None` means that Slurm did not say."""
 
     job_id: str
@@ -79,7 +79,7 @@ NEEDED = ("state", "restarts", "start_at", "uid", "nodes", "is_batch")
 """What has to be known of a job before anything is done to it."""
 
 
-class SlurmNode(Value, frozen=True, kw_only=True):
+class SlurmNode(Struct, frozen=True, kw_only=True):
     name: str
     address: str
     state: str
@@ -92,7 +92,7 @@ class SlurmNode(Value, frozen=True, kw_only=True):
     """As in `SlurmJob`."""
 
 
-class SlurmView(Value, frozen=True, kw_only=True):
+class SlurmView(Struct, frozen=True, kw_only=True):
     """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
 
     jobs: tuple[SlurmJob, ...]

@@ -21,7 +21,7 @@ from slurm_watchdog.notify.notification import JobNote, Notice, Topic, from_row,
 from slurm_watchdog.notify.wording import culprit_line, next_step, say_opened, say_resolved
 
 if TYPE_CHECKING:
-    from slurm_watchdog.notify.dispatcher import Outbox, Sources
+    from slurm_watchdog.notify.dispatcher import IncidentSources, Outbox
 
 BATCH = 200
 GAP_S = 1.0
@@ -44,7 +44,7 @@ class AlertmanagerChannel:
         deadline_s: float,
         repeat_s: float,
         cluster: str,
-        sources: Callable[[], Sources],
+        sources: Callable[[], IncidentSources],
         places: Places = NOWHERE,
     ) -> None:
         """`repeat_s`: time between two tellings of what fires; `sources` has the incidents that do."""

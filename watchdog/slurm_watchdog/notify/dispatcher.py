@@ -100,7 +100,7 @@ class Channel(Protocol):
         ...
 
 
-class Sources:
+class IncidentSources:
     """Where a notifier looks up what an incident does not say itself. Each answers at once, from memory."""
 
     def __init__(
@@ -151,11 +151,11 @@ class Notifier:
         self._poll_s = poll_s
         self._wall = wall
         self._workers = [Worker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
-        self.sources = Sources()
+        self.sources = IncidentSources()
         self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
         """(incident, job or process) -> since when which decision is held back."""
 
-    def attach(self, sources: Sources) -> None:
+    def attach(self, sources: IncidentSources) -> None:
         """Where to look things up from now on."""
         self.sources = sources
         for worker in self._workers:

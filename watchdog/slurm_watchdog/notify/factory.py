@@ -9,7 +9,7 @@ from slurm_watchdog.notify.dispatcher import Channel, Notifier, Outbox
 from slurm_watchdog.notify.links import Places
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
-from slurm_watchdog.notify.slack_channel import LogPoster, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_channel import LogNotifier, Pace, PulseChannel, SlackChannel
 from slurm_watchdog.notify.webhook import WebhookChannel
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
             )
         )
     if not channels:
-        channels.append(SlackChannel(LogPoster(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
+        channels.append(SlackChannel(LogNotifier(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
     heir = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
     notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse, caller=caller))
     return notifier[0]

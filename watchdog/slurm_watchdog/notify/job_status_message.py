@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural, safe
 from slurm_watchdog.notify.slack_messages import BLOCK_LIMIT, LINE_LIMIT, Payload, message, section
 
@@ -13,7 +13,7 @@ PULSE_ID = "pulse"
 BLOCKS = 3
 
 
-class JobPulse(Value, frozen=True, kw_only=True):
+class JobPulse(Struct, frozen=True, kw_only=True):
     """How one job is."""
 
     job_id: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import quote
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 
-class Places(Value, frozen=True, kw_only=True):
+class Places(Struct, frozen=True, kw_only=True):
     """Of one site; an empty address gives no links."""
 
     external_url: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.model.slurm import SlurmJob
@@ -47,7 +47,7 @@ class Caller(StrEnum):
     ATTACH = "attach"
 
 
-class Delivery(Value, frozen=True, kw_only=True):
+class Delivery(Struct, frozen=True, kw_only=True):
     """How the messages of one channel fare."""
 
     channel: str
@@ -60,7 +60,7 @@ class Delivery(Value, frozen=True, kw_only=True):
     """Age of the oldest of these."""
 
 
-class JobNote(Value, frozen=True, kw_only=True):
+class JobNote(Struct, frozen=True, kw_only=True):
     """Whose a job is."""
 
     job_id: str
@@ -71,7 +71,7 @@ class JobNote(Value, frozen=True, kw_only=True):
     """0: not known."""
 
 
-class Notice(Value, frozen=True, kw_only=True):
+class Notice(Struct, frozen=True, kw_only=True):
     """One thing that people, or programs, are to be told."""
 
     topic: Topic

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
 from slurm_watchdog.notify.dispatcher import Notifier, Outbox
 from slurm_watchdog.notify.factory import make_notifier
@@ -23,7 +23,7 @@ LONGEST_PAUSE_S: Final = 2.0
 """A receiver that asks for more than that between two messages has failed the test."""
 
 
-class Outcome(Value, frozen=True, kw_only=True):
+class Outcome(Struct, frozen=True, kw_only=True):
     """How one receiver took the test notice."""
 
     receiver: str

@@ -237,7 +237,7 @@ class PulseChannel:
         return 0.0
 
 
-class LogPoster:
+class LogNotifier:
     """In the place of Slack where nothing is configured: the sentences go to the log."""
 
     threads = False

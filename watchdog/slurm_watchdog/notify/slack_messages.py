@@ -29,7 +29,7 @@ from slurm_watchdog.notify.links import NOWHERE, Places
 from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.wording import (
     DONE,
-    Said,
+    Message,
     about,
     alike,
     lasted,
@@ -94,7 +94,7 @@ def parent(
     )
 
 
-def said_of(story: Sequence[Notice]) -> list[Said]:
+def said_of(story: Sequence[Notice]) -> list[Message]:
     """The words for the notices. What ended an incident is said once: where an action did, as the outcome of that action; and so is what
     is alike of several processes."""
     details = {
@@ -338,6 +338,6 @@ def mention_block(ids: Sequence[str]) -> Payload:
     return SectionBlock(text=MarkdownTextObject(text=" ".join(words), verbatim=True)).to_dict()
 
 
-def plain(said: Said, cluster: str) -> Payload:
+def plain(said: Message, cluster: str) -> Payload:
     """One message of its own."""
     return payload([f"[{cluster}] {said.sentence}"], said.evidence, said.todo)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
@@ -20,7 +20,7 @@ NAMED_IN_TEXT = ("leftovers:", "holders:")
 """Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on which node."""
 
 
-class Said(Value, frozen=True, kw_only=True):
+class Message(Struct, frozen=True, kw_only=True):
     """A message in three parts. Text of users may be in each: whoever sends it makes it harmless."""
 
     sentence: str
@@ -28,7 +28,7 @@ class Said(Value, frozen=True, kw_only=True):
     todo: str = ""
 
 
-def say(notice: Notice) -> Said:
+def say(notice: Notice) -> Message:
     """The words for one notice."""
     incident = notice.incident
     if notice.topic is Topic.DECIDED and notice.decision is not None:
@@ -53,7 +53,7 @@ def alike(story: Iterable[Notice]) -> list[list[Notice]]:
     return list(found.values())
 
 
-def say_together(notices: Sequence[Notice]) -> Said:
+def say_together(notices: Sequence[Notice]) -> Message:
     """The words for notices that are `alike`: the first one's sentence, and how many more it is true of; theirs are evidence."""
     first, *others = map(say, notices)
     if not others:
@@ -62,11 +62,11 @@ def say_together(notices: Sequence[Notice]) -> Said:
     return replace(first, sentence=sentence, evidence=(*first.evidence, *(each.sentence for each in others)))
 
 
-def say_opened(incident: Incident) -> Said:
+def say_opened(incident: Incident) -> Message:
     """An incident fires: what is wrong, since when, who, and the evidence."""
     since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
     who = tuple(culprit_line(incident, index) for index in range(len(incident.culprits)))
-    return Said(
+    return Message(
         sentence=f"{SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
         evidence=who + incident.facts,
         todo=next_step(incident, "All evidence: {}. Keep the watchdog from acting: slurm-watchdog pause"),
@@ -82,10 +82,10 @@ def next_step(incident: Incident, words: str) -> str:
     )
 
 
-def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Said:
+def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Message:
     """What the stacks of all ranks, and all else that was collected, tell."""
     first = said[0] if said else "nothing more was found"
-    return Said(
+    return Message(
         sentence=f"evidence: {about(incident, first)}",
         evidence=said[1:],
         todo=f"Stacks and all else: slurm-watchdog explain {incident.id}",
@@ -113,7 +113,7 @@ ACT: dict[Caller, str] = {
 """How its reader lets the watchdog act."""
 
 
-def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Said:
+def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Message:
     """What was decided about an incident, by which rule or guard, and why."""
     done = DONE.get(decision.action, "requeued")
     job = _job(incident, decision)
@@ -139,7 +139,7 @@ def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller
     if decision.asked_by:
         evidence.append(f"Asked for by {decision.asked_by}")
     evidence.append(f"Incident {incident.id}: {incident.summary}")
-    return Said(sentence=f"{sentence}: {decision.reason}", evidence=tuple(evidence), todo=todo)
+    return Message(sentence=f"{sentence}: {decision.reason}", evidence=tuple(evidence), todo=todo)
 
 
 def _job(incident: Incident, decision: Decision) -> str:
@@ -179,7 +179,7 @@ def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> st
     )
 
 
-def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Said:
+def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
     """How an action ended, what it cost, and each rung of it."""
     decision, end = run.decision, run.end
     job, whom = _job(incident, decision), whom_of(incident, decision)
@@ -211,7 +211,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
         for record in run.records
     ]
-    return Said(sentence=sentence, evidence=tuple(evidence), todo=todo)
+    return Message(sentence=sentence, evidence=tuple(evidence), todo=todo)
 
 
 def _what(decision: Decision) -> str:
@@ -226,9 +226,9 @@ def _look(decision: Decision, job: str, caller: Caller) -> str:
     return f"on {decision.process.node}: ps -o pid,user,stat,wchan:30,cmd -p {decision.process.pid}"
 
 
-def say_resolved(incident: Incident) -> Said:
+def say_resolved(incident: Incident) -> Message:
     """An incident is over: after how long, and why."""
-    return Said(
+    return Message(
         sentence=f"over{lasted(incident)}: {about(incident, incident.resolution or incident.summary)}",
         evidence=(f"Was: {incident.summary}",),
         todo=next_step(incident, "Nothing to do. What happened: {}"),

@@ -28,7 +28,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
-from slurm_watchdog.trace.records import Any_, Asked, Controller, Damage, Ended, Tally, Touched
+from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
 
 OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)
 """What a recorded controller says of itself."""
@@ -188,7 +188,7 @@ class ReplayDecisions:
         config: Config,
         state: ClusterState,
         judge: Judge,
-        tally: Tally,
+        tally: ParseStats,
         new_id: Callable[[], str],
         *,
         has_all_nodes: Callable[[], bool],
@@ -235,7 +235,7 @@ class ReplayDecisions:
             for each in self._journal.written
         )
 
-    def take(self, said: Iterable[Any_ | Damage]) -> None:
+    def take(self, said: Iterable[Any_ | BadLine]) -> None:
         """Takes over what the recorded controller says of itself."""
         for record in said:
             self._at = record.t

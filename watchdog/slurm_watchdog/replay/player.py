@@ -22,11 +22,11 @@ from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Kin
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.skip_ahead import calm_for_s
-from slurm_watchdog.replay.slurm import Listing
-from slurm_watchdog.replay.stacks import Dumps
+from slurm_watchdog.replay.slurm import SlurmListing
+from slurm_watchdog.replay.stacks import StackDumps
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
-from slurm_watchdog.trace.records import Damage, Tally
+from slurm_watchdog.trace.records import BadLine, ParseStats
 from slurm_watchdog.trace.to_report import Node
 
 LOOKED_AHEAD = 500
@@ -35,7 +35,7 @@ SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
 OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 """Most lines of every trace; they say something of one node, and of nothing else."""
-NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, Damage, *OF_THE_CONTROLLER)
+NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
 FINE_S = 3600.0
 """In a longer stretch without a line, time goes on in larger steps."""
 
@@ -50,27 +50,27 @@ class Outcome:
     """By incident."""
     decided: tuple[Decision, ...]
     """All of them, in the order in which they were made."""
-    tally: Tally
+    tally: ParseStats
     silent_after_s: float
     ended_at: float
 
 
 def replay(read: Callable[[int], bytes], config: Config, new_id: Callable[[], str]) -> Outcome:
     """Replays the trace that `read(n)` gives in pieces of at most n bytes. Raises what `read` raises."""
-    tally = Tally()
+    tally = ParseStats()
     flow = moments(in_order(read_records(read_blocks(read), tally), tally))
     early = list(islice(flow, LOOKED_AHEAD))
     interval_s = typical_interval_s(early) or config.agent.interval
-    player = Player(config, tally, new_id, interval_s)
+    player = TracePlayer(config, tally, new_id, interval_s)
     for moment in chain(early, flow):
         player.play(moment)
     return player.outcome()
 
 
-class Player:
+class TracePlayer:
     """One trace while it is played. Moments have to come in order."""
 
-    def __init__(self, config: Config, tally: Tally, new_id: Callable[[], str], interval_s: float):
+    def __init__(self, config: Config, tally: ParseStats, new_id: Callable[[], str], interval_s: float):
         self.config = config
         self.tally = tally
         self._interval_s = interval_s
@@ -90,11 +90,11 @@ class Player:
             has_all_nodes=lambda: self._recorded,
             on_change=self._note,
         )
-        self._listing = Listing(tally, self.silent_after_s)
+        self._listing = SlurmListing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
         self._mounts: set[str] = set()
         self._own = compile_patterns(config.jobs.progress_patterns)
-        self._dumps = Dumps(tally, self.state, self._listing)
+        self._dumps = StackDumps(tally, self.state, self._listing)
         self._faults: list[records.Fault] = []
         self._seen: dict[str, Incident] = {}
         self._now: float | None = None
@@ -254,7 +254,7 @@ class Player:
             self._calm_until = float("-inf")
 
     def _take(
-        self, record: records.Any_ | Damage, by_node: dict[str, list[records.Any_]], damaged: set[str | None]
+        self, record: records.Any_ | BadLine, by_node: dict[str, list[records.Any_]], damaged: set[str | None]
     ) -> bool:
         """Takes over what a record says beyond its node. Returns whether it is Slurm's word."""
         if isinstance(record, records.Job):
@@ -267,7 +267,7 @@ class Player:
             return True
         if isinstance(record, records.Fault):
             self._faults.append(record)
-        elif isinstance(record, Damage):
+        elif isinstance(record, BadLine):
             damaged.add(record.node)
         elif isinstance(record, records.Report) and record.listed is not None:
             self._recorded = True

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
 from slurm_watchdog.trace import records
-from slurm_watchdog.trace.records import Tally
+from slurm_watchdog.trace.records import ParseStats
 
 JOBLESS = "FUTURE"
 """The state of a node that no running job has and of which a trace says no more: it may rightly have no agent."""
@@ -24,10 +24,10 @@ LOST = "DOWN*"
 
 
 @dataclass
-class Listing:
+class SlurmListing:
     """Everything that job and node lines have said."""
 
-    tally: Tally
+    tally: ParseStats
     patience_s: float
     """A node that has not said anything since its job began gets this long."""
     jobs: dict[str, SlurmJob] = field(default_factory=dict)

@@ -9,8 +9,8 @@ import msgspec
 
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.replay.slurm import Listing
-from slurm_watchdog.trace.records import Stack, Tally
+from slurm_watchdog.replay.slurm import SlurmListing
+from slurm_watchdog.trace.records import ParseStats, Stack
 
 PATIENCE_S = 25.0
 """Stacks that have not come by then are missing from their dump: the controller waits as long (evidence.DUMP_DEADLINE_S)."""
@@ -25,12 +25,12 @@ class _Dump:
 
 
 @dataclass
-class Dumps:
+class StackDumps:
     """Those that are not whole yet, by what agents call the job."""
 
-    tally: Tally
+    tally: ParseStats
     state: ClusterState
-    listing: Listing
+    listing: SlurmListing
     _open: dict[str, _Dump] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

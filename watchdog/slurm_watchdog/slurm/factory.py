@@ -10,7 +10,7 @@ from typing import Literal
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import CommandLineListings, Listings
-from slurm_watchdog.slurm.pyslurm_client import FirstOf, PyslurmListings, is_importable
+from slurm_watchdog.slurm.pyslurm_client import FallbackListings, PyslurmListings, is_importable
 from slurm_watchdog.slurm.request_guard import Observe
 
 LOG = logging.getLogger(__name__)
@@ -40,6 +40,6 @@ def make_client(
         listings = PyslurmListings(pyslurm_python, environ)
     elif choice == "auto" and not token_file and (pyslurm_python or is_importable()):
         commands = CommandLineListings(Commands(bin_directory, environ))
-        listings = FirstOf(PyslurmListings(pyslurm_python, environ), commands)
+        listings = FallbackListings(PyslurmListings(pyslurm_python, environ), commands)
     LOG.info("Slurm is asked by %s", "its commands" if listings is None else "pyslurm")
     return CommandLineSlurm(bin_directory, deadline_s, environ, observe, listings, token_file)

@@ -89,7 +89,7 @@ FAILURES = 3
 """So many in a row, and the other one is asked too: slurmctld may have been upgraded under it."""
 
 
-class FirstOf:
+class FallbackListings:
     """`first` as long as it answers at all, otherwise `second`.
 
     That Slurm does not answer is no reason to change: but as long as `first` has never once answered, or not the last few times, nobody

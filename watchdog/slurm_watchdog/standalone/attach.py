@@ -58,7 +58,7 @@ LAST_LOOK_S: Final = 10.0
 """After the end of the job: its last lines are read, an action that waited for its end goes on."""
 
 
-class OneJob:
+class SingleJobListings:
     """What Slurm says, of one job only, and of the nodes that it has."""
 
     def __init__(self, listings: Listings, job_id: str):
@@ -114,7 +114,9 @@ def run(wanted: Wanted) -> int:
 
 
 async def _run(wanted: Wanted) -> int:
-    slurm = CommandLineSlurm(listings=OneJob(CommandLineListings(Commands("", os.environ)), wanted.job_id))
+    slurm = CommandLineSlurm(
+        listings=SingleJobListings(CommandLineListings(Commands("", os.environ)), wanted.job_id)
+    )
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
     if job is None or job.state not in ALIVE:

@@ -39,7 +39,7 @@ def _own_name() -> str:
     return f"uid {os.getuid()}"  # of a container that has no names
 
 
-class LocalJob:
+class LocalSlurm:
     """The command and its runs. All methods belong to one event loop."""
 
     def __init__(

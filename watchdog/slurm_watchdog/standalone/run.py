@@ -33,7 +33,7 @@ from slurm_watchdog.model.actions import Step
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
-from slurm_watchdog.standalone.local_slurm import LocalJob
+from slurm_watchdog.standalone.local_slurm import LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def notes_on(config: Config) -> list[str]:
 
 
 async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_runs.OwnRun) -> int:
-    job = LocalJob(
+    job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
         node=config.agent.node_name,
@@ -242,7 +242,7 @@ def own_job_id(environ: Mapping[str, str]) -> str:
     return given if given.isdecimal() else str(os.getpid())
 
 
-async def _until_over(job: LocalJob, controller: Controller, config: Config, asked: asyncio.Event) -> None:
+async def _until_over(job: LocalSlurm, controller: Controller, config: Config, asked: asyncio.Event) -> None:
     """Returns when somebody wants us to end, or when the command has ended, has been judged, and is not about to be started again."""
     asking = asyncio.create_task(asked.wait())
     while not asked.is_set():
@@ -260,7 +260,7 @@ async def _until_over(job: LocalJob, controller: Controller, config: Config, ask
     asking.cancel()
 
 
-async def _keep_agent(config: Config, job: LocalJob) -> None:
+async def _keep_agent(config: Config, job: LocalSlurm) -> None:
     """An agent of our own user, started again if it ends; it dies with us."""
     settings = agent_settings(config)
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Blocked, Process, Role
-from slurm_watchdog.trace.records import Proc, Tally
+from slurm_watchdog.trace.records import ParseStats, Proc
 
 REGULAR = 3
 RELIABLE = 20
@@ -63,7 +63,7 @@ class Known:
 class Processes:
     """Those of one node."""
 
-    tally: Tally
+    tally: ParseStats
     known: dict[Key, Known] = field(default_factory=dict)
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
     """(job, rank) -> pid."""

@@ -15,11 +15,11 @@ from statistics import median
 from slurm_watchdog.trace.records import (
     MAX_LINE_BYTES,
     Any_,
-    Damage,
+    BadLine,
     Gpu,
+    ParseStats,
     Proc,
     Report,
-    Tally,
     parse_record,
     parse_records,
 )
@@ -35,7 +35,7 @@ CONFIRMED_BY = 20
 MOMENT_S = 0.5
 """Records of this time belong together: agents do not report more often."""
 
-Numbered = tuple[float, int, "Any_ | Damage"]
+Numbered = tuple[float, int, "Any_ | BadLine"]
 """(time, line number, record)."""
 
 
@@ -44,7 +44,7 @@ class Moment:
     """What was said at about the same time. `t` is that of its last record."""
 
     t: float
-    records: list[Any_ | Damage] = field(default_factory=list)
+    records: list[Any_ | BadLine] = field(default_factory=list)
 
 
 def read_blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | None]]:
@@ -66,7 +66,7 @@ def read_blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | Non
         yield number, None if too_long else pending
 
 
-def read_records(blocks: Iterable[tuple[int, bytes | None]], tally: Tally) -> Iterator[list[Numbered]]:
+def read_records(blocks: Iterable[tuple[int, bytes | None]], tally: ParseStats) -> Iterator[list[Numbered]]:
     """The records of these lines as they stand; a damaged line is dated like the one before it."""
     last_t = 0.0
     for number, block in blocks:
@@ -90,18 +90,18 @@ def _all_of(block: bytes, number: int) -> list[Numbered] | None:
     return [(record.t, number, record) for number, record in enumerate(records, number)]
 
 
-def _line_by_line(number: int, block: bytes | None, last_t: float, tally: Tally) -> Iterator[Numbered]:
+def _line_by_line(number: int, block: bytes | None, last_t: float, tally: ParseStats) -> Iterator[Numbered]:
     for number, line in enumerate([None] if block is None else block.split(b"\n"), number):  # noqa: B020
         if line is None or len(line) > MAX_LINE_BYTES:
             tally.lines += 1
             tally.skip(f"longer than {MAX_LINE_BYTES} bytes", number)
-            record: Any_ | Damage | None = Damage(t=0.0)
+            record: Any_ | BadLine | None = BadLine(t=0.0)
         elif stripped := line.strip():
             tally.lines += 1
             record = parse_record(stripped.removeprefix(BOM), number, tally)
         else:
             continue
-        if type(record) is Damage:
+        if type(record) is BadLine:
             record.t = last_t
         elif record is not None:
             last_t = record.t
@@ -113,7 +113,7 @@ def _line_by_line(number: int, block: bytes | None, last_t: float, tally: Tally)
 class _Order:
     """Puts records in the order of time, within a window, and leaves out those whose time can't be."""
 
-    tally: Tally
+    tally: ParseStats
     newest: float
     floor: float
     waiting: list[Numbered] = field(default_factory=list)
@@ -144,10 +144,10 @@ class _Order:
             if len(self.ahead) >= CONFIRMED_BY:
                 yield from self._leap()
             return
-        if self.ahead and not isinstance(each[2], Damage):
+        if self.ahead and not isinstance(each[2], BadLine):
             self._forget_ahead()
         if t < self.floor:
-            if not isinstance(each[2], Damage):
+            if not isinstance(each[2], BadLine):
                 self.tally.skip("the time goes back", each[1])
             return
         self.waiting.append(each)
@@ -162,7 +162,7 @@ class _Order:
         count = bisect_left(self.waiting, until, key=itemgetter(0))
         ready, self.waiting = self.waiting[:count], self.waiting[count:]
         self.floor = max(self.floor, until)
-        self.tally.used += sum(1 for _, _, record in ready if type(record) is not Damage)
+        self.tally.used += sum(1 for _, _, record in ready if type(record) is not BadLine)
         return ready
 
     def end(self) -> list[Numbered]:
@@ -183,12 +183,12 @@ class _Order:
 
     def _forget_ahead(self) -> None:
         for _, number, record in self.ahead:
-            if not isinstance(record, Damage):
+            if not isinstance(record, BadLine):
                 self.tally.skip("a time far from that of all other lines", number)
         self.ahead.clear()
 
 
-def in_order(batches: Iterable[list[Numbered]], tally: Tally) -> Iterator[list[Numbered]]:
+def in_order(batches: Iterable[list[Numbered]], tally: ParseStats) -> Iterator[list[Numbered]]:
     """The records in the order of time (of lines, where it is the same). Those far out of order are skipped and counted."""
     order: _Order | None = None
     first: list[Numbered] = []
@@ -206,7 +206,7 @@ def in_order(batches: Iterable[list[Numbered]], tally: Tally) -> Iterator[list[N
         yield order.end()
 
 
-def _begin(first: list[Numbered], tally: Tally) -> _Order:
+def _begin(first: list[Numbered], tally: ParseStats) -> _Order:
     middle = median(t for t, _, _ in first[:CONFIRMED_BY])
     return _Order(tally, newest=middle, floor=max(0.0, middle - LEAP_S))
 

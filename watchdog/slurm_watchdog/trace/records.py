@@ -191,7 +191,7 @@ class Ended(Record, tag="ended", kw_only=True):
     detail: str = ""
 
 
-class Damage(msgspec.Struct, gc=False):
+class BadLine(msgspec.Struct, gc=False):
     """A line stood here that could not be read: nobody is missing from what is around it."""
 
     t: float
@@ -207,7 +207,7 @@ _lines: msgspec.json.Decoder[Any_] = _decoder
 
 
 @dataclass
-class Tally:
+class ParseStats:
     """What was not used of a trace, and why."""
 
     lines: int = 0
@@ -264,7 +264,7 @@ def parse_records(block: bytes) -> list[Any_] | None:
         return None
 
 
-def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
+def parse_record(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine | None:
     """The record in one line without its end; None if it holds none, Damage if it might have said who is there.
 
     `tally` is told of everything that was not used. A Damage has no time of its own yet.
@@ -276,14 +276,14 @@ def parse_record(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None
         return _mend(line, number, tally)
 
 
-def _mend(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
+def _mend(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine | None:
     """What can be used of a line that is not as it should be."""
     text = line.decode("utf-8", errors="replace")
     try:
         data = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         tally.skip("no whole JSON in it", number)
-        return Damage(t=0.0)
+        return BadLine(t=0.0)
     if not isinstance(data, dict):
         tally.skip("JSON, but no object", number)
         return None
@@ -296,7 +296,7 @@ def _mend(line: bytes, number: int, tally: Tally) -> Any_ | Damage | None:
     return _field_by_field(kind, data, number, tally)
 
 
-def _field_by_field(kind: str, data: dict[str, Any], number: int, tally: Tally) -> Any_ | Damage | None:
+def _field_by_field(kind: str, data: dict[str, Any], number: int, tally: ParseStats) -> Any_ | BadLine | None:
     wanted = KINDS[kind]
     kept: dict[str, Any] = {"kind": kind}
     for each in msgspec.structs.fields(wanted):
@@ -321,9 +321,9 @@ def _field_by_field(kind: str, data: dict[str, Any], number: int, tally: Tally) 
     return record
 
 
-def _damage(kind: str, kept: dict[str, Any]) -> Damage | None:
+def _damage(kind: str, kept: dict[str, Any]) -> BadLine | None:
     node = kept.get("node")
-    return Damage(t=0.0, node=node) if kind in ("proc", "report") else None
+    return BadLine(t=0.0, node=node) if kind in ("proc", "report") else None
 
 
 def _what_is_wrong(value: object, wanted: Any) -> str:

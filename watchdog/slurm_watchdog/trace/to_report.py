@@ -26,7 +26,7 @@ from slurm_watchdog.trace import records
 from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, Holders, Seats, seated
 from slurm_watchdog.trace.log_events import Logs
 from slurm_watchdog.trace.processes import Processes
-from slurm_watchdog.trace.records import Tally
+from slurm_watchdog.trace.records import ParseStats
 
 MIB = 1024**2
 KEPT_OF_REPORT = (
@@ -49,7 +49,7 @@ class Node:
     """What is known of one node, and how it becomes reports."""
 
     name: str
-    tally: Tally
+    tally: ParseStats
     interval_s: float
     sequence: int = 0
     boot_id: str = ""

@@ -29,7 +29,7 @@ LOOK_AT_FILES_S: Final = 60.0
 """Between two looks whether our certificate was renewed."""
 
 
-class Unproven(OSError):
+class AuthenticationFailed(OSError):
     """We can't show who we are, or the peer has not shown to be the controller. The text says why, and what to do."""
 
 
@@ -37,7 +37,7 @@ class NotKept(ConnectionError):
     """The connection on which the peer had proven itself is closed: nothing was answered, and whoever listens there now is anybody."""
 
 
-class BadAnswer(OSError):
+class InvalidResponse(OSError):
     """What came back is no answer by RFC 9112."""
 
 
@@ -173,9 +173,11 @@ class Connection:
     def _tls(self) -> ssl.SSLContext:
         """Raises Unproven if our own files can't be used."""
         if self._files is None:
-            raise Unproven("agent.controller_url begins with https://, and security.mode is not tls")
+            raise AuthenticationFailed(
+                "agent.controller_url begins with https://, and security.mode is not tls"
+            )
         if not self._https:
-            raise Unproven(
+            raise AuthenticationFailed(
                 "agent.controller_url has to begin with https:// where nodes prove themselves by certificates"
             )
         from slurm_watchdog.identity.tls import Context
@@ -186,7 +188,7 @@ class Connection:
             else:
                 self._ours.refresh()
         except IdentityError as error:
-            raise Unproven(str(error)) from error
+            raise AuthenticationFailed(str(error)) from error
         return self._ours.current
 
     def _renew(self) -> None:
@@ -229,10 +231,12 @@ class _Reader:
         """Everything before `mark`, which is taken, too. Raises BadAnswer if that is more than `limit` bytes."""
         while (at := self.inbox.find(mark)) < 0:
             if len(self.inbox) > limit:
-                raise BadAnswer(f"its answer has more than {limit} bytes without an end of its headers")
+                raise InvalidResponse(f"its answer has more than {limit} bytes without an end of its headers")
             if not self.more():
                 raise (
-                    BadAnswer("the answer broke off") if self.inbox else _Closed("closed without an answer")
+                    InvalidResponse("the answer broke off")
+                    if self.inbox
+                    else _Closed("closed without an answer")
                 )
         found = bytes(self.inbox[:at])
         del self.inbox[: at + len(mark)]
@@ -242,7 +246,7 @@ class _Reader:
         """`size` bytes. Raises BadAnswer if the stream ends before."""
         while len(self.inbox) < size:
             if not self.more():
-                raise BadAnswer("the answer broke off")
+                raise InvalidResponse("the answer broke off")
         found = bytes(self.inbox[:size])
         del self.inbox[:size]
         return found
@@ -291,7 +295,7 @@ def parse_head(head: bytes) -> tuple[bytes, int, str, dict[bytes, bytes]]:
     version, _, rest = first.partition(b" ")
     code, _, reason = rest.partition(b" ")
     if not version.startswith(b"HTTP/1.") or len(code) != 3 or not code.isdigit():
-        raise BadAnswer(f"its answer is no HTTP: {first[:80]!r}")
+        raise InvalidResponse(f"its answer is no HTTP: {first[:80]!r}")
     headers = {}
     for line in lines:
         name, colon, value = line.partition(b":")
@@ -305,5 +309,5 @@ def parse_size(text: bytes, base: int) -> int:
     text = text.strip()
     digits = b"0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
     if not text or len(text) > 16 or text.strip(digits):
-        raise BadAnswer(f"its answer has no proper length: {text[:40]!r}")
+        raise InvalidResponse(f"its answer has no proper length: {text[:40]!r}")
     return int(text, base)

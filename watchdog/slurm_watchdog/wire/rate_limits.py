@@ -55,7 +55,7 @@ def most_connections() -> int:
 
 
 @dataclass
-class Buckets:
+class TokenBuckets:
     """A token bucket for each name: `burst` at once, `per_s` from then on. The one that was used longest ago is forgotten first."""
 
     burst: float
@@ -88,20 +88,20 @@ BYTES_A_SECOND: Final = 2 * 1024**2
 
 
 @dataclass
-class Pace:
+class RateLimit:
     """How fast one sender may report: reports and bytes."""
 
-    reports: Buckets
-    bytes: Buckets = field(default_factory=lambda: Buckets(BYTES_AT_ONCE, BYTES_A_SECOND))
+    reports: TokenBuckets
+    bytes: TokenBuckets = field(default_factory=lambda: TokenBuckets(BYTES_AT_ONCE, BYTES_A_SECOND))
 
     def take(self, name: str, size: int, now: float) -> bool:
         """Whether `name` may send a report of `size` bytes now."""
         return self.reports.take(name, now) and self.bytes.take(name, now, float(size))
 
 
-def pace(interval_s: float) -> Pace:
+def pace(interval_s: float) -> RateLimit:
     """For agents that report every `interval_s`: faster where a site asks for it."""
-    return Pace(Buckets(REPORTS_AT_ONCE, max(REPORTS_A_SECOND, 4.0 / interval_s)))
+    return RateLimit(TokenBuckets(REPORTS_AT_ONCE, max(REPORTS_A_SECOND, 4.0 / interval_s)))
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Limits:
     most_of_one: int = MAX_OF_ONE_ADDRESS
     total: int = 0
     _open: Counter[str] = field(default_factory=Counter)
-    _failures: Buckets = field(default_factory=lambda: Buckets(burst=20, per_s=1 / 3))
+    _failures: TokenBuckets = field(default_factory=lambda: TokenBuckets(burst=20, per_s=1 / 3))
     """A handshake costs us a millisecond: whoever fails twenty times has to wait, 3 s for each further try."""
 
     def opened(self, address: str, now: float) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from slurm_watchdog.base.redact import mask_line, mask_lines
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, SocketState, ThreadState
-from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, ProbeWanted, StacksWanted
+from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, MountProbeRequest, StackRequest
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
@@ -28,7 +28,7 @@ from slurm_watchdog.model.observations import (
     NodeEvent,
     Process,
 )
-from slurm_watchdog.model.protocol import CommandResult, JobWish, ProcessNumbers, Report
+from slurm_watchdog.model.protocol import CommandResult, JobDirectives, ProcessNumbers, Report
 
 NAMES: Final[Mapping[type, frozenset[str]]] = {
     cls: frozenset(fields.split())
@@ -44,7 +44,7 @@ NAMES: Final[Mapping[type, frozenset[str]]] = {
         (MigInstance, "uuid"),
         (Checkpoint, "job_id layout"),
         (GpuHolder, "comm state job_id user gpu_uuids"),
-        (JobWish, "job_id variables"),
+        (JobDirectives, "job_id variables"),
         (ProcessNumbers, "state"),
         (CommandResult, "command_id"),
         (ProcessStack, "node job_id state wchan syscall"),
@@ -55,8 +55,8 @@ NAMES: Final[Mapping[type, frozenset[str]]] = {
         (Finding, "subject job_ids exclude_nodes mounts processes wanted"),
         (Culprit, "node gpu_uuid mount"),
         (GpuProcess, "node boot_id user comm job_id gpu_uuids"),
-        (ProbeWanted, "mount directory nodes"),
-        (StacksWanted, "job_id"),
+        (MountProbeRequest, "mount directory nodes"),
+        (StackRequest, "job_id"),
     )
 }
 """No text of users, or too short to hold a secret (`comm` has 15 characters); lines of events and of the kernel are masked where they are

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.job_log import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
 
@@ -66,7 +66,7 @@ Key = tuple[str, str]
 class CheckpointCollector:
     """What is looked at, and what came of it since the last report."""
 
-    probes: Probes
+    probes: WorkerPool
     logs: JobLogs
     interval_s: float
     _places: dict[Key, _Place] = field(default_factory=dict)

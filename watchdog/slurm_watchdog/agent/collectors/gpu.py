@@ -21,7 +21,7 @@ from slurm_watchdog.agent.gpu.convert import (
 )
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.model.observations import Gpu, NodeEvent
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ MAX_EVENTS = 64
 class GpuCollector:
     """Asks the child in every tick and remembers which GPUs there are."""
 
-    probes: Probes
+    probes: WorkerPool
     problem: str | None = None
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
     driver_s: float | None = None

@@ -20,7 +20,7 @@ from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of
 from slurm_watchdog.agent.proc.entry import Entry
 from slurm_watchdog.agent.proc.files import is_the_kernels, read_file
 from slurm_watchdog.agent.proc.job_membership import Key
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import is_daemon
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
@@ -59,7 +59,7 @@ class HolderMemory(msgspec.Struct, frozen=True, kw_only=True):
 class GpuHolders:
     """Remembers who was seen holding what, and since when without a job."""
 
-    probes: Probes
+    probes: WorkerPool
     grace_s: float
     devices: str = DEVICES
     """What the name of a GPU's device begins with; its number follows."""

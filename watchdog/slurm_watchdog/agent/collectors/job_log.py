@@ -20,7 +20,7 @@ from slurm_watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.knowledge.ray_train import Seat, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
@@ -103,7 +103,7 @@ class _Plan:
 class JobLogs:
     """What is followed, and what came in since the last report."""
 
-    probes: Probes
+    probes: WorkerPool
     mounts: tuple[Mount, ...]
     node: str
     patterns: tuple[str, ...]

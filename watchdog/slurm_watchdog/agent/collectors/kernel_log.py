@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.kernel.deduplicate import Fold, KernelClock, Told
+from slurm_watchdog.agent.kernel.deduplicate import Deduplicator, KernelClock, Reported
 from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.line import (
     KernelFact,
@@ -92,7 +92,7 @@ class KernelLog:
         path: str,
         boot_id: str,
         state_file: str,
-        probes: Probes,
+        probes: WorkerPool,
         facilities: frozenset[int] = frozenset({0}),
         open_device: Callable[[str], Device] = KmsgFile,
     ):
@@ -134,7 +134,7 @@ class KernelLog:
             self._clock, self._drained_at, self._backlog, self._began_at = KernelClock(), None, True, None
         if self._began_at is None:
             self._began_at = now
-        fold = Fold()
+        fold = Deduplicator()
         oldest = newest = b""
         for priority, sequence, newest in self._kmsg.read(now, MAX_RECORDS):
             oldest = oldest or newest
@@ -171,7 +171,7 @@ class KernelLog:
         low = float("-inf") if self._drained_at is None else self._drained_at - oldest_us / 1e6
         self._clock.learn(now, low, now - newest_us / 1e6)
 
-    def _event(self, now: float, told: Told) -> NodeEvent:
+    def _event(self, now: float, told: Reported) -> NodeEvent:
         fact = told.fact
         age_s = self._clock.age_s(now, told.time_us)
         backlog = self._backlog and self._began_at is not None and age_s >= now - self._began_at
@@ -243,7 +243,7 @@ class KernelLog:
         self.state_problem = problem
 
 
-def _take(fold: Fold, sequence: int, data: bytes) -> None:
+def _take(fold: Deduplicator, sequence: int, data: bytes) -> None:
     record = parse_record(data)
     fact = _parse(record.message, record.level) if record is not None else None
     if record is not None and fact is not None:

@@ -19,7 +19,7 @@ from functools import partial
 
 import msgspec
 
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.agent.workers.worker import IDLE_S
 from slurm_watchdog.base.loop import next_due
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
@@ -86,7 +86,7 @@ class _State:
 class MountCollector:
     """Who is probed when, and what came of it. With `stagger` off (`--once`) a new mount is probed at once."""
 
-    probes: Probes
+    probes: WorkerPool
     node: str
     interval_s: float
     write_on: frozenset[str] = frozenset()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
 
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 
@@ -40,7 +40,7 @@ class _Due:
 class OpenMounts:
     """Which filesystems jobs use, by their processes' files. One loop owns it."""
 
-    probes: Probes
+    probes: WorkerPool
     _due: dict[tuple[int, int], _Due] = field(default_factory=dict)
     """By (pid, start)."""
     _seen: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slurm_watchdog.agent.proc.blocked_calls import (
+    BlockedCallHistory,
     BlockedThreads,
-    Target,
-    Track,
+    CallTarget,
     describe_blocked,
     is_storage,
     parse_involuntary,
@@ -25,18 +25,23 @@ from slurm_watchdog.agent.proc.blocked_calls import (
 )
 from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry, Stat
 from slurm_watchdog.agent.proc.files import Files, read_file
-from slurm_watchdog.agent.proc.job_membership import WISH_VARIABLES, Key, Known, Member, assign
+from slurm_watchdog.agent.proc.job_membership import WISH_VARIABLES, JobMember, Key, ProcessFacts, assign
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
 from slurm_watchdog.agent.processes.identify import describe_mount
-from slurm_watchdog.agent.processes.identity_cache import IDENTIFY, MAX_IDENTIFICATIONS, Identities, Stuck
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.processes.identity_cache import (
+    IDENTIFY,
+    MAX_IDENTIFICATIONS,
+    Identities,
+    UnidentifiedProcess,
+)
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
-from slurm_watchdog.model.protocol import JobWish
+from slurm_watchdog.model.protocol import JobDirectives
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
 
@@ -58,9 +63,9 @@ MAX_WISH = 1024
 class EntryMemory(msgspec.Struct, frozen=True, array_like=True):
     """One process, for the agent that this one becomes."""
 
-    known: Known
+    known: ProcessFacts
     stat: Stat
-    member: Member | None
+    member: JobMember | None
     container_pid: int | None
     ticks: int
     identified: int
@@ -72,15 +77,15 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: tuple[EntryMemory, ...] = ()
     to_identify: tuple[int, ...] = ()
-    stuck: dict[int, Stuck] = {}
-    tracks: tuple[tuple[tuple[int, int, int], Track], ...] = ()
+    stuck: dict[int, UnidentifiedProcess] = {}
+    tracks: tuple[tuple[tuple[int, int, int], BlockedCallHistory], ...] = ()
 
 
 @dataclass
 class ProcessCollector:
     """Who belongs to which job, and what they do."""
 
-    probes: Probes
+    probes: WorkerPool
     mounts: tuple[Mount, ...]
     """The agent's own, read at its start and renewed by a child: where a process's own table cannot be had in time."""
     machine: str = field(default_factory=lambda: os.uname().machine)
@@ -181,10 +186,10 @@ class ProcessCollector:
         owner = self.owners.get(job_id)
         return known.uid == owner if owner is not None else member.by == BY_SLURM
 
-    def wishes(self) -> tuple[JobWish, ...]:
+    def wishes(self) -> tuple[JobDirectives, ...]:
         """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of theirs in the run; of jobs
         that Slurm has here, and of nobody else's processes."""
-        found: dict[str, tuple[bool, JobWish]] = {}
+        found: dict[str, tuple[bool, JobDirectives]] = {}
         for entry in self._mine:
             environ, member = entry.known.environ or {}, entry.member
             said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
@@ -196,11 +201,11 @@ class ProcessCollector:
                 run = (
                     int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
                 )
-                wish = JobWish(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
+                wish = JobDirectives(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
                 found[member.job_id] = (is_rank, wish)
         return tuple(wish for _, wish in found.values())
 
-    def details_of(self, pid: int, start_ticks: int) -> Known | None:
+    def details_of(self, pid: int, start_ticks: int) -> ProcessFacts | None:
         """What was learnt of a process when it was met; None if it is gone."""
         entry = self.table.by_key(pid, start_ticks)
         return entry.known if entry is not None else None
@@ -349,7 +354,7 @@ class ProcessCollector:
         tracks = self.threads.blocked(now)
         if tracks:
             self._resolve(tracks, now, deadline_s)
-        longest: dict[Key, tuple[int, Track]] = {}
+        longest: dict[Key, tuple[int, BlockedCallHistory]] = {}
         for (pid, start, thread), track in (self.threads.blocked(now) if tracks else {}).items():
             if track.state != "D" and track.syscall in PATH_ARGUMENT and track.target is None:
                 continue
@@ -358,14 +363,16 @@ class ProcessCollector:
                 longest[pid, start] = (thread, track)
         return {key: describe_blocked(thread, track, now) for key, (thread, track) in longest.items()}
 
-    def _resolve(self, tracks: dict[tuple[int, int, int], Track], now: float, deadline_s: float) -> None:
+    def _resolve(
+        self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float
+    ) -> None:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
         request = self.identities.resolve(tracks, now, deadline_s)
         if request is not None:
             self.probes.settle(SETTLE_S, [request])
         for track in tracks.values():
             if track.guess is None and is_storage(track.path):
-                track.guess = Target(**describe_mount(track.path or "", self.mounts))
+                track.guess = CallTarget(**describe_mount(track.path or "", self.mounts))
 
 
 def may_look_into_all(status: bytes) -> bool:
@@ -374,7 +381,7 @@ def may_look_into_all(status: bytes) -> bool:
     return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
 
 
-def _with_ancestors(known: dict[int, Known], entries: Mapping[int, Entry]) -> dict[int, Known]:
+def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:
     """`known` and those of the crowd from whom it descends: a job is known by its ancestors."""
     whole = dict(known)
     for process in known.values():
@@ -420,7 +427,7 @@ def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
     )
 
 
-def _rank_of(track: Track) -> tuple[bool, float]:
+def _rank_of(track: BlockedCallHistory) -> tuple[bool, float]:
     """The thread to report of several: one whose mount is known before others, then the longest blocked."""
     known = track.target if track.target and track.target.mount else track.guess
     return (known is None or known.mount is None, track.first_at)

@@ -25,7 +25,7 @@ from slurm_watchdog.identity.munge_protocol import (
     new_session,
     same,
 )
-from slurm_watchdog.wire.http_client import Connection, NotKept, Response, Unproven
+from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, NotKept, Response
 
 log = logging.getLogger(__name__)
 
@@ -66,21 +66,23 @@ class Munge:
         """The credential. Raises Unproven."""
         self._left = [child for child in self._left if child.poll() is None]
         if len(self._left) >= MAX_LEFT:
-            raise Unproven("munge hangs: is munged well?")
+            raise AuthenticationFailed("munge hangs: is munged well?")
         try:
             child = subprocess.Popen(
                 self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", start_new_session=True
             )  # fmt: skip
         except OSError as error:
-            raise Unproven(f"the program munge cannot be run: {error.strerror}") from error
+            raise AuthenticationFailed(f"the program munge cannot be run: {error.strerror}") from error
         try:
             out, said = child.communicate(payload, self._deadline_s)
         except subprocess.TimeoutExpired as error:
             child.kill()
             self._left.append(child)
-            raise Unproven(f"munge gave no answer within {self._deadline_s:g} s: is munged well?") from error
+            raise AuthenticationFailed(
+                f"munge gave no answer within {self._deadline_s:g} s: is munged well?"
+            ) from error
         if child.returncode != 0 or not CREDENTIAL.fullmatch(out.strip()):
-            raise Unproven(f"munge failed: {_first_line(said)}{self._advice(said)}")
+            raise AuthenticationFailed(f"munge failed: {_first_line(said)}{self._advice(said)}")
         return out.strip().decode("ascii")
 
     def _advice(self, said: bytes) -> str:
@@ -139,14 +141,14 @@ class ProvenConnection:
             if began and answer.status == 403:
                 return answer
             if began:
-                raise Unproven(f"the controller does not take our session: {_sentence(answer)}")
+                raise AuthenticationFailed(f"the controller does not take our session: {_sentence(answer)}")
 
     def _believe(self, session: Session, answer: Response) -> None:
         given = answer.headers.get(b"authentication-info", b"").decode("latin-1")
         if not same(given, answer_mac(session.key, answer.status, session.counter, answer.body)):
             self._session = None
             self._inner.close()
-            raise Unproven(
+            raise AuthenticationFailed(
                 "the answer does not come from the controller: another program answers at its address"
             )
 
@@ -158,7 +160,7 @@ class ProvenConnection:
         except (msgspec.MsgspecError, RecursionError):
             epoch = ""
         if not EPOCH.fullmatch(epoch):
-            raise Unproven(
+            raise AuthenticationFailed(
                 f"the controller takes no sessions ({offer.status}): is security.mode the same there?"
             )
         session = new_session(self._node, self._now())
@@ -167,7 +169,7 @@ class ProvenConnection:
             where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s
         )
         if answer.status != 200:
-            raise Unproven(f"the controller refuses our credential: {_sentence(answer)}")
+            raise AuthenticationFailed(f"the controller refuses our credential: {_sentence(answer)}")
         self._believe(session, answer)
         return session
 

@@ -73,7 +73,7 @@ class Rejected(Exception):
     """The controller will never take this report: it is dropped."""
 
 
-class Later(OSError):
+class RetryAfter(OSError):
     """The controller answered that it can't take reports now; `after_s` is how long it wants to be left alone."""
 
     def __init__(self, message: str, after_s: float):
@@ -227,7 +227,7 @@ class Sender:
                 self._channel.close()
                 failures += 1
                 pause_s = backoff_s(failures, _chance())
-                if isinstance(error, Later):
+                if isinstance(error, RetryAfter):
                     pause_s = max(pause_s, min(error.after_s, MAX_RETRY_AFTER_S))
                 if self._stopping.wait(pause_s):
                     return
@@ -277,7 +277,7 @@ class Sender:
         message = f"{self._controller} answered {response.status} {response.reason}: {text}"
         if 400 <= response.status < 500 and response.status not in TRY_AGAIN_LATER:
             raise Rejected(message)
-        raise Later(message, parse_retry_after(response))
+        raise RetryAfter(message, parse_retry_after(response))
 
 
 def in_words(error: Exception) -> str:

@@ -21,8 +21,8 @@ from slurm_watchdog.agent.evidence.flight_recorder import prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.proc.job_membership import Known
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.proc.job_membership import ProcessFacts
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
@@ -47,10 +47,10 @@ LOG_FILES: Final = 8
 class Sources:
     """Where a collection gets what it needs."""
 
-    probes: Probes
+    probes: WorkerPool
     logs: JobLogs
     node: str
-    details_of: Callable[[int, int], Known | None]
+    details_of: Callable[[int, int], ProcessFacts | None]
     """What was learnt of a process (pid, start ticks) when it was met: environment, program, working directory."""
     kernel_log: str = ""
     core_debugger: bool = False

@@ -300,7 +300,7 @@ def check_user(uid: int) -> None:
 Report = Callable[[str], None]
 
 
-class Guarded(dict[str, Function]):
+class CheckedFunctions(dict[str, Function]):
     """Functions behind check_request. The child's user is in its `state["uid"]`; `report` hears of each refusal."""
 
     def __init__(

@@ -20,7 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from slurm_watchdog.agent.helper.requests import KERNEL_LOG, MAX_REQUEST, Guarded, RefusedError, check_user
+from slurm_watchdog.agent.helper.requests import (
+    KERNEL_LOG,
+    MAX_REQUEST,
+    CheckedFunctions,
+    RefusedError,
+    check_user,
+)
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.child import Function, decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
@@ -225,7 +231,7 @@ class Helper:
             with suppress(OSError):  # full: it is one of very many
                 self._tell.send(f"{key}: {reason}"[:MAX_REFUSAL].encode(errors="replace"))
 
-        functions = Guarded(self.functions, is_here, report, self.prefixes)
+        functions = CheckedFunctions(self.functions, is_here, report, self.prefixes)
         ours = [self.listener, self._told, *(each.sock for each in self.connections.values())]
         pid = fork_worker(ours, fd, key, uid, functions, MAX_REQUEST)
         if pid > 0:

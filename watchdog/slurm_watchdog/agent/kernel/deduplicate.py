@@ -52,7 +52,7 @@ Resource = tuple[Any, ...]
 
 
 @dataclass
-class Told:
+class Reported:
     """One event of a tick, and how often it came again."""
 
     fact: KernelFact
@@ -62,14 +62,14 @@ class Told:
 
 
 @dataclass
-class Fold:
+class Deduplicator:
     """The events of one tick: the same thing of the same resource is told once, with how often.
 
     What came back after something else had been said about its resource is told a second time, as the last word on it: silent, OK,
     silent must not end with OK.
     """
 
-    entries: dict[tuple[Resource, bool], Told] = field(default_factory=dict)
+    entries: dict[tuple[Resource, bool], Reported] = field(default_factory=dict)
     latest: dict[Resource, str] = field(default_factory=dict)
     of_a_name: Counter[tuple[str, int | None]] = field(default_factory=Counter)
     dropped: int = 0
@@ -84,11 +84,11 @@ class Fold:
                 self.dropped += 1
                 return
             self.of_a_name[fact.name, fact.xid] += 1
-            self.entries[key, False] = Told(fact, sequence, time_us)
+            self.entries[key, False] = Reported(fact, sequence, time_us)
         elif before != fact.name:
             last = self.entries.get((key, True))
             repeats = 0 if last is None else last.repeats + 1
-            self.entries[key, True] = Told(fact, sequence, time_us, repeats)
+            self.entries[key, True] = Reported(fact, sequence, time_us, repeats)
         else:
             self.entries[key, (key, True) in self.entries].repeats += 1
         if any(resource):

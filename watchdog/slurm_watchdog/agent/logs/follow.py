@@ -15,8 +15,8 @@ from itertools import islice
 from typing import Any
 
 from slurm_watchdog.agent.logs.events import Item, condense
-from slurm_watchdog.agent.logs.log_file import Tail
-from slurm_watchdog.agent.logs.position import Identity, Place
+from slurm_watchdog.agent.logs.log_file import LogFollower
+from slurm_watchdog.agent.logs.position import FilePosition, Identity
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
@@ -71,15 +71,15 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, Tail]:
+def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, LogFollower]:
     """The tails of what is to be followed, in its order; those of other names are closed."""
-    before: dict[Key, Tail] = state.setdefault("tails", {})
-    left: dict[str, dict[Identity, Place]] = state.setdefault("left", {})
+    before: dict[Key, LogFollower] = state.setdefault("tails", {})
+    left: dict[str, dict[Identity, FilePosition]] = state.setdefault("left", {})
     jobs = {job for job, _, _ in files}
     tails = {}
     for job, path, start in files:
         tail = before.pop((job, path), None)
-        tails[job, path] = tail or Tail(path, start, left.setdefault(job, {}))
+        tails[job, path] = tail or LogFollower(path, start, left.setdefault(job, {}))
     for tail in before.values():
         tail.close()
     for job in [job for job in left if job not in jobs]:
@@ -88,7 +88,7 @@ def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, Tail]:
     return tails
 
 
-def _give_patterns(tails: dict[Key, Tail], own: dict[str, list[str]], state: dict[str, Any]) -> None:
+def _give_patterns(tails: dict[Key, LogFollower], own: dict[str, list[str]], state: dict[str, Any]) -> None:
     """Each tail gets the patterns of progress that its job's site wrote; they are compiled once."""
     known: dict[tuple[str, ...], tuple[Pattern, ...]] = state.get("own", {})
     state["own"] = {
@@ -98,9 +98,9 @@ def _give_patterns(tails: dict[Key, Tail], own: dict[str, list[str]], state: dic
         tail.own = state["own"].get(tuple(own.get(job, ())), ())
 
 
-def _look(tails: dict[Key, Tail], now: float, wall: float) -> dict[Key, Tail]:
+def _look(tails: dict[Key, LogFollower], now: float, wall: float) -> dict[Key, LogFollower]:
     """Looks at each; returns for those that name a file of the same job once more the tail that reads it."""
-    held: dict[str, dict[Identity, Tail]] = {}
+    held: dict[str, dict[Identity, LogFollower]] = {}
     for (job, _), tail in tails.items():
         if tail.identity is not None:
             held.setdefault(job, {})[tail.identity] = tail
@@ -112,7 +112,7 @@ def _look(tails: dict[Key, Tail], now: float, wall: float) -> dict[Key, Tail]:
     return twins
 
 
-def _read_in_turns(tails: dict[Key, Tail], state: dict[str, Any], now: float, wall: float) -> None:
+def _read_in_turns(tails: dict[Key, LogFollower], state: dict[str, Any], now: float, wall: float) -> None:
     """Reads block after block, one of each file that has more, until nothing is left or the look has cost enough.
 
     The files that were not reached the last time come first.
@@ -159,7 +159,9 @@ def _bound(news: dict[Key, tuple[list[Item], int]]) -> None:
         news[key] = (kept, left_out + more)
 
 
-def _row(key: Key, tail: Tail, reader: Tail, news: tuple[list[Item], int], now: float) -> dict[str, Any]:
+def _row(
+    key: Key, tail: LogFollower, reader: LogFollower, news: tuple[list[Item], int], now: float
+) -> dict[str, Any]:
     age_s = None if reader.grown_at is None else max(0.0, now - reader.grown_at)
     offset = reader.place.position if reader.fd >= 0 and reader.place is not None else None
     return {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.files.safe_open import check_regular, open_log
 from slurm_watchdog.agent.logs.events import Item, condense, event_item
-from slurm_watchdog.agent.logs.position import ANCHOR, Identity, Lines, Place, again, goes_on
+from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
@@ -46,18 +46,18 @@ WHOLE_BAR = re.compile(r"\[\d+:\d\d[^\[\]\r]*\]\s*$")
 
 
 @dataclass
-class Tail:
+class LogFollower:
     """One name of one file."""
 
     path: str
     start: int | None = None
     """Where this run's lines begin, if an earlier run wrote the file, too; or how far an earlier child has read it."""
-    left: MutableMapping[Identity, Place] = field(default_factory=dict)
+    left: MutableMapping[Identity, FilePosition] = field(default_factory=dict)
     """Files of the same job that are not open now."""
     own: tuple[Pattern, ...] = ()
     """Patterns of progress that the site wrote."""
     fd: int = -1
-    place: Place | None = None
+    place: FilePosition | None = None
     size: int = 0
     """As last seen."""
     grown_at: float | None = None
@@ -86,7 +86,7 @@ class Tail:
     """(when, size) of what is not read yet: how old its lines are."""
     _told: tuple[str, str] | None = None
     """A last line without an end that was told already, and the pattern that it matched."""
-    _held: MutableMapping[Identity, Tail] = field(default_factory=dict)
+    _held: MutableMapping[Identity, LogFollower] = field(default_factory=dict)
 
     @property
     def identity(self) -> Identity | None:
@@ -103,7 +103,9 @@ class Tail:
         """Whether read() has something to do."""
         return self.fd >= 0 and (self._unread or self._retired)
 
-    def look(self, now: float, wall: float, held: MutableMapping[Identity, Tail]) -> Tail | None:
+    def look(
+        self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]
+    ) -> LogFollower | None:
         """Finds out what is new. `held` are the files that the job's tails have open; another one's is not opened again.
 
         Returns the tail that reads this very file under another name. What hinders is in `error`.
@@ -151,7 +153,7 @@ class Tail:
 
     # -- which file it is --------------------------------------------------------------------------------------
 
-    def _look(self, now: float, wall: float) -> Tail | None:
+    def _look(self, now: float, wall: float) -> LogFollower | None:
         mine = self.identity
         try:
             about = os.stat(self.path)
@@ -224,20 +226,20 @@ class Tail:
         self._marks.append((now, self.size))
         self._skip()
 
-    def _begin(self, fd: int, about: os.stat_result, first: bool) -> Place:
+    def _begin(self, fd: int, about: os.stat_result, first: bool) -> FilePosition:
         """Where reading begins in a file that is new to us."""
-        place = Place((about.st_dev, about.st_ino))
+        place = FilePosition((about.st_dev, about.st_ino))
         if first and self.start is not None:
             place.position = self.start if self.start <= about.st_size else 0
         elif first:
             place.position = max(0, about.st_size - BACKLOG)
-            place.lines = Lines(skipping=place.position > 0)
+            place.lines = LineBuffer(skipping=place.position > 0)
         place.head = os.pread(fd, min(ANCHOR, place.position), 0)
         return place
 
     def _begin_anew(self) -> None:
         assert self.place is not None
-        self.place = Place(self.place.identity)
+        self.place = FilePosition(self.place.identity)
         self._marks.clear()
 
     def _finish(self, now: float) -> None:
@@ -291,7 +293,7 @@ class Tail:
             return
         target = self.size - KEPT_AFTER_SKIP
         self.skipped_bytes += target - place.position
-        place.position, place.anchor, place.lines = target, b"", Lines(skipping=True)
+        place.position, place.anchor, place.lines = target, b"", LineBuffer(skipping=True)
 
     def _take_backlog(self, data: bytes, age_s: float) -> None:
         """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""

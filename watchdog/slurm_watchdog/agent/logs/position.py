@@ -17,7 +17,7 @@ Identity = tuple[int, int]
 
 
 @dataclass
-class Lines:
+class LineBuffer:
     """Cuts bytes into lines over the borders of reads. A carriage return ends a line, too: bars are redrawn with it.
 
     NUL bytes are taken out: they fill the holes of sparse files, and without them UTF-16 reads like ASCII.
@@ -48,7 +48,7 @@ class Lines:
 
 
 @dataclass
-class Place:
+class FilePosition:
     """How far a file was read: enough to go on under another name, or when it is opened again."""
 
     identity: Identity
@@ -57,7 +57,7 @@ class Place:
     """The first bytes of the file, of what was read from its beginning."""
     anchor: bytes = b""
     """The last bytes before `position`."""
-    lines: Lines = field(default_factory=Lines)
+    lines: LineBuffer = field(default_factory=LineBuffer)
     last_steps: dict[str, float] = field(default_factory=dict)
     context: Context = field(default_factory=Context)
 
@@ -69,7 +69,7 @@ class Place:
         self.anchor = (self.anchor + data[-ANCHOR:])[-ANCHOR:]
 
 
-def goes_on(fd: int, size: int, known: Place) -> bool:
+def goes_on(fd: int, size: int, known: FilePosition) -> bool:
     """Whether an open file holds, up to there, what was read before."""
     if not known.anchor or size < known.position:
         return False
@@ -77,7 +77,7 @@ def goes_on(fd: int, size: int, known: Place) -> bool:
     return anchor == known.anchor and os.pread(fd, len(known.head), 0) == known.head
 
 
-def again(known: Place, about: os.stat_result) -> Place:
+def again(known: FilePosition, about: os.stat_result) -> FilePosition:
     """The same place in what is, maybe under another name or after a mount was made anew, the same text."""
     return replace(
         known,

@@ -58,7 +58,7 @@ class NotSeenError(OSError):
 
 
 @dataclass(frozen=True)
-class Call:
+class SystemCall:
     """One line of /proc/PID/syscall. `number` -1: blocked outside of a system call, in a page fault."""
 
     number: int
@@ -66,7 +66,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Target:
+class CallTarget:
     """What a call concerns, as resolved in a child."""
 
     path: str | None = None
@@ -78,11 +78,11 @@ class Target:
 
 
 @dataclass
-class Track:
+class BlockedCallHistory:
     """A thread in one call since `first_at`."""
 
     line: bytes
-    call: Call
+    call: SystemCall
     state: str
     wchan: str | None
     syscall: str | None
@@ -92,21 +92,21 @@ class Track:
     first_at: float
     sightings: int = 1
     path: str | None = None
-    target: Target | None = None
+    target: CallTarget | None = None
     """As the child resolved it, in the process's own namespace."""
-    guess: Target | None = None
+    guess: CallTarget | None = None
     """From the agent's own table of mounts, for as long as the child has not answered."""
     seen_at: float | None = None
     """When it was looked at last."""
 
 
-def parse_syscall(text: bytes) -> Call | None:
+def parse_syscall(text: bytes) -> SystemCall | None:
     """The call in /proc/PID/syscall; None for `running`, and for what is no such line."""
     words = text.split()
     if len(words) < 3:
         return None
     try:
-        return Call(int(words[0]), tuple(int(word, 16) for word in words[1:7]))
+        return SystemCall(int(words[0]), tuple(int(word, 16) for word in words[1:7]))
     except ValueError:
         return None
 
@@ -147,7 +147,7 @@ def is_storage(path: str | None) -> bool:
     return path is not None and path.startswith("/") and not path.startswith(NOT_STORAGE)
 
 
-def is_waiting_for_storage(track: Track) -> bool:
+def is_waiting_for_storage(track: BlockedCallHistory) -> bool:
     """Whether a thread in this call, on this file, may be held up by a filesystem."""
     if track.state == "D" or track.syscall == PAGE_FAULT:
         return True
@@ -173,7 +173,7 @@ class BlockedThreads:
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
     file_of: Callable[[int, int, int], str | None] = field(default_factory=lambda: _file_of)
     """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
-    tracks: dict[tuple[int, int, int], Track] = field(default_factory=dict)
+    tracks: dict[tuple[int, int, int], BlockedCallHistory] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
     tick: int = 0
     _round: list[Key] = field(default_factory=list)
@@ -268,7 +268,7 @@ class BlockedThreads:
         for key in [key for key in self.tracks if key[:2] not in alive]:
             del self.tracks[key]
 
-    def blocked(self, now: float) -> dict[tuple[int, int, int], Track]:
+    def blocked(self, now: float) -> dict[tuple[int, int, int], BlockedCallHistory]:
         """Threads that were in the same call in two looks at least, and may wait for storage."""
         return {
             key: track
@@ -307,7 +307,9 @@ class BlockedThreads:
         if track is not None and now - (track.seen_at or now) > UNSEEN_S:
             del self.tracks[key]
 
-    def _read_track(self, pid: int, thread: int, line: bytes, old: Track | None, now: float) -> Track | None:
+    def _read_track(
+        self, pid: int, thread: int, line: bytes, old: BlockedCallHistory | None, now: float
+    ) -> BlockedCallHistory | None:
         call = parse_syscall(line)
         if call is None:
             return None
@@ -332,7 +334,9 @@ class BlockedThreads:
             return None
         switches = parse_switches(self.read(f"{task}/status"))
         calls = parse_finished_calls(self.read(f"{task}/io")) if name in COUNTED else None
-        new = Track(line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now)
+        new = BlockedCallHistory(
+            line, call, state, wchan, name, cpu_ticks, switches, calls, now, path=path, seen_at=now
+        )
         if old is not None and _is_same_call(old, new, now):
             new.first_at, new.sightings, new.target = old.first_at, old.sightings + 1, old.target
             new.guess = old.guess
@@ -374,14 +378,14 @@ def _list_threads(pid: int) -> list[int]:
     return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
 
 
-def _faults(call: Call, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
+def _faults(call: SystemCall, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
     """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is about no file itself."""
     if not any(word in (wchan or "") for word in FAULT_WCHAN):
         return False
     return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))
 
 
-def _is_same_call(old: Track, new: Track, now: float) -> bool:
+def _is_same_call(old: BlockedCallHistory, new: BlockedCallHistory, now: float) -> bool:
     if old.line != new.line:
         return False
     stayed = old.switches == new.switches or (old.calls is not None and old.calls == new.calls)
@@ -389,9 +393,11 @@ def _is_same_call(old: Track, new: Track, now: float) -> bool:
     return stayed and new.cpu_ticks - old.cpu_ticks <= idle_ticks
 
 
-def describe_blocked(thread: int, track: Track, now: float) -> Blocked:
+def describe_blocked(thread: int, track: BlockedCallHistory, now: float) -> Blocked:
     """The value that a report carries."""
-    target = track.target if track.target and track.target.mount else track.guess or track.target or Target()
+    target = (
+        track.target if track.target and track.target.mount else track.guess or track.target or CallTarget()
+    )
     path = target.path or track.path
     return Blocked(
         thread_id=thread,

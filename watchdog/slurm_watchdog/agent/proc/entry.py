@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_watchdog.agent.proc.job_membership import Key, Known, Member
+from slurm_watchdog.agent.proc.job_membership import JobMember, Key, ProcessFacts
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 HANGS = frozenset("DTt")
@@ -85,12 +85,12 @@ def parse_last_pid(loadavg: bytes) -> int:
 class Entry:
     """One process that was seen: what is known for good, and what it was like in the last tick."""
 
-    known: Known
+    known: ProcessFacts
     stat: Stat
     container_pid: int | None = None
     ticks: int = 0
     identified: int = 0
-    member: Member | None = None
+    member: JobMember | None = None
     state_since: float = 0.0
     """Since when every look has found this state; meant for LASTING_STATES."""
     io_bytes: int | None = None

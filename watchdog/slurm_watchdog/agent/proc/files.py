@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.proc.entry import Stat, parse_stat
-from slurm_watchdog.agent.proc.job_membership import Place, parse_cgroup
+from slurm_watchdog.agent.proc.job_membership import JobStep, parse_cgroup
 
 MAX_KEPT = 48
 """Descriptors of /proc kept open: three for each of the ranks of a full node."""
@@ -74,7 +74,7 @@ class Files:
             raise
 
 
-def read_cgroup(pid: int) -> Place | None:
+def read_cgroup(pid: int) -> JobStep | None:
     """Job and step that its control group names. Raises OSError."""
     return parse_cgroup(read_file(f"/proc/{pid}/cgroup").decode(errors="replace"))
 

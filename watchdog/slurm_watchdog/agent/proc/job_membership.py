@@ -84,7 +84,7 @@ _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
 
 
 @dataclass(frozen=True)
-class Place:
+class JobStep:
     """Job and step ("0", "batch", …), as a control group or slurmstepd names them."""
 
     job_id: str
@@ -92,7 +92,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Known:
+class ProcessFacts:
     """What is known of one process for telling where it belongs. `environ` None: not read yet, or not readable."""
 
     pid: int
@@ -101,11 +101,11 @@ class Known:
     comm: str
     uid: int
     """Its real user."""
-    cgroup: Place | None = None
+    cgroup: JobStep | None = None
     environ: Mapping[str, str] | None = None
     exe: str = ""
     """File name of its program: `bash` for a script that the kernel lists under the script's own name."""
-    stepd: Place | None = None
+    stepd: JobStep | None = None
     """Of a slurmstepd only: the step it looks after."""
     denied: bool = False
     """Its environment may not be read (another user's namespace): it counts as having its parent's."""
@@ -124,7 +124,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Member:
+class JobMember:
     """Where a process belongs."""
 
     job_id: str
@@ -145,7 +145,7 @@ Key = tuple[int, int]
 """(pid, start ticks): unique until a reboot."""
 
 
-def parse_cgroup(text: str) -> Place | None:
+def parse_cgroup(text: str) -> JobStep | None:
     """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs.
 
     Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in what was delegated
@@ -161,17 +161,17 @@ def parse_cgroup(text: str) -> Place | None:
     return next((place for place in places if place.step_id), places[0] if places else None)
 
 
-def _place_of(path: str) -> Place | None:
+def _place_of(path: str) -> JobStep | None:
     match = _CGROUP.search(path)
     if match is None or _USERS_OWN.search(path, 0, match.start() + 1):
         return None
-    return Place(match[1], match[2])
+    return JobStep(match[1], match[2])
 
 
-def parse_stepd(cmdline: str) -> Place | None:
+def parse_stepd(cmdline: str) -> JobStep | None:
     """The step that a slurmstepd names in its title: `slurmstepd: [4.0]`, `slurmstepd: [4.batch]`."""
     match = _STEPD.match(cmdline)
-    return Place(match[1], match[2]) if match else None
+    return JobStep(match[1], match[2]) if match else None
 
 
 def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
@@ -183,11 +183,11 @@ def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
 
 
 def assign(
-    table: Mapping[int, Known],
-    before: Mapping[Key, Member],
+    table: Mapping[int, ProcessFacts],
+    before: Mapping[Key, JobMember],
     owners: Mapping[str, int],
     seats: Mapping[str, Mapping[int, Seat]] = MappingProxyType({}),
-) -> dict[int, Member]:
+) -> dict[int, JobMember]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
 
     `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and for no other user.
@@ -196,11 +196,11 @@ def assign(
     table = _with_inherited(table)
     places, certain, how = _places(table, before, owners)
     left_over = _left_over(table, places, certain, before)
-    groups: dict[Place, list[Known]] = {}
-    members: dict[int, Member] = {}
+    groups: dict[JobStep, list[ProcessFacts]] = {}
+    members: dict[int, JobMember] = {}
     for pid, place in places.items():
         if pid in left_over:
-            members[pid] = Member(place.job_id, place.step_id, Role.HELPER, left_over=True)
+            members[pid] = JobMember(place.job_id, place.step_id, Role.HELPER, left_over=True)
         else:
             groups.setdefault(place, []).append(table[pid])
     for place, group in groups.items():
@@ -218,7 +218,7 @@ def may_hold_a_rank(comm: str, exe: str, environ: Mapping[str, str]) -> bool:
     return given and comm not in NEVER_A_RANK and exe not in NEVER_A_RANK
 
 
-def _with_inherited(table: Mapping[int, Known]) -> Mapping[int, Known]:
+def _with_inherited(table: Mapping[int, ProcessFacts]) -> Mapping[int, ProcessFacts]:
     """`table`, where those who may not be read have the environment of their nearest ancestor who could be."""
     denied = [process for process in table.values() if process.denied and process.environ is None]
     if not denied:
@@ -234,14 +234,17 @@ def _with_inherited(table: Mapping[int, Known]) -> Mapping[int, Known]:
     return whole
 
 
-def _restarts(process: Known) -> int | None:
+def _restarts(process: ProcessFacts) -> int | None:
     """The run that its environment was made for; None where there is none."""
     environ = process.environ or {}
     return (_number(environ, "SLURM_RESTART_COUNT") or 0) if "SLURM_JOB_ID" in environ else None
 
 
 def _left_over(
-    table: Mapping[int, Known], places: Mapping[int, Place], certain: set[int], before: Mapping[Key, Member]
+    table: Mapping[int, ProcessFacts],
+    places: Mapping[int, JobStep],
+    certain: set[int],
+    before: Mapping[Key, JobMember],
 ) -> set[int]:
     """Those who outlived their run, which shows when its job runs here again.
 
@@ -266,14 +269,14 @@ def _left_over(
 
 
 def _places(
-    table: Mapping[int, Known], before: Mapping[Key, Member], owners: Mapping[str, int]
-) -> tuple[dict[int, Place], set[int], dict[int, str]]:
+    table: Mapping[int, ProcessFacts], before: Mapping[Key, JobMember], owners: Mapping[str, int]
+) -> tuple[dict[int, JobStep], set[int], dict[int, str]]:
     """Job and step of every process that has one; who of them stands in a control group of it, or below its slurmstepd; how it is known."""
     sure: set[int] = set()
     how: dict[int, str] = {}
-    found: dict[int, Place | None] = {}
+    found: dict[int, JobStep | None] = {}
 
-    def certain(pid: int, depth: int = 0) -> Place | None:
+    def certain(pid: int, depth: int = 0) -> JobStep | None:
         """By control group, by an ancestor, by what was known: in this order."""
         if pid in found:
             return found[pid]
@@ -290,7 +293,7 @@ def _places(
             sure.add(pid)
         how[pid] = BY_SLURM
         if place is None and (old := before.get((pid, process.start_ticks))):
-            place, how[pid] = Place(old.job_id, old.step_id), old.by
+            place, how[pid] = JobStep(old.job_id, old.step_id), old.by
         found[pid] = place
         return place
 
@@ -307,23 +310,23 @@ def _places(
     return places, sure & places.keys(), how
 
 
-def _claimed(process: Known) -> Place | None:
+def _claimed(process: ProcessFacts) -> JobStep | None:
     """What the environment says: a user may write there what he likes."""
     environ = process.environ or {}
     job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
     if not job_id.isdecimal():
         return None
     step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID") or ""
-    return Place(job_id, step if step.isdecimal() and int(step) < 0xFFFFFFF0 else "batch")
+    return JobStep(job_id, step if step.isdecimal() and int(step) < 0xFFFFFFF0 else "batch")
 
 
 def _ranks_of_step(
-    place: Place,
-    group: list[Known],
-    other_steps: list[Place],
-    table: Mapping[int, Known],
-    before: Mapping[Key, Member],
-) -> dict[int, Member]:
+    place: JobStep,
+    group: list[ProcessFacts],
+    other_steps: list[JobStep],
+    table: Mapping[int, ProcessFacts],
+    before: Mapping[Key, JobMember],
+) -> dict[int, JobMember]:
     """Roles in one step.
 
     The variable of ranks is the first of RANK_VARIABLES that appears somewhere in the step's tree without having been in the
@@ -357,31 +360,31 @@ def _ranks_of_step(
             role, rank = old.role, old.rank
         else:
             launched = process.pid in above_ranks or (old is not None and old.launcher)
-            members[process.pid] = Member(place.job_id, place.step_id, Role.HELPER, launcher=launched)
+            members[process.pid] = JobMember(place.job_id, place.step_id, Role.HELPER, launcher=launched)
             continue
         if process.environ or old is None:
             local_rank, world_size = (_first_of(process.environ, kind, column) for column in (1, 2))
         else:
             local_rank, world_size = old.local_rank, old.world_size
-        members[process.pid] = Member(place.job_id, place.step_id, role, rank, local_rank, world_size)
+        members[process.pid] = JobMember(place.job_id, place.step_id, role, rank, local_rank, world_size)
     return members
 
 
 def _ranks_of_ray(
-    place: Place, group: list[Known], seats: Mapping[int, Seat], before: Mapping[Key, Member]
-) -> dict[int, Member]:
+    place: JobStep, group: list[ProcessFacts], seats: Mapping[int, Seat], before: Mapping[Key, JobMember]
+) -> dict[int, JobMember]:
     """Roles in one step of a job whose log says which of Ray's workers is which rank.
 
     A worker of which it is not said (yet) is a rank without a number. No other process is one: the driver and Ray's own
     daemons have the variables of the task that started them.
     """
     inside = {process.pid: process for process in group}
-    ranks: dict[int, Member] = {}
+    ranks: dict[int, JobMember] = {}
     for process in group:
         if process.comm in WORKER_NAMES and not process.foreign:
             seat = seats.get(process.own_pid or process.pid)
             numbers = (None, None, None) if seat is None else (seat.rank, seat.local_rank, seat.world_size)
-            ranks[process.pid] = Member(place.job_id, place.step_id, Role.RANK, *numbers)
+            ranks[process.pid] = JobMember(place.job_id, place.step_id, Role.RANK, *numbers)
     above_ranks = {above for pid in ranks for above in _ancestors(inside[pid], inside)}
     members = dict(ranks)
     for process in group:
@@ -392,16 +395,16 @@ def _ranks_of_ray(
         orphaned = old is not None and old.role is Role.WORKER and process.ppid not in inside
         owner = above or (old if orphaned else None)
         members[process.pid] = (
-            Member(place.job_id, place.step_id, Role.HELPER, launcher=process.pid in above_ranks)
+            JobMember(place.job_id, place.step_id, Role.HELPER, launcher=process.pid in above_ranks)
             if owner is None
-            else Member(
+            else JobMember(
                 place.job_id, place.step_id, Role.WORKER, owner.rank, owner.local_rank, owner.world_size
             )
         )
     return members
 
 
-def _is_given_here(kind: str, group: list[Known], table: Mapping[int, Known]) -> bool:
+def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, ProcessFacts]) -> bool:
     """Whether `kind` was put into the environment within this step, with a value a task, not inherited by all from above."""
     having = [process for process in group if _number(process.environ, kind) is not None]
     tasks = {_number(process.environ, "SLURM_PROCID") for process in having}
@@ -417,7 +420,9 @@ def _is_given_here(kind: str, group: list[Known], table: Mapping[int, Known]) ->
     return False
 
 
-def _hands_on_its_own(kind: str, parent: Known, child: Known, having: list[Known]) -> bool:
+def _hands_on_its_own(
+    kind: str, parent: ProcessFacts, child: ProcessFacts, having: list[ProcessFacts]
+) -> bool:
     """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no launcher does."""
     if _is_helper(parent) or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
         return False
@@ -427,7 +432,7 @@ def _hands_on_its_own(kind: str, parent: Known, child: Known, having: list[Known
     return rank is not None and given == {rank}
 
 
-def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]) -> dict[int, int]:
+def _choose(kind: str, inside: Mapping[int, ProcessFacts], before: Mapping[Key, JobMember]) -> dict[int, int]:
     """Pid to rank: the one process of each rank."""
     launchers = {
         process.ppid
@@ -444,12 +449,12 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
         was_other = old is not None and (old.role is Role.WORKER or old.launcher)
         if value is not None and process.pid not in launchers and not _is_helper(process) and not was_other:
             candidates[process.pid] = value
-    by_rank: dict[int, list[Known]] = {}
+    by_rank: dict[int, list[ProcessFacts]] = {}
     for pid, value in candidates.items():
         if not any(candidates.get(above) == value for above in _ancestors(inside[pid], inside)):
             by_rank.setdefault(value, []).append(inside[pid])
 
-    def preference(process: Known) -> tuple[int, bool, bool, int, int]:
+    def preference(process: ProcessFacts) -> tuple[int, bool, bool, int, int]:
         old = before.get((process.pid, process.start_ticks))
         was_rank = old is not None and old.role is Role.RANK
         return (
@@ -465,11 +470,11 @@ def _choose(kind: str, inside: Mapping[int, Known], before: Mapping[Key, Member]
     return {min(group, key=preference).pid: value for value, group in by_rank.items()}
 
 
-def _is_helper(process: Known) -> bool:
+def _is_helper(process: ProcessFacts) -> bool:
     return process.foreign or process.comm in NEVER_A_RANK or process.exe in NEVER_A_RANK
 
 
-def _ancestors(process: Known, inside: Mapping[int, Known]) -> Iterable[int]:
+def _ancestors(process: ProcessFacts, inside: Mapping[int, ProcessFacts]) -> Iterable[int]:
     seen = {process.pid}
     parent = inside.get(process.ppid)
     while parent is not None and parent.pid not in seen:

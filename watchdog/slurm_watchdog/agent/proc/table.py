@@ -35,7 +35,7 @@ from slurm_watchdog.agent.proc.files import (
     read_file,
     read_stat,
 )
-from slurm_watchdog.agent.proc.job_membership import Known
+from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 
@@ -123,13 +123,13 @@ class ProcessTable:
     def add(self, pid: int, stat: Stat, status: Status, now: float) -> Entry | None:
         """A process that is new; None if it ended meanwhile."""
         if stat.flags & KERNEL_THREAD:
-            known = Known(pid, stat.start_ticks, stat.ppid, stat.comm, 0)
+            known = ProcessFacts(pid, stat.start_ticks, stat.ppid, stat.comm, 0)
         else:
             try:
                 cgroup = read_cgroup(pid)
             except OSError:
                 return None
-            known = Known(
+            known = ProcessFacts(
                 pid,
                 stat.start_ticks,
                 stat.ppid,

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from slurm_watchdog.agent.proc.blocked_calls import NotSeenError
 from slurm_watchdog.agent.proc.files import Files
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 
 LOOK: Final = "look"
@@ -33,7 +33,7 @@ Item = tuple[Literal["io", "call", "devices"], int, int]
 class FarFiles(Files):
     """Reads through `probes` what this process may not read by itself."""
 
-    def __init__(self, probes: Probes, read_clock: Callable[[], float] = clock.monotonic):
+    def __init__(self, probes: WorkerPool, read_clock: Callable[[], float] = clock.monotonic):
         super().__init__()
         self._probes, self._read_clock = probes, read_clock
         self._known: dict[Item, Any] = {}

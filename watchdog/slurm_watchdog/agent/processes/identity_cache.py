@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from slurm_watchdog.agent.proc.blocked_calls import Target, Track
+from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, CallTarget
 from slurm_watchdog.agent.proc.entry import Entry, parse_status
 from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
-from slurm_watchdog.agent.proc.job_membership import Place, parse_stepd
+from slurm_watchdog.agent.proc.job_membership import JobStep, parse_stepd
 from slurm_watchdog.agent.proc.mapped_files import MAX_CANDIDATES
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
@@ -45,7 +45,7 @@ ThreadKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Stuck:
+class UnidentifiedProcess:
     """A process on which a child hangs."""
 
     key: str
@@ -58,9 +58,9 @@ class Stuck:
 class Identities:
     """Asks the children for what `table` wants to know and the loop must not read."""
 
-    probes: Probes
+    probes: WorkerPool
     table: ProcessTable
-    stuck: dict[int, Stuck] = field(default_factory=dict)
+    stuck: dict[int, UnidentifiedProcess] = field(default_factory=dict)
     """By pid: processes on which a child hangs."""
     distrusted: dict[int, int] = field(default_factory=dict)
     """User -> a process of his on which a child hung or spent its time: his processes have a child of their own."""
@@ -155,7 +155,9 @@ class Identities:
         if uid != 0 and len(self.distrusted) < MAX_DISTRUSTED:
             self.distrusted.setdefault(uid, pid)
 
-    def resolve(self, tracks: dict[ThreadKey, Track], now: float, deadline_s: float) -> int | None:
+    def resolve(
+        self, tracks: dict[ThreadKey, BlockedCallHistory], now: float, deadline_s: float
+    ) -> int | None:
         """Asks for the file and mount of each blocked call that has none yet; returns the number of the request."""
         wanted = [
             (key, track)
@@ -179,7 +181,7 @@ class Identities:
             key, line = asked[each["index"]]
             track = tracks.get(key)
             if track is not None and track.line == line:
-                track.target = Target(
+                track.target = CallTarget(
                     each.get("path"),
                     each.get("mount"),
                     each.get("fs_type"),
@@ -257,7 +259,7 @@ class Identities:
         if self._stuck_of(self._uid_of(culprit)):
             self._distrust(culprit)  # one that hangs may be a server's fault; the second of a user is his
         aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
-        self.stuck[culprit] = Stuck(new_key if aside else key, anything)
+        self.stuck[culprit] = UnidentifiedProcess(new_key if aside else key, anything)
         log.warning(
             "nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit
         )
@@ -274,7 +276,7 @@ class Identities:
         if not ours and self.probes.rename(IDENTIFY, f"{IDENTIFY}:logs"):
             log.warning("the child that lists the open logs hangs; another one identifies processes")
 
-    def _hangs_on(self, pid: int, track: Track) -> bool:
+    def _hangs_on(self, pid: int, track: BlockedCallHistory) -> bool:
         stuck = self.stuck.get(pid)
         return stuck is not None and (stuck.anything or track.syscall in PATH_ARGUMENT)
 
@@ -303,7 +305,7 @@ class Identities:
                 entry.known = replace(known, denied=True, stepd=parse_stepd(each["title"]))
                 self.table.changed = True
             return  # else it is ending: what was known before is better
-        stepd: Place | None = parse_stepd(each["title"]) if each["title"] else None
+        stepd: JobStep | None = parse_stepd(each["title"]) if each["title"] else None
         entry.known = replace(
             known, uid=each.get("uid", known.uid), foreign=False, environ=environ, exe=each["exe"], stepd=stepd or known.stepd,
             denied=False,

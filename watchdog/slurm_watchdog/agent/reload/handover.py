@@ -15,7 +15,7 @@ from slurm_watchdog.agent.collectors.job_log import LogMemory
 from slurm_watchdog.agent.collectors.process import ProcessMemory
 from slurm_watchdog.agent.delivery.spool import Waiting
 from slurm_watchdog.agent.workers.child import decode, encode
-from slurm_watchdog.agent.workers.worker import Left
+from slurm_watchdog.agent.workers.worker import InheritedWorker
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Times are of the monotonic clock, which goes on over exec."""
 
-    children: tuple[Left, ...] = ()
+    children: tuple[InheritedWorker, ...] = ()
     """Those that had something to do, or hung."""
     reports: tuple[Waiting, ...] = ()
     """Encoded, and not taken by the controller yet."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from slurm_watchdog.agent.workers.pool import Answer, Probes
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.config.agent_settings import Settings
@@ -30,7 +30,7 @@ COMMANDS_S: Final = 60.0
 class Reload:
     """What became of SIGHUP. `settings` are those that are to be taken, once there are some."""
 
-    def __init__(self, file: str, running: Settings, probes: Probes, look_at_files: Callable[[], None]):
+    def __init__(self, file: str, running: Settings, probes: WorkerPool, look_at_files: Callable[[], None]):
         """`file` is absolute; empty: the settings came from elsewhere, and only certificates are looked at again."""
         self.file, self.running = file, running
         self.settings: Settings | None = None

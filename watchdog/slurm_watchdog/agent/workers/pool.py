@@ -37,7 +37,7 @@ from slurm_watchdog.agent.workers.helper_client import HelperLink
 from slurm_watchdog.agent.workers.worker import (
     READ_SIZE,
     Answer,
-    Left,
+    InheritedWorker,
     OnPart,
     Then,
     Worker,
@@ -55,7 +55,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import Waiter, wait_readable
 from slurm_watchdog.model.observations import HungProbe
 
-__all__ = ["Answer", "Function", "Left", "Probes", "ProbesLost", "Then", "describe"]
+__all__ = ["Answer", "Function", "InheritedWorker", "SpawnerDied", "Then", "WorkerPool", "describe"]
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +80,11 @@ LOOK_AT_CHILDREN, LOOK_S = "look:children", 5.0
 """Who sees for an agent without rights in which call a child of the helper stands; deadline of one look."""
 
 
-class ProbesLost(Exception):
+class SpawnerDied(Exception):
     """The spawner is gone: no child can be started any more, the agent has to be started anew."""
 
 
-class Probes:
+class WorkerPool:
     """The pool of workers. `now` is the monotonic clock of the caller."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Probes:
         read_clock: Callable[[], float] = clock.monotonic,
         helper: HelperLink | None = None,
         helped: Collection[str] = (),
-        left: Iterable[Left] = (),
+        left: Iterable[InheritedWorker] = (),
     ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
 
@@ -282,7 +282,7 @@ class Probes:
     def check(self) -> None:
         """Raises ProbesLost if the spawner is gone."""
         if self._lost or wait_readable([self._control.fileno()], 0):
-            raise ProbesLost("the process that starts the agent's children has ended")
+            raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:
         """Sets the hung worker of `key` aside as `new_key`: still reported, given nothing to do, ended when it comes back.
@@ -311,7 +311,7 @@ class Probes:
         """Keys of all workers."""
         return list(self._workers)
 
-    def leave(self) -> tuple[Left, ...]:
+    def leave(self) -> tuple[InheritedWorker, ...]:
         """Those that have something to do, for the agent that this process becomes by exec: to be called before `close`, which leaves
         their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that can't be."""
         left = []
@@ -403,7 +403,7 @@ class Probes:
                     self._no_start = f"the helper starts no child: {describe(error)}"
                     return None
                 if isinstance(error, BrokenPipeError | ConnectionError):
-                    raise ProbesLost(f"no child can be started: {error}") from error
+                    raise SpawnerDied(f"no child can be started: {error}") from error
                 self._no_start = f"no child can be started: {describe(error)}"
                 return None
         worker = self._workers[key] = Worker(key, uid, ours, now, idle_s_of(key), helped=helped)

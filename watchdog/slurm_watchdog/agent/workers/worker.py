@@ -34,7 +34,7 @@ class Answer:
     seconds: float = 0.0
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A child that had something to do when its agent became a new one: who it is, and what has gone to and fro until then."""
 
     key: str
@@ -108,17 +108,17 @@ def is_stuck(worker: Worker) -> bool:
     return worker.request is not None and first is not None and last is not None and stands(first, last)
 
 
-def left_of(worker: Worker) -> Left:
+def left_of(worker: Worker) -> InheritedWorker:
     """What the agent that this process becomes is told of one that is busy."""
     assert worker.request is not None
-    return Left(
+    return InheritedWorker(
         key=worker.key, uid=worker.uid, fd=worker.sock.fileno(), request=worker.request, asked_at=worker.asked_at,
         deadline=worker.deadline, hung=worker.hung, born=worker.born, inbox=bytes(worker.inbox), outbox=bytes(worker.outbox),
         pid=worker.pid, start_ticks=worker.start_ticks, helped=worker.helped,
     )  # fmt: skip
 
 
-def adopt(left: Left, now: float) -> Worker:
+def adopt(left: InheritedWorker, now: float) -> Worker:
     """A worker of the agent before, of whom nobody waits for the answer any more."""
     sock = socket.socket(fileno=left.fd)
     sock.set_inheritable(False)

@@ -11,7 +11,15 @@ from slurm_watchdog.actuate import cancel_resubmit, drain, kill_switch, requeue,
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions import process_driver
 from slurm_watchdog.controller.actions.dependents import jobs_behind
-from slurm_watchdog.controller.actions.ladder.next_move import Do, End, Move, Settle, Wait, World, next_move
+from slurm_watchdog.controller.actions.ladder.next_move import (
+    Execute,
+    Finish,
+    Move,
+    Observed,
+    Reconcile,
+    Wait,
+    next_move,
+)
 from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
 from slurm_watchdog.controller.actions.ladder.state import asks, can_be_abandoned
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
@@ -101,7 +109,7 @@ class Driver:
             world = await self._look()
             self._write_abandoned()
             move = next_move(self.run, world, self._tools.limits)
-            if isinstance(move, End):
+            if isinstance(move, Finish):
                 if world.job is not None and world.job.state in RUNNING:
                     self._note_touched(None)  # of the run that it was about only: that one goes on
                 if self.run.end is None:
@@ -119,9 +127,9 @@ class Driver:
             await asyncio.sleep(self._tools.poll_s)
             return
         self.waiting_for = ""
-        if isinstance(move, Settle):
+        if isinstance(move, Reconcile):
             self._close(move.rung, move.attempt, move.outcome, move.detail)
-        elif isinstance(move, Do):
+        elif isinstance(move, Execute):
             at = clock.wall()
             self._tools.journal.rung_intent(self.run.decision.id, move.rung, move.attempt, at)
             self._put(RungRecord(rung=move.rung, attempt=move.attempt, intent_at=at))
@@ -158,7 +166,7 @@ class Driver:
         log.info("%s: %s: %s (%s)", self._subject, rung, outcome, detail)
         self._tools.on_record(self.run, record)
 
-    async def _pull(self, move: Do) -> Outcome:
+    async def _pull(self, move: Execute) -> Outcome:
         decision = self.run.decision
         if decision.process is not None:
             return await self._pull_on_process(decision.process, move)
@@ -201,7 +209,7 @@ class Driver:
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.rung}")
 
-    async def _pull_on_nodes(self, move: Do) -> Outcome:
+    async def _pull_on_nodes(self, move: Execute) -> Outcome:
         if move.rung is Rung.SET_DOWN:
             return await self._set_down(move.nodes)
         if move.rung is Rung.EXCLUDE:
@@ -225,7 +233,7 @@ class Driver:
                     tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
         return outcome
 
-    async def _pull_on_process(self, process: GpuProcess, move: Do) -> Outcome:
+    async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
         if move.rung is Rung.DRAIN:
             reason = process_driver.drain_reason(self.run, process, self._seen, self._tools.drain_reason)
             return await self._drain(move.nodes, reason)
@@ -284,7 +292,7 @@ class Driver:
     async def _ask(self, node: str, command: Command, deadline_s: float) -> CommandResult:
         return await self._tools.desk.ask(node, command, deadline_s)
 
-    async def _look(self) -> World:
+    async def _look(self) -> Observed:
         """The job as Slurm has it at this moment, and what the agents say of its run; or the process, as its node has it."""
         if self.run.decision.process is not None:
             world = await process_driver.look(
@@ -313,7 +321,7 @@ class Driver:
         if before is not None and before.checkpoint is not None:
             self._saved = max(self._saved or 0, before.checkpoint.step)
         loaded_step = self._loaded_step(after)
-        return World(
+        return Observed(
             now=clock.wall(),
             job_known=known,
             unread=self._unread,

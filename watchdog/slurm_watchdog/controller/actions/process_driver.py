@@ -7,7 +7,7 @@ import re
 from slurm_watchdog.actuate import gpu_process as lever
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
-from slurm_watchdog.controller.actions.ladder.state import World
+from slurm_watchdog.controller.actions.ladder.state import Observed
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
 from slurm_watchdog.model.actions import ActionRun, Outcome, Rung
@@ -16,7 +16,7 @@ from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 
-async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> World:
+async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
     """Its node is asked once something was tried; Slurm about its job each time, and by its listing about its user's others."""
     seen = await lever.look(tools.desk.ask, process, tools.command_deadline_s) if run.records else None
     now = clock.monotonic()
@@ -36,7 +36,7 @@ async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: f
     else:
         reports = process.node in tools.state.reporting_nodes(now)
         why_not = objection(process, tools.state.nodes.view(process.node), reports, jobs)
-    return World(
+    return Observed(
         now=clock.wall(),
         job_known=known,
         paused=tools.paused(),

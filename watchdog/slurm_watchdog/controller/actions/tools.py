@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
-from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Outcome, RungRecord
@@ -20,7 +20,7 @@ class Tools:
     journal: Journal
     state: ClusterState
     slurm: SlurmClient
-    desk: CommandDesk
+    desk: CommandQueue
     limits: LadderLimits
     command_deadline_s: float
     poll_s: float

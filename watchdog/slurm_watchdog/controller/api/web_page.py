@@ -25,7 +25,7 @@ from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import Commanded, Overseen
 from slurm_watchdog.model.incidents import IncidentState
-from slurm_watchdog.wire.rate_limits import Buckets
+from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def _guarded(listen: str, token: str) -> Any:
     """Who may come in, and what every answer says to the browser."""
     host, _ = split_address(listen, [], "controller.page_listen")
     only_here = host in ("127.0.0.1", "::1", "localhost")
-    wrong = Buckets(TRIES, TRIES_PER_S)
+    wrong = TokenBuckets(TRIES, TRIES_PER_S)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -11,10 +11,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base.clock import monotonic
-from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.incidents import Finding, ProbeWanted, StacksWanted
+from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -33,10 +33,12 @@ REMEMBERED: Final = 1024
 """When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
 
 
-class EvidenceDesk:
+class EvidenceRequests:
     """Keeps the tasks that are out. One event loop owns it."""
 
-    def __init__(self, state: ClusterState, desk: CommandDesk, *, probe_deadline_s: float, interval_s: float):
+    def __init__(
+        self, state: ClusterState, desk: CommandQueue, *, probe_deadline_s: float, interval_s: float
+    ):
         self._state = state
         self._desk = desk
         self._patience_s = probe_deadline_s + 3 * interval_s
@@ -49,12 +51,12 @@ class EvidenceDesk:
         """Starts what is wanted and not under way; never waits."""
         for finding in findings:
             for wanted in finding.wanted:
-                if isinstance(wanted, StacksWanted):
+                if isinstance(wanted, StackRequest):
                     self._dump(wanted, now)
                 else:
                     self.probe(wanted, now)
 
-    def _dump(self, wanted: StacksWanted, now: float) -> None:
+    def _dump(self, wanted: StackRequest, now: float) -> None:
         view = self._state.job_view(wanted.job_id, now)
         if view is None:
             return
@@ -91,7 +93,7 @@ class EvidenceDesk:
                 silent.append(node)
         self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
 
-    def probe(self, wanted: ProbeWanted, now: float) -> None:
+    def probe(self, wanted: MountProbeRequest, now: float) -> None:
         """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""
         for node in wanted.nodes:
             key = f"probe:{node}:{wanted.uid}:{wanted.mount}"
@@ -109,7 +111,7 @@ class EvidenceDesk:
         own = sum(key.split(":", 3)[2] == str(uid) for key in probes)
         return len(probes) < PROBES and own < PROBES_OF_USER
 
-    async def _probe_node(self, node: str, wanted: ProbeWanted) -> None:
+    async def _probe_node(self, node: str, wanted: MountProbeRequest) -> None:
         command = ProbeMount(
             id=uuid.uuid4().hex,
             mount=wanted.mount,

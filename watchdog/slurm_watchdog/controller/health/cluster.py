@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, around, job_health
 from slurm_watchdog.controller.policy.access import public_sentence
@@ -28,14 +28,14 @@ ORDER: Final = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
 
 
-class Reason(Value, frozen=True, kw_only=True):
+class Reason(Struct, frozen=True, kw_only=True):
     """Why the level is what it is, one of several."""
 
     level: Level
     text: str
 
 
-class Seen(Value, frozen=True, kw_only=True):
+class Seen(Struct, frozen=True, kw_only=True):
     """All that the judgement is made of, at one moment."""
 
     view: ClusterView
@@ -60,7 +60,7 @@ class Seen(Value, frozen=True, kw_only=True):
     """Of a `run` or `attach`."""
 
 
-class Health(Value, frozen=True, kw_only=True):
+class Health(Struct, frozen=True, kw_only=True):
     """How everything is."""
 
     level: Level

@@ -12,7 +12,7 @@ from typing import Final
 
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import is_proven
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
@@ -72,7 +72,7 @@ STATES: Final[Mapping[Kind, str]] = {
 """What a job does while an incident that keeps it from making steps is open; see judge.STANDING."""
 
 
-class JobHealth(Value, frozen=True, kw_only=True):
+class JobHealth(Struct, frozen=True, kw_only=True):
     """How one job is."""
 
     job_id: str
@@ -88,7 +88,7 @@ class JobHealth(Value, frozen=True, kw_only=True):
     """An open incident says it already: a headline that counts incidents need not name the job."""
 
 
-class Blind(Value, frozen=True, kw_only=True):
+class Blind(Struct, frozen=True, kw_only=True):
     """Why no job at all can be judged."""
 
     why: NotJudged
@@ -96,7 +96,7 @@ class Blind(Value, frozen=True, kw_only=True):
     todo: str
 
 
-class Around(Value, frozen=True, kw_only=True):
+class Around(Struct, frozen=True, kw_only=True):
     """What is the same for every job of one look."""
 
     reporting: frozenset[str]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import NOBODY, Culprit, Finding, Incident, IncidentState, Kind, Truth
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -102,12 +102,12 @@ FORGET_AFTER_S = 3600.0
 """An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends after this."""
 
 
-class CorrelateSettings(Value, frozen=True, kw_only=True):
+class CorrelateSettings(Struct, frozen=True, kw_only=True):
     hold_s: Mapping[Kind, float]
     resolve_after_s: float = RESOLVE_AFTER_S
 
 
-class Moment(Value, frozen=True, kw_only=True):
+class Moment(Struct, frozen=True, kw_only=True):
     """When, and in which world, findings are turned into incidents."""
 
     mono: float

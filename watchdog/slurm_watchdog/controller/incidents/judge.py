@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateSettings,
@@ -68,7 +68,7 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
     )
 
 
-class Change(Value, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True):
     """One incident before and after a judgement; `before` None: it was opened."""
 
     before: Incident | None

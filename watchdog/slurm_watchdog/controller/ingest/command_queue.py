@@ -13,7 +13,7 @@ OF_ONE_USER = 16
 """… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
 
 
-class CommandDesk:
+class CommandQueue:
     """Who has been asked what, and who has not answered yet. One event loop owns it."""
 
     def __init__(self) -> None:

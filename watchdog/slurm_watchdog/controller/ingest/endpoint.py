@@ -14,15 +14,15 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Decoder, MungeAway
+from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_mac
-from slurm_watchdog.identity.munge_sessions import Doubt, Sessions
+from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.identity.secret_files import real_path
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply, Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
 from slurm_watchdog.wire.http_server import Answer, Head, Request, Server
-from slurm_watchdog.wire.rate_limits import Buckets, Limits, is_loopback, pace
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, pace
 
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
@@ -46,7 +46,7 @@ Identity = Context | tuple[Sessions, Decoder] | OwnUser
 """Certificates, sessions by MUNGE, or one user: a door that asks for nothing can't be made."""
 
 
-class Door:
+class ReportEndpoint:
     """Checks a report at the edge and hands it on. Refusals are counted and change nothing else."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Door:
         self._decoder: Decoder | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
         self._limits = Limits(by_address=address_of is not None)
-        self._beginnings = Buckets(burst=10.0, per_s=0.1)
+        self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)
         """Sessions that one address may begin: an agent needs one an hour."""
         self._resolved: dict[str, frozenset[str]] = {}
         self._by_address, self._by_node = pace(interval_s), pace(interval_s)
@@ -109,7 +109,7 @@ class Door:
         if self._sessions is not None:
             try:
                 self._sessions.claim(head.authorization, remote)
-            except Doubt as doubt:
+            except AuthenticationError as doubt:
                 return self._doubted(doubt, remote)
         one_node = self._address_of is not None and not is_loopback(remote)
         if one_node and not self._by_address.take(remote, head.size, clock.monotonic()):
@@ -145,7 +145,9 @@ class Door:
         if not is_loopback(remote) and not self._beginnings.take(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
-            return self._doubted(Doubt("unauthorized", "this is no credential of MUNGE"), remote)
+            return self._doubted(
+                AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote
+            )
         if self._too_early(remote):
             return self._refuse("busy", 503, TOO_EARLY)
         try:
@@ -153,18 +155,19 @@ class Door:
             beginning = sessions.examine(credential)
         except BadCredential as error:
             return self._doubted(
-                Doubt("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"), remote
+                AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"),
+                remote,
             )
-        except MungeAway as error:
+        except MungeUnavailable as error:
             return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): come again")
-        except Doubt as doubt:
+        except AuthenticationError as doubt:
             return self._doubted(doubt, remote)
         problem = self._wrong_node(beginning.node, remote)
         if problem is None:
             await self._resolve(beginning.node)
             problem = self._wrong_node(beginning.node, remote) or ""
         if problem:
-            return self._doubted(Doubt("wrong_node", problem), remote)
+            return self._doubted(AuthenticationError("wrong_node", problem), remote)
         session = sessions.begin(beginning, remote, credential.made_at)
         body = b'{"session":true}'
         return Answer(body, proof=answer_mac(session.key, 200, 0, body))
@@ -182,7 +185,7 @@ class Door:
         if not task.cancelled():
             task.exception()  # looked at, though nobody may wait for it any more
 
-    def _doubted(self, doubt: Doubt, remote: str) -> Answer:
+    def _doubted(self, doubt: AuthenticationError, remote: str) -> Answer:
         outcome, sentence = doubt.args
         self._limits.failed(remote, clock.monotonic())
         return self._refuse(outcome, 403 if outcome == "wrong_node" else 401, sentence)
@@ -196,7 +199,7 @@ class Door:
             session, counter = self._sessions.believe(
                 request.authorization, request.remote, request.path, request.body
             )
-        except Doubt as doubt:
+        except AuthenticationError as doubt:
             return self._doubted(doubt, request.remote)
         answer = self._look_at(request, frozenset({session.node}))
         if isinstance(answer, Answer):

@@ -8,7 +8,7 @@ import pwd
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeAway, MungeProcess
+from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import IdentityError
 
@@ -48,7 +48,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
         await process.decode(NO_CREDENTIAL)
     except BadCredential:
         pass
-    except MungeAway as error:
+    except MungeUnavailable as error:
         if "libmunge" in str(error):
             await process.close()
             raise IdentityError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, origin
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
@@ -20,7 +20,7 @@ Trouble = dict[Kind, dict[Uid, set[str]]]
 """Kind -> user -> his jobs with an incident of that kind."""
 
 
-class Crowd(Value, frozen=True, kw_only=True):
+class Crowd(Struct, frozen=True, kw_only=True):
     """How many have the same trouble at once."""
 
     users: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -33,7 +33,7 @@ _END = re.compile(r"[;|\n\r]")
 """Where the wish ends and something else that the comment holds begins."""
 
 
-class Wish(Value, frozen=True, kw_only=True):
+class OwnerDirectives(Struct, frozen=True, kw_only=True):
     """What the owner of one job wants; everything empty: nothing."""
 
     source: str = ""
@@ -47,14 +47,14 @@ class Wish(Value, frozen=True, kw_only=True):
     """Why it cannot be understood."""
 
 
-def wish_of(comment: str, variables: Mapping[str, str] = {}) -> Wish:
+def wish_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirectives:
     """The wish of a job; where its comment and its environment differ, the comment holds, and `off` of either."""
     said = parse_comment(comment)
     meant = parse_variables(variables)
-    if said == Wish() or meant == Wish():
-        return meant if said == Wish() else said
+    if said == OwnerDirectives() or meant == OwnerDirectives():
+        return meant if said == OwnerDirectives() else said
     problem = said.problem or meant.problem
-    return Wish(
+    return OwnerDirectives(
         source=f"{said.source}; {meant.source}",
         leave_alone=said.leave_alone or meant.leave_alone,
         kill_switch=said.kill_switch or meant.kill_switch,
@@ -64,19 +64,19 @@ def wish_of(comment: str, variables: Mapping[str, str] = {}) -> Wish:
     )
 
 
-def parse_comment(comment: str) -> Wish:
+def parse_comment(comment: str) -> OwnerDirectives:
     """The words after `watchdog:` or `watchdog=`, up to a semicolon, a bar or the end of the line."""
     begin = _BEGIN.search(comment)
     if begin is None:
-        return Wish()
+        return OwnerDirectives()
     words = _END.split(comment[begin.end() :], maxsplit=1)[0]
     return parse_words(words, "--comment")
 
 
-def parse_variables(variables: Mapping[str, str]) -> Wish:
+def parse_variables(variables: Mapping[str, str]) -> OwnerDirectives:
     """The same from variables of the job's processes."""
     words = variables.get("SLURM_WATCHDOG", "").strip()
-    wish = parse_words(words, "SLURM_WATCHDOG") if words else Wish()
+    wish = parse_words(words, "SLURM_WATCHDOG") if words else OwnerDirectives()
     for name, key in VARIABLES.items():
         value = variables.get(name, "").strip()
         if value:
@@ -85,9 +85,9 @@ def parse_variables(variables: Mapping[str, str]) -> Wish:
     return wish
 
 
-def parse_words(words: str, source: str) -> Wish:
+def parse_words(words: str, source: str) -> OwnerDirectives:
     """`off`, or `key=value` pairs with commas between them."""
-    wish = Wish(source=source)
+    wish = OwnerDirectives(source=source)
     for word in filter(None, (each.strip().strip("\"'") for each in words.split(","))):
         key, equals, value = word.partition("=")
         key = key.strip().lower().replace("-", "_")
@@ -102,7 +102,7 @@ def parse_words(words: str, source: str) -> Wish:
     return wish
 
 
-def _take(wish: Wish, key: str, value: str) -> Wish:
+def _take(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
     if key in ("kill_switch", "checkpoint_dir"):
         problem = problem_of_path(value)
         return replace(wish, problem=f"{key}: {problem}") if problem else replace(wish, **{key: value})

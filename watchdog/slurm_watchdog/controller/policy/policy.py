@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value  # fmt: skip
+from slurm_watchdog.base.structs import Struct  # fmt: skip
 from slurm_watchdog.controller.policy.by_user import (
     orphans_at_once,
     over_budget,
@@ -24,7 +24,7 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, HOLDS_NODES, RESTARTABLE, is_out
 
 
-class Limits(Value, frozen=True, kw_only=True):
+class Limits(Struct, frozen=True, kw_only=True):
     """The configuration's `policy` block; durations in seconds."""
 
     cooldown_s: float
@@ -41,7 +41,7 @@ class Limits(Value, frozen=True, kw_only=True):
     drained_percent: float = 0.0
 
 
-class Situation(Value, frozen=True, kw_only=True):
+class PolicyInput(Struct, frozen=True, kw_only=True):
     """The world at the moment of a decision."""
 
     now_wall: float
@@ -95,27 +95,27 @@ class Situation(Value, frozen=True, kw_only=True):
     """(node, what broke there under this job): see `broken_under`."""
 
 
-Guard = Callable[[Incident, Situation, Limits], str | None]
+Guard = Callable[[Incident, PolicyInput, Limits], str | None]
 """Returns the reason to take the action away, or None."""
 
 
-def _paused(_: Incident, s: Situation, __: Limits) -> str | None:
+def _paused(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     return f"actions are paused ({s.paused})" if s.paused is not None else None
 
 
-def _unsure(_: Incident, s: Situation, __: Limits) -> str | None:
+def _unsure(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     return s.job.unsure or None if s.job is not None else None
 
 
-def _blind(_: Incident, s: Situation, __: Limits) -> str | None:
+def _blind(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     return s.blind
 
 
-def _process_changed(_: Incident, s: Situation, __: Limits) -> str | None:
+def _process_changed(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     return s.process_objection if s.process is not None else None
 
 
-def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
+def _job_changed(incident: Incident, s: PolicyInput, _: Limits) -> str | None:
     if s.process is not None:
         return None  # its job is over: that is what the incident says
     if s.job is None:
@@ -132,14 +132,14 @@ def _job_changed(incident: Incident, s: Situation, _: Limits) -> str | None:
     return None
 
 
-def _opted_out(_: Incident, s: Situation, limits: Limits) -> str | None:
+def _opted_out(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     job = s.job or s.process_job
     if job is not None and limits.opt_out_comment and limits.opt_out_comment in job.comment:
         return f"the job's comment says {limits.opt_out_comment}"
     return s.rule.refused or None
 
 
-def _not_possible(_: Incident, s: Situation, __: Limits) -> str | None:
+def _not_possible(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     endings = [step for step in s.rule.ladder if step in ENDINGS]
     reasons = [] if s.job is None else [why_not(step, s.job) for step in endings]
     return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
@@ -162,28 +162,28 @@ def why_not(ending: Step, job: SlurmJob) -> str | None:
     return None
 
 
-def _evidence(incident: Incident, _: Situation, __: Limits) -> str | None:
+def _evidence(incident: Incident, _: PolicyInput, __: Limits) -> str | None:
     return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
 
 
-def _storage(_: Incident, s: Situation, __: Limits) -> str | None:
+def _storage(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     if s.mounts_stalled:
         return f"{', '.join(s.mounts_stalled)} does not answer: a restart would hang as well"
     return None
 
 
-def _busy(_: Incident, s: Situation, __: Limits) -> str | None:
+def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
 
-def _job_hangs(incident: Incident, s: Situation, __: Limits) -> str | None:
+def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
     asks = any(step in GENTLE for step in s.rule.ladder)
     if s.hang is None or s.hang == incident.id or not asks or incident.kind is Kind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
-def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
+def _cooldown(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
@@ -191,7 +191,7 @@ def _cooldown(_: Incident, s: Situation, limits: Limits) -> str | None:
     return None
 
 
-def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
+def _budget(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way round. A share is of the
     running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one. One user has half."""
     process, window_s = s.process, limits.budget_window_s
@@ -209,7 +209,7 @@ def _budget(_: Incident, s: Situation, limits: Limits) -> str | None:
     return f"{done} action{'s' if done != 1 else ''} in the last {window_s / 60:.0f} min, and {why}"
 
 
-def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
+def _storm(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     if s.users_in_trouble >= limits.storm_jobs:
         return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
     if s.jobs_in_trouble >= limits.storm_jobs:
@@ -227,32 +227,32 @@ def _storm(_: Incident, s: Situation, limits: Limits) -> str | None:
     return None
 
 
-def is_storm(s: Situation, limits: Limits) -> bool:
+def is_storm(s: PolicyInput, limits: Limits) -> bool:
     """Whether so much is wrong at once that it is nobody's fault, at this moment."""
     return s.users_in_trouble >= limits.storm_jobs or (
         s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
     )
 
 
-def is_storm_of_one(s: Situation, limits: Limits) -> bool:
+def is_storm_of_one(s: PolicyInput, limits: Limits) -> bool:
     """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have nothing to do with it."""
     return s.jobs_in_trouble >= limits.storm_jobs
 
 
-def _attempts(_: Incident, s: Situation, limits: Limits) -> str | None:
+def _attempts(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
     attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
     what = _what(s)
     return f"{done} actions on this {what} already: a person has to look" if done >= attempts else None
 
 
-def _crash_loop(incident: Incident, s: Situation, __: Limits) -> str | None:
+def _crash_loop(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
     if s.crash_loop is None or incident.kind is Kind.CRASH_LOOP:
         return None
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 
 
-def _exclusions(incident: Incident, s: Situation, limits: Limits) -> str | None:
+def _exclusions(incident: Incident, s: PolicyInput, limits: Limits) -> str | None:
     if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
         if incident.exclude_nodes and total > limits.max_excluded_nodes:
@@ -289,18 +289,18 @@ ASKED_FOR: frozenset[str] = frozenset(
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 
 
-def _what(situation: Situation) -> str:
+def _what(situation: PolicyInput) -> str:
     return "job" if situation.process is None else "process"
 
 
-def _is_about(decision: Decision, situation: Situation) -> bool:
+def _is_about(decision: Decision, situation: PolicyInput) -> bool:
     if situation.process is not None:
         return same(decision.process, situation.process)
     fence, job = decision.fence, situation.job
     return fence is not None and job is not None and fence.job_id == job.job_id
 
 
-def decide(incident: Incident, situation: Situation, limits: Limits, decision_id: str) -> Decision:
+def decide(incident: Incident, situation: PolicyInput, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
     if incident.kind is not Kind.OPERATOR_RESTART:  # a person says himself what to avoid
@@ -367,7 +367,7 @@ def _why_none(incident: Incident, rule: Rule) -> str:
     return WHY_NONE.get(incident.kind, "this kind of incident is reported, and nothing is done about it")
 
 
-def _possible(ladder: tuple[Step, ...], situation: Situation) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+def _possible(ladder: tuple[Step, ...], situation: PolicyInput) -> tuple[tuple[Step, ...], tuple[str, ...]]:
     """What of a ladder makes sense for this job, and a sentence for each step that does not.
 
     If no way of ending it is left they all stay: then a guard says why.
@@ -386,7 +386,7 @@ def _possible(ladder: tuple[Step, ...], situation: Situation) -> tuple[tuple[Ste
     return left, tuple(reasons.values())
 
 
-def _to_exclude(incident: Incident, s: Situation) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes that the restart avoids, and why one of them is not avoided, if one is not."""
     if s.job is None or not incident.exclude_nodes:
         return incident.exclude_nodes, ()
@@ -398,7 +398,7 @@ def _to_exclude(incident: Incident, s: Situation) -> tuple[tuple[str, ...], tupl
     return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
 
 
-def _to_drain(incident: Incident, s: Situation, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_drain(incident: Incident, s: PolicyInput, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
     if not s.rule.drain or not nodes:
@@ -438,9 +438,9 @@ def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
 
 
 def with_process(
-    situation: Situation, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
+    situation: PolicyInput, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
     reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Collection[Incident],
-) -> Situation:  # fmt: skip
+) -> PolicyInput:  # fmt: skip
     """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
     crowd, node = orphans_at_once(incident, process, incidents), view(process.node)
     orphan_s = orphan_for_s(process, node)

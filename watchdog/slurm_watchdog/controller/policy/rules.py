@@ -10,15 +10,15 @@ from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
-from slurm_watchdog.controller.policy.owner_directives import Wish
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, HARMLESS, SHIPPED
 from slurm_watchdog.model.actions import Action, Step
 from slurm_watchdog.model.incidents import Kind
 from slurm_watchdog.model.slurm import SlurmJob
 
 
-class Rule(Value, frozen=True, kw_only=True):
+class Rule(Struct, frozen=True, kw_only=True):
     """What holds for one kind of incident of one job."""
 
     mode: str
@@ -37,7 +37,7 @@ class Rule(Value, frozen=True, kw_only=True):
     """Why the job's owner wants nothing done; a guard says it."""
 
 
-class Change(Value, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True):
     """Fields of a rule that one layer replaces; None leaves what was there."""
 
     source: str
@@ -52,7 +52,7 @@ class Change(Value, frozen=True, kw_only=True):
     rung_limits: tuple[tuple[str, float], ...] = ()
 
 
-class Match(Value, frozen=True, kw_only=True):
+class Match(Struct, frozen=True, kw_only=True):
     """Globs (`*`, `?`, `[abc]`); an empty tuple matches every job. All four have to match."""
 
     partition: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Match(Value, frozen=True, kw_only=True):
     job_name: tuple[str, ...] = ()
 
 
-class Override(Value, frozen=True, kw_only=True):
+class Override(Struct, frozen=True, kw_only=True):
     """What is different for some jobs, and for these kinds (none named: all)."""
 
     match: Match
@@ -69,7 +69,7 @@ class Override(Value, frozen=True, kw_only=True):
     change: Change
 
 
-class RuleBook(Value, frozen=True, kw_only=True):
+class RuleBook(Struct, frozen=True, kw_only=True):
     """The configuration's policy, as it stands there."""
 
     modes: Mapping[str, str]
@@ -118,7 +118,7 @@ def _change(rule: Rule, change: Change) -> Rule:
     return replace(rule, **fields, source=change.source, rung_limits=tuple(sorted(limits.items())))
 
 
-def permit(rule: Rule, wish: Wish) -> Rule:
+def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     """The rule with the wish of the job's owner, who can take steps away or have the job asked before, and nothing else."""
     if wish.problem:
         return replace(rule, refused=f"the job's wish cannot be read, so it is left alone: {wish.problem}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
     from slurm_watchdog.model.actions import ActionRun, Decision
-    from slurm_watchdog.model.incidents import Incident, ProbeWanted
+    from slurm_watchdog.model.incidents import Incident, MountProbeRequest
     from slurm_watchdog.model.protocol import Command, CommandResult
     from slurm_watchdog.model.slurm import SlurmJob
 
@@ -82,6 +82,6 @@ class Questions(Protocol):
 class Probing(Protocol):
     """Asks nodes whether they reach a filesystem."""
 
-    def probe(self, wanted: ProbeWanted, now: float) -> None: ...
+    def probe(self, wanted: MountProbeRequest, now: float) -> None: ...
 
     async def answered(self, mounts: Iterable[str], limit_s: float) -> None: ...

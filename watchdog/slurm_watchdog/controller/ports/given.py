@@ -23,7 +23,7 @@ from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
 
 if TYPE_CHECKING:
     from slurm_watchdog.controller.health.metrics import ControllerMetrics
-    from slurm_watchdog.controller.ingest.command_queue import CommandDesk
+    from slurm_watchdog.controller.ingest.command_queue import CommandQueue
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.model.actions import Decision, Outcome
@@ -57,7 +57,7 @@ class ActionPorts:
     journal: Journal
     state: ClusterState
     slurm: SlurmClient
-    desk: CommandDesk
+    desk: CommandQueue
     judgement: Judgement
     collect: Callable[[Decision], Awaitable[Outcome]]
     """Waits for the evidence of the decision's job, for a bounded time."""

@@ -29,7 +29,7 @@ from slurm_watchdog.controller.state.run_updates import (
     trains,
 )
 from slurm_watchdog.controller.state.run_view import job_view
-from slurm_watchdog.controller.state.scan_schedule import Turn, choose
+from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, process_ids, remembered
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import (
@@ -42,7 +42,7 @@ from slurm_watchdog.model.cluster_view import (
 )
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import MountProbe, Process
-from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.protocol import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import (
     ALIVE,
@@ -96,7 +96,7 @@ class ClusterState:
         """Node -> runs of the jobs that have it, or had it lately; None: to be worked out anew."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
-        self._wishes: dict[str, JobWish] = {}
+        self._wishes: dict[str, JobDirectives] = {}
         """SLURM_JOB_ID -> what its environment asks of the watchdog."""
         self.slurm_nodes: tuple[SlurmNode, ...] = ()
         """Of the newest listing: what a job could be placed on."""
@@ -464,7 +464,7 @@ class ClusterState:
         seconds ago. `asked` are the subjects of the open incidents."""
         jobs = dict(self._active())
         turns = (
-            Turn(
+            ScheduledJob(
                 job_id=job_id,
                 size=max(1, len(run.processes)),
                 restless=run.restless,

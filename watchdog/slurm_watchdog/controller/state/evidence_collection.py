@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.diagnose.job import Diagnosis, Gathered
+from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
@@ -135,7 +135,7 @@ def main_call(rank: RankEvidence) -> str | None:
     return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
 
 
-def gathered_of(found: Collected, view: JobView, now: float) -> Gathered:
+def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
     """All that the nodes answered, as the vote wants it."""
     ranks = [row for row in found.rows if row.evidence.role is Role.RANK and row.evidence.rank is not None]
     gpus = {(each.rank, each.pid): each.view.gpu for each in view.gpus}
@@ -152,7 +152,7 @@ def gathered_of(found: Collected, view: JobView, now: float) -> Gathered:
         (row.node, row.evidence.pid): row.evidence.lock for row in found.rows if row.evidence.lock is not None
     }
     silent = {name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"}
-    return Gathered(
+    return JobEvidence(
         snapshots=tuple(_snapshots(found, now)), facts=tuple(facts), settings=found.settings, locks=locks, silent=silent
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ MAX_SEATS = 1024
 
 
 @dataclass(slots=True)
-class Seat:
+class GpuOwner:
     """The GPUs of one process."""
 
     start_ticks: int
@@ -31,7 +31,7 @@ class GpuPids:
     """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
 
     left_out: LeftOut = field(default_factory=LeftOut)
-    _seats: dict[str, dict[int, Seat]] = field(default_factory=dict)
+    _seats: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)
 
     def apply(self, report: Report, made_at: float) -> None:
         """Takes over what one report says. A pid that is another process now is forgotten."""
@@ -51,7 +51,7 @@ class GpuPids:
             if seat is not None and seat.uuids == named:
                 seat.seen_at = made_at
             else:
-                seats[pid] = Seat(started[pid], named, made_at)
+                seats[pid] = GpuOwner(started[pid], named, made_at)
         if len(seats) > MAX_SEATS:
             newest = sorted(seats, key=lambda pid: (-seats[pid].seen_at, seats[pid].start_ticks))[:MAX_SEATS]
             self.left_out.note("gpu_processes", report.node, len(seats) - MAX_SEATS)
@@ -67,7 +67,7 @@ class GpuPids:
         seat = self._seats.get(node or "", {}).get(pid or 0)
         return seat.uuids[0] if seat is not None and len(seat.uuids) == 1 else None
 
-    def on(self, node: str) -> Mapping[int, Seat]:
+    def on(self, node: str) -> Mapping[int, GpuOwner]:
         """Pid -> where it computes, of all processes of jobs on a node, as far as it is known."""
         return self._seats.get(node, {})
 

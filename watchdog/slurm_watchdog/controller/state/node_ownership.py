@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Process
-from slurm_watchdog.model.protocol import JobWish, Report
+from slurm_watchdog.model.protocol import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 
@@ -90,7 +90,7 @@ def _is_of_job(row: Process, job: SlurmJob | None) -> bool:
     return row.uid == job.uid or row.member_by == BY_SLURM
 
 
-def _is_wish(wish: JobWish, job: SlurmJob | None, node: str, processes: tuple[Process, ...]) -> bool:
+def _is_wish(wish: JobDirectives, job: SlurmJob | None, node: str, processes: tuple[Process, ...]) -> bool:
     """An agent of an earlier release does not say whose wish it is: then the owner has to have a process there."""
     if job is None or not may_hold_nodes(job.state) or node not in job.nodes or wish.restarts != job.restarts:
         return False

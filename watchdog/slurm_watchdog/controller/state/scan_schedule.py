@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 PROCESSES_A_TICK = 15_000
 """75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a turn of 80,000 ranks 6 s."""
 
 
-class Turn(Value, frozen=True, kw_only=True):
+class ScheduledJob(Struct, frozen=True, kw_only=True):
     """One job that waits to be looked at."""
 
     job_id: str
@@ -27,7 +27,7 @@ class Turn(Value, frozen=True, kw_only=True):
     """-inf: never."""
 
 
-def choose(waiting: Iterable[Turn], most: int = PROCESSES_A_TICK) -> frozenset[str]:
+def choose(waiting: Iterable[ScheduledJob], most: int = PROCESSES_A_TICK) -> frozenset[str]:
     """The jobs to look at now; at least one of each half, whatever its size."""
     turns = sorted(waiting, key=lambda turn: (turn.looked_at, turn.job_id))
     if sum(turn.size for turn in turns) <= most:
@@ -38,7 +38,7 @@ def choose(waiting: Iterable[Turn], most: int = PROCESSES_A_TICK) -> frozenset[s
     return frozenset(chosen)
 
 
-def _take(turns: Iterable[Turn], most: int, chosen: set[str]) -> int:
+def _take(turns: Iterable[ScheduledJob], most: int, chosen: set[str]) -> int:
     """Adds to `chosen` until `most` processes are reached. Returns what is left of them."""
     for number, turn in enumerate(turns):
         if number and turn.size > most:

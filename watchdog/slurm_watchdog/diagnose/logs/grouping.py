@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 _ATTEMPT = re.compile(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
 _RANK = re.compile(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
@@ -23,7 +23,7 @@ _STREAM = re.compile(
 _NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
 
 
-class NamedBy(Value, frozen=True):
+class NamedBy(Struct, frozen=True):
     """Who wrote a file, as its name has it."""
 
     key: str

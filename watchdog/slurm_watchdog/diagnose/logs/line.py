@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.parse.training_log.line import Rows, parse_line
@@ -105,7 +105,7 @@ _JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za
 _ERRORS_ONLY = Rows(SIGNATURES, (), (), False)
 
 
-class Who(Value, frozen=True):
+class Who(Struct, frozen=True):
     """Whom a line's beginning names. Two lines of the same `Who` were most often written by the same process."""
 
     rank: int | None = None
@@ -123,7 +123,7 @@ class Who(Value, frozen=True):
 NOBODY = Who()
 
 
-class Line(Value, frozen=True):
+class Line(Struct, frozen=True):
     """A line of a log; `text` still has its own indentation."""
 
     number: int

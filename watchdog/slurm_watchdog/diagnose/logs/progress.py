@@ -11,7 +11,7 @@ from statistics import median, median_low
 
 from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact, shape
 from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
 from slurm_watchdog.knowledge.frameworks import recognise
@@ -40,7 +40,7 @@ CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
 
 
-class Progress(Value, frozen=True, kw_only=True):
+class Progress(Struct, frozen=True, kw_only=True):
     framework: str | None = None
     first_step: int | None = None
     last_step: int | None = None
@@ -58,14 +58,14 @@ class Progress(Value, frozen=True, kw_only=True):
     """Where it says so in words that no program writes that dies: who falls over is torn down and summed up, too."""
 
 
-class Change(Value, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, kw_only=True):
     step: int | None
     before_s: float
     after_s: float
     percent: float
 
 
-class Silence(Value, frozen=True, kw_only=True):
+class Silence(Struct, frozen=True, kw_only=True):
     silent_s: float
     limit_s: float
     reason: str
@@ -73,7 +73,7 @@ class Silence(Value, frozen=True, kw_only=True):
     phase: str | None
 
 
-class NoNumber(Value, frozen=True, kw_only=True):
+class NoNumber(Struct, frozen=True, kw_only=True):
     """The loss is no number, up to the end."""
 
     line: int

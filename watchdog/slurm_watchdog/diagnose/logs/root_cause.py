@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import SAID, shortened
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.launcher_exits import CLASSES, KILLS, Ending, ending_of, together
 from slurm_watchdog.knowledge.log_signatures import (
     AFTER_SIGTERM,
@@ -55,7 +55,7 @@ _SLURMS_HOW = (
 _CODE = re.compile(r"Exited with exit code (\d+)")
 
 
-class Cause(Value, frozen=True, kw_only=True):
+class Cause(Struct, frozen=True, kw_only=True):
     """What the lines come to."""
 
     error: LoggedError
@@ -218,7 +218,7 @@ def find_cause(run: PastRun) -> Cause | None:
     )
 
 
-class _Death(Value, frozen=True, kw_only=True):
+class _Death(Struct, frozen=True, kw_only=True):
     """The one process of which launchers say that it died of a signal which nobody sends in order, or left with a code."""
 
     at: float

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 SEEN_CHARS = 160
 """A line's time stands within its first characters, or nowhere."""
@@ -47,7 +47,7 @@ _EPOCH = re.compile(
 )
 
 
-class Stamp(Value, frozen=True):
+class Stamp(Struct, frozen=True):
     sort: str
     """`zoned`, `local` (a full date without a zone), `dated` (no year), `clock` (time of day)."""
     seconds: float

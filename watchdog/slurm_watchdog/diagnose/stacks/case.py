@@ -7,9 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is_native, locate
-from slurm_watchdog.diagnose.stacks.ranks import Cast, RankProcess
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, RankProcess
 from slurm_watchdog.diagnose.stacks.topology import Topology, parse_topology, topology_of
 from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, UNHURRIED, frames_key, sides
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -20,7 +20,7 @@ TYPICAL_STEPS: Final = 3.0
 """Below max(60 s, three typical steps) since the last step nothing is a hang: the interface says so."""
 
 
-class Given(Value, frozen=True, kw_only=True):
+class Options(Struct, frozen=True, kw_only=True):
     """What the caller knows besides the stacks."""
 
     ranks: int | None = None
@@ -30,11 +30,11 @@ class Given(Value, frozen=True, kw_only=True):
     """As a person writes it: `tp=4,pp=8`; without it the command lines of the ranks are asked."""
 
 
-class Case(Value, frozen=True, kw_only=True):
+class StackCase(Struct, frozen=True, kw_only=True):
     """All that the rules look at."""
 
-    given: Given
-    cast: Cast
+    given: Options
+    cast: RankAssignment
     places: tuple[RankPlace, ...]
     undumped: tuple[Culprit, ...]
     missing: tuple[int, ...]
@@ -57,7 +57,7 @@ class Case(Value, frozen=True, kw_only=True):
         return self.given.since_last_step_s is not None and self.given.since_last_step_s < self.base_s
 
 
-def case_of(found: Cast, given: Given, commands: Sequence[str] = ()) -> Case:
+def case_of(found: RankAssignment, given: Options, commands: Sequence[str] = ()) -> StackCase:
     """Everything that the rules look at, from who was dumped and what the caller knows."""
     placed = [(each, locate(each.dumps[-1])) for each in found.ranks if each.dumps]
     places = [place for _, place in placed if place.error is None]
@@ -67,7 +67,7 @@ def case_of(found: Cast, given: Given, commands: Sequence[str] = ()) -> Case:
         if each.error is not None or any(each is process and p.error for process, p in placed)
     ]
     repeated = _repeated([each for each, place in placed if place.error is None])
-    case = Case(
+    case = StackCase(
         given=given, cast=found, places=tuple(places), undumped=tuple(undumped), missing=_missing(found),
         repeated=repeated, waiting=(), outside=(),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def case_of(found: Cast, given: Given, commands: Sequence[str] = ()) -> Case:
     return replace(case, waiting=tuple(waiting), outside=tuple(outside), topology=topology)
 
 
-def _missing(found: Cast) -> tuple[int, ...]:
+def _missing(found: RankAssignment) -> tuple[int, ...]:
     known = {each.rank for each in found.ranks if each.rank is not None}
     if not known or len(known) < len(found.ranks):
         return ()

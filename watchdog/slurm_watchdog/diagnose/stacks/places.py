@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.stack_frames import (
     CONTEXTS,
     FRAMES,
@@ -64,7 +64,7 @@ _SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK, Place.QUEUE})
 """Places of Python frames that native frames may correct."""
 
 
-class RankPlace(Value, frozen=True, kw_only=True):
+class RankPlace(Struct, frozen=True, kw_only=True):
     """Where one rank's main thread stands in one dump."""
 
     node: str

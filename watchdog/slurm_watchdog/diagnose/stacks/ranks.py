@@ -8,12 +8,17 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import is_native, main_thread, normal_file
 from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.parse.stacks.headers import Said, is_named_for_its_host, said_by_command, said_by_file
+from slurm_watchdog.parse.stacks.headers import (
+    DumpHeader,
+    is_named_for_its_host,
+    said_by_command,
+    said_by_file,
+)
 from slurm_watchdog.parse.stacks.text import Dump
 
 MAX_TID = 2**23
@@ -22,7 +27,7 @@ CONTAINER_PID = 500
 """In containers the ranks of different nodes often have the same small pids; without a host they are told apart by their file."""
 
 
-class RankProcess(Value, frozen=True, kw_only=True):
+class RankProcess(Struct, frozen=True, kw_only=True):
     """One rank, with every dump of it in the order in which they were given."""
 
     host: str = ""
@@ -34,7 +39,7 @@ class RankProcess(Value, frozen=True, kw_only=True):
     source: str = ""
 
 
-class Cast(Value, frozen=True, kw_only=True):
+class RankAssignment(Struct, frozen=True, kw_only=True):
     """Who is who in a set of dumps."""
 
     ranks: tuple[RankProcess, ...] = ()
@@ -47,7 +52,7 @@ class Cast(Value, frozen=True, kw_only=True):
 Key = tuple[str, int, int, str]
 
 
-def cast(dumps: Sequence[Dump], world: int | None = None) -> Cast:
+def cast(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
     """Sorts dumps into ranks and others. `world` is the number of ranks, if it is known."""
     told = [_told(dump) for dump in _with_pids_of_files(dumps)]
     world = world or max((dump.said.world for dump in told), default=0)
@@ -66,7 +71,7 @@ def cast(dumps: Sequence[Dump], world: int | None = None) -> Cast:
     processes, seconds = _numbered(processes, world)
     others += [("a second process of its rank", dump) for each in seconds for dump in each]
     ranks = tuple(sorted((_process(index, each) for index, each in enumerate(processes)), key=_order))
-    return Cast(ranks=ranks, others=tuple(others), world=world)
+    return RankAssignment(ranks=ranks, others=tuple(others), world=world)
 
 
 def no_rank(dump: Dump) -> str:
@@ -107,7 +112,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
 
 
 def _told(dump: Dump) -> Dump:
-    command = said_by_command(dump.command) if dump.command else Said()
+    command = said_by_command(dump.command) if dump.command else DumpHeader()
     said = replace(command, rank=None).overlaid(dump.said)
     return replace(dump, said=said)
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from slurm_watchdog.diagnose.stacks.case import Case
+from slurm_watchdog.diagnose.stacks.case import StackCase
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, place_of
-from slurm_watchdog.diagnose.stacks.ranks import Cast
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.diagnose.stacks.wording import (
     children_of,
@@ -25,7 +25,7 @@ from slurm_watchdog.model.incidents import Culprit
 _DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
 
 
-def who_does(case: Case, named: Sequence[RankPlace], *, lower: bool = False) -> str:
+def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False) -> str:
     """Whom the sentence is about, what he does, and who waits meanwhile."""
     ordered = by_rank(named)
     first = culprit_of(ordered[0], case.cast)
@@ -34,7 +34,7 @@ def who_does(case: Case, named: Sequence[RankPlace], *, lower: bool = False) -> 
     return f"{who}, {waiters(case)}." if case.waiting else f"{who}."
 
 
-def waiters(case: Case) -> str:
+def waiters(case: StackCase) -> str:
     """How many wait, and in what."""
     waiting = case.waiting
     names = sorted({collective_of(p) or place_words(p.place) for p in waiting})
@@ -48,7 +48,7 @@ def waiters(case: Case) -> str:
     return f"and {len(waiting)} ranks wait{where}"
 
 
-def where_all_are(case: Case, *, lower: bool = False) -> str:
+def where_all_are(case: StackCase, *, lower: bool = False) -> str:
     """Every rank's place, the largest group first."""
     counts: dict[Place, list[RankPlace]] = {}
     for p in case.places:
@@ -76,7 +76,7 @@ def _short_call(p: RankPlace) -> str:
     return p.frames[0].function if p.frames else ""
 
 
-def why_no_hang(case: Case, outside: Sequence[RankPlace]) -> str:
+def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     """What stands out, and why it convicts nobody."""
     first = culprit_of(by_rank(outside)[0], case.cast)
     if len(outside) >= len(case.waiting):
@@ -89,7 +89,7 @@ def why_no_hang(case: Case, outside: Sequence[RankPlace]) -> str:
     return f"No hang is proven: {who}, which ends by itself as far as one snapshot can tell."
 
 
-def todo(case: Case, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str, ...]:
+def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str, ...]:
     """What to look at next, a sentence each."""
     if not case.places and not case.undumped:
         return ()
@@ -112,7 +112,7 @@ def todo(case: Case, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str, .
     return tuple(found)
 
 
-def culprit_of(p: RankPlace | Culprit, found: Cast) -> Culprit:
+def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     """Who that is, with what he does as the reason."""
     if isinstance(p, Culprit):
         return p

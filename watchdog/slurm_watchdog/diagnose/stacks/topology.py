@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import RankPlace
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -29,7 +29,7 @@ _OTHER_ORDER: Final = re.compile(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
 _WORDS: Final = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
 
-class Topology(Value, frozen=True, kw_only=True):
+class Topology(Struct, frozen=True, kw_only=True):
     """Sizes of the groups; what is left of all ranks is data parallelism."""
 
     world: int

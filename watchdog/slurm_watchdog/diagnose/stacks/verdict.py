@@ -15,10 +15,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
-from slurm_watchdog.diagnose.stacks.case import Case, Given, case_of
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.stacks.case import Options, StackCase, case_of
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, is_native, place_of
-from slurm_watchdog.diagnose.stacks.ranks import Cast, cast
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, cast
 from slurm_watchdog.diagnose.stacks.sentences import (
     by_rank,
     class_of,
@@ -47,7 +47,7 @@ FEW: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they share a node, any number that is a minority."""
 
 
-class StackGroup(Value, frozen=True, kw_only=True):
+class StackGroup(Struct, frozen=True, kw_only=True):
     """Ranks that stand in the same frames."""
 
     place: Place
@@ -58,7 +58,7 @@ class StackGroup(Value, frozen=True, kw_only=True):
     """Other threads of these ranks by what they are for."""
 
 
-class Verdict(Value, frozen=True, kw_only=True):
+class Verdict(Struct, frozen=True, kw_only=True):
     """The answer."""
 
     ranks: int
@@ -81,9 +81,9 @@ _Ruling = tuple[bool, str, Sequence[RankPlace | Culprit], str]
 """(is it a hang, class, culprits, what the sentence says)."""
 
 
-def judge(dumps: Sequence[Dump], given: Given | None = None) -> Verdict:
+def judge(dumps: Sequence[Dump], given: Options | None = None) -> Verdict:
     """What the dumps say. Given every dump that could be read, in any order."""
-    given = given or Given()
+    given = given or Options()
     case = case_of(cast(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
     groups = group_places(case.places, case.cast)
     is_hang, cls, named, sentence = _rule(case)
@@ -108,7 +108,7 @@ def judge(dumps: Sequence[Dump], given: Given | None = None) -> Verdict:
     )
 
 
-def _rule(case: Case) -> _Ruling:
+def _rule(case: StackCase) -> _Ruling:
     if not case.places:
         return _nothing_dumped(case)
     ruling = _with_a_prompt(case) or (_with_waiting(case) if case.waiting else _without_waiting(case))
@@ -133,7 +133,7 @@ def _rule(case: Case) -> _Ruling:
     return ruling
 
 
-def _nothing_dumped(case: Case) -> _Ruling:
+def _nothing_dumped(case: StackCase) -> _Ruling:
     many = len(case.undumped)
     reasons = sorted({each.reason for each in case.undumped})
     return (
@@ -144,14 +144,14 @@ def _nothing_dumped(case: Case) -> _Ruling:
     )
 
 
-def _with_a_prompt(case: Case) -> _Ruling | None:
+def _with_a_prompt(case: StackCase) -> _Ruling | None:
     prompt = [p for p in case.places if p.place is Place.DEBUGGER]
     if not prompt:
         return None
     return True, "debugger", prompt, who_does(case, prompt)
 
 
-def _with_waiting(case: Case) -> _Ruling:
+def _with_waiting(case: StackCase) -> _Ruling:
     """Somebody waits for peers."""
     outside = list(case.outside)
     if not outside:
@@ -170,7 +170,7 @@ def _with_waiting(case: Case) -> _Ruling:
     return False, cls, (), f"{why_no_hang(case, outside)} {where_all_are(case)}"
 
 
-def _convicts(case: Case, p: RankPlace) -> bool:
+def _convicts(case: StackCase, p: RankPlace) -> bool:
     """Whether one rank outside is to be named, by time, by dumps that are alike, or by its place alone."""
     if case.given.since_last_step_s is not None:
         return _patience_is_over(case, p)
@@ -179,7 +179,7 @@ def _convicts(case: Case, p: RankPlace) -> bool:
     return _proves(case, p)
 
 
-def _proves(case: Case, p: RankPlace) -> bool:
+def _proves(case: StackCase, p: RankPlace) -> bool:
     """One snapshot, no clock: everybody else waits in a collective, and this place does not end by itself."""
     outside = case.outside
     if len(case.missing) > len(case.waiting):
@@ -202,7 +202,7 @@ def _is_momentary(function: str, file: str) -> bool:
     return any(re.fullmatch(f, name) and re.fullmatch(p, file) for f, p in MOMENTARY)
 
 
-def _patience_is_over(case: Case, p: RankPlace) -> bool:
+def _patience_is_over(case: StackCase, p: RankPlace) -> bool:
     """Whether more time has passed since the last step than such a place may take."""
     since_s, typical_s = case.given.since_last_step_s, case.given.typical_step_s or 0.0
     if since_s is None or since_s < case.base_s:
@@ -217,7 +217,7 @@ def _patience_is_over(case: Case, p: RankPlace) -> bool:
     return True
 
 
-def _nobody_outside(case: Case) -> _Ruling:
+def _nobody_outside(case: StackCase) -> _Ruling:
     """All dumped ranks wait for each other."""
     alone = case.undumped[0] if len(case.undumped) == 1 and len(case.waiting) >= 1 else None
     starting = all(p.place is Place.RENDEZVOUS or "startup" in p.contexts for p in case.waiting)
@@ -266,7 +266,7 @@ def _nobody_outside(case: Case) -> _Ruling:
     return hang, cls, (), sentence
 
 
-def _by_topology(case: Case) -> _Ruling | None:
+def _by_topology(case: StackCase) -> _Ruling | None:
     """All wait, and who waits with whom is known: a rank that left its tensor-parallel group, or a pipeline that has not finished.
 
     Ranks that train look so for a moment, too: time, or dumps that are alike, have to say that they do not.
@@ -296,7 +296,7 @@ def _by_topology(case: Case) -> _Ruling | None:
     return None
 
 
-def _lost(case: Case) -> Culprit | None:
+def _lost(case: StackCase) -> Culprit | None:
     """The only rank of which there is no dump: its number is missing, or one node has one dump less than all the others."""
     if len(case.missing) == 1:
         return Culprit(rank=case.missing[0], reason="suspect: there is no dump of it")
@@ -312,7 +312,7 @@ def _lost(case: Case) -> Culprit | None:
     return Culprit(node=short[0], reason=reason)
 
 
-def _without_waiting(case: Case) -> _Ruling:
+def _without_waiting(case: StackCase) -> _Ruling:
     """Nobody is seen to wait for a peer."""
     places = case.places
     cls = class_word(p.place for p in places)
@@ -351,7 +351,7 @@ def _without_waiting(case: Case) -> _Ruling:
     return hang, cls, (), f"Nobody is odd: {where_all_are(case, lower=True)}"
 
 
-def _count_others(found: Cast) -> tuple[tuple[str, int], ...]:
+def _count_others(found: RankAssignment) -> tuple[tuple[str, int], ...]:
     counts: dict[str, int] = {}
     for what, _ in found.others:
         counts[what] = counts.get(what, 0) + 1

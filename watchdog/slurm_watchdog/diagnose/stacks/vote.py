@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, locate, place_of
 from slurm_watchdog.diagnose.stacks.waiting import (
     ENDLESS,
@@ -32,7 +32,7 @@ MIN_APART_S = 2.0
 """Two dumps closer than this say nothing about movement."""
 
 
-class Group(Value, frozen=True, kw_only=True):
+class Group(Struct, frozen=True, kw_only=True):
     """Ranks that stand in the same frames."""
 
     place: Place
@@ -41,7 +41,7 @@ class Group(Value, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
 
 
-class Vote(Value, frozen=True, kw_only=True):
+class Vote(Struct, frozen=True, kw_only=True):
     """What the stacks of all ranks say together."""
 
     groups: tuple[Group, ...] = ()

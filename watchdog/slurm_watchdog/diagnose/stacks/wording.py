@@ -13,7 +13,7 @@ from slurm_watchdog.diagnose.stacks.places import (
     locate,
     thread_role,
 )
-from slurm_watchdog.diagnose.stacks.ranks import Cast
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.vote import Group
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
@@ -86,7 +86,7 @@ def fold(ranks: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def group_places(places: Sequence[RankPlace], found: Cast) -> list[GroupRow]:
+def group_places(places: Sequence[RankPlace], found: RankAssignment) -> list[GroupRow]:
     """Ranks that stand in the same functions, the largest group first."""
     by_key: dict[tuple[Place, tuple[str, ...]], list[RankPlace]] = {}
     for each in places:
@@ -120,7 +120,7 @@ def _roles(stack: ProcessStack) -> list[str]:
     ]
 
 
-def children_of(place: RankPlace, found: Cast) -> str:
+def children_of(place: RankPlace, found: RankAssignment) -> str:
     """Where the workers of a rank stand that waits for its data loader, if they were dumped and say whose they are."""
     if place.place is not Place.DATALOADER or not place.pid:
         return ""

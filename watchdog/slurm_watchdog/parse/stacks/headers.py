@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 
 _HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _WORDS_OF_FILES = (
@@ -18,7 +18,7 @@ _WORDS_OF_FILES = (
 )
 
 
-class Said(Value, frozen=True):
+class DumpHeader(Struct, frozen=True):
     """What is said of one process. `label` is a number in front of lines (`srun --label`): a task, whose or what is not known."""
 
     host: str = ""
@@ -31,7 +31,7 @@ class Said(Value, frozen=True):
     label: int | None = None
     role: str = ""
 
-    def overlaid(self, other: Said) -> Said:
+    def overlaid(self, other: DumpHeader) -> DumpHeader:
         """This, and where the other says something, the other."""
         values = {
             field: getattr(other, field)
@@ -41,7 +41,7 @@ class Said(Value, frozen=True):
         }
         return replace(self, **values) if values else self
 
-    def followed_by(self, header: Said) -> Said:
+    def followed_by(self, header: DumpHeader) -> DumpHeader:
         """What holds below the next header: a new host forgets the rank, a new rank keeps the host."""
         if header.host:
             return header
@@ -62,7 +62,7 @@ _STRUCTURAL = re.compile(
 )
 
 
-def parse_prefix(line: str, known: Container[str]) -> tuple[str, Said | None, str]:
+def parse_prefix(line: str, known: Container[str]) -> tuple[str, DumpHeader | None, str]:
     """(the prefix of a line, what it says, the rest). A prefix counts only if what follows can be part of a dump."""
     first = line[:1]
     if not first or first.isspace() or first in "#`>-*=":
@@ -83,29 +83,29 @@ def parse_prefix(line: str, known: Container[str]) -> tuple[str, Said | None, st
     return "", None, line
 
 
-def _read_label(match: re.Match[str]) -> Said | None:
-    return Said(label=int(match[1]))
+def _read_label(match: re.Match[str]) -> DumpHeader | None:
+    return DumpHeader(label=int(match[1]))
 
 
-def _read_brackets(match: re.Match[str]) -> Said | None:
+def _read_brackets(match: re.Match[str]) -> DumpHeader | None:
     text = match[1]
     rank = re.fullmatch(r"(?i)rank[_: =-]?(\d{1,6})", text)
     if rank is not None:
-        return Said(rank=int(rank[1]))
+        return DumpHeader(rank=int(rank[1]))
     local = re.fullmatch(r"(?i)(?:default|trainer|worker|local_?rank)_?(\d{1,4})", text)
     if local is not None:
-        return Said(local_rank=int(local[1]))
+        return DumpHeader(local_rank=int(local[1]))
     both = re.fullmatch(rf"({_HOSTLIKE})[:/](?:rank)?(\d{{1,6}})", text)
     if both is not None:
-        return Said(host=both[1], rank=int(both[2]))
-    return Said(host=text) if re.fullmatch(_HOSTLIKE, text) and re.search(r"\d", text) else None
+        return DumpHeader(host=both[1], rank=int(both[2]))
+    return DumpHeader(host=text) if re.fullmatch(_HOSTLIKE, text) and re.search(r"\d", text) else None
 
 
-def _read_ray(match: re.Match[str]) -> Said | None:
-    return Said(host=match[3] or "", pid=int(match[2]) % 2**31)
+def _read_ray(match: re.Match[str]) -> DumpHeader | None:
+    return DumpHeader(host=match[3] or "", pid=int(match[2]) % 2**31)
 
 
-def _read_host(match: re.Match[str]) -> Said | None:
+def _read_host(match: re.Match[str]) -> DumpHeader | None:
     name = match[1]
     if re.fullmatch(
         r"(?i)error|reason|process|thread|python[\d.]*|warning|info|note|traceback|usage|arguments|locals|file|root|main|"
@@ -115,7 +115,7 @@ def _read_host(match: re.Match[str]) -> Said | None:
         return None
     if "/" in name or re.search(r"\.(out|txt|log|json)$|^trace-", name):
         return said_by_file(name)
-    return Said(host=name)
+    return DumpHeader(host=name)
 
 
 _PREFIXES = ((_LABEL, _read_label), (_BRACKETS, _read_brackets), (_RAY, _read_ray), (_HOST, _read_host))
@@ -149,13 +149,13 @@ _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 
 @lru_cache(maxsize=4096)
-def parse_header(line: str) -> Said | None:
+def parse_header(line: str) -> DumpHeader | None:
     """What a line between dumps says of what follows, if it says nothing else: `=== n1 rank 3 ===`, `Node 48:`, `==> trace-n1.out <==`."""
     if not 1 < len(line) <= 160 or line[:4] == "    ":
         return None
     shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
     if shell is not None:
-        return Said(host=shell[1])
+        return DumpHeader(host=shell[1])
     text = _in_english(line.strip())
     bare = text.strip(_DECORATION)
     if not bare.isascii() and len(bare) <= FOREIGN_CHARS and text.endswith((":", "：", "=", "-", "】", "]")):
@@ -171,7 +171,7 @@ def parse_header(line: str) -> Said | None:
         or re.fullmatch(rf"trace-{_HOSTLIKE}", file[1])
     ):
         said = said_by_file(file[1])
-        return said if said != Said() else None
+        return said if said != DumpHeader() else None
     return _by_tokens(bare, decorated)
 
 
@@ -186,8 +186,8 @@ def _in_english(text: str) -> str:
     return _FOREIGN_WORD.sub(translated, text)
 
 
-def _by_tokens(text: str, decorated: bool) -> Said | None:
-    said, names, position = Said(), list[str](), 0
+def _by_tokens(text: str, decorated: bool) -> DumpHeader | None:
+    said, names, position = DumpHeader(), list[str](), 0
     for match in _TOKEN.finditer(text):
         if text[position : match.start()].strip(_DECORATION + "/@%"):
             return None
@@ -216,11 +216,11 @@ def _by_tokens(text: str, decorated: bool) -> Said | None:
         if said.host or not hostlike:
             return None
         said = replace(said, host=plain[0])
-    return said if said != Said() else None
+    return said if said != DumpHeader() else None
 
 
 @lru_cache(maxsize=4096)
-def said_by_file(path: str, pids: tuple[int, ...] = ()) -> Said:
+def said_by_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`. `pids` are those it holds."""
     parts = path.split("/")
     said = _by_name(parts[-1], pids)
@@ -240,16 +240,16 @@ def is_named_for_its_host(path: str) -> bool:
     return _HOST_FILE.search(path) is not None
 
 
-def _by_name(name: str, pids: tuple[int, ...]) -> Said:
+def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
     if name.endswith((".md", ".markdown", ".rst")):
-        return Said()
+        return DumpHeader()
     address = re.match(r"(?:.*[_-])?(\d{1,3}(?:\.\d{1,3}){3})(?!\d)", name)
     if address is not None:
-        return Said(host=address[1])
+        return DumpHeader(host=address[1])
     stem = re.sub(
         r"(\.(gz|txt|out|log|json|jsonl|err|dump|stacks?|trace|pyspy|spy|bt|gdb|tmp))+$", "", name, flags=re.I
     )
-    said = Said()
+    said = DumpHeader()
     for field, pattern in (
         (
             "local_rank",
@@ -279,7 +279,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> Said:
     return said
 
 
-def said_by_command(command: str) -> Said:
+def said_by_command(command: str) -> DumpHeader:
     """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`, `--nproc_per_node`."""
 
     def value(*names: str) -> int | None:
@@ -289,7 +289,7 @@ def said_by_command(command: str) -> Said:
                 return int(match[1])
         return None
 
-    return Said(
+    return DumpHeader(
         rank=value(
             "RANK",
             "SLURM_PROCID",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from slurm_watchdog.model.evidence import Frame, ThreadStack
-from slurm_watchdog.parse.stacks.headers import Said
+from slurm_watchdog.parse.stacks.headers import DumpHeader
 
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200
@@ -16,7 +16,7 @@ MAX_FRAMES: Final = 200
 _SAYS_THREAD = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
-Found = tuple[Said, int, tuple[ThreadStack, ...], str | None, str]
+Found = tuple[DumpHeader, int, tuple[ThreadStack, ...], str | None, str]
 """Who it is, its pid (0 if unknown), its threads, why there are none, its command line."""
 MAX_COMMAND: Final = 4000
 
@@ -32,7 +32,7 @@ def parse_documents(text: str, start: int) -> tuple[list[Found], int]:
     except (ValueError, RecursionError):
         document, end = _whole_elements(decoder, text, start)
     try:
-        return (_walk(document, Said(), 0), end) if document is not None else ([], start)
+        return (_walk(document, DumpHeader(), 0), end) if document is not None else ([], start)
     except RecursionError:
         return [], start
 
@@ -52,7 +52,7 @@ def _whole_elements(decoder: json.JSONDecoder, text: str, start: int) -> tuple[l
     return (elements, position) if elements else (None, start)
 
 
-def _walk(node: Any, said: Said, depth: int) -> list[Found]:
+def _walk(node: Any, said: DumpHeader, depth: int) -> list[Found]:
     if depth > DEPTH:
         return []
     if isinstance(node, list):
@@ -101,12 +101,12 @@ def _hashable(numbers: Any) -> list[int]:
     return [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list) else []
 
 
-def _walk_list(nodes: list[Any], said: Said, depth: int) -> list[Found]:
+def _walk_list(nodes: list[Any], said: DumpHeader, depth: int) -> list[Found]:
     threads = [each for each in nodes if isinstance(each, dict) and "threads" not in each and _thread(each)]
     if not threads:
         return [found for each in nodes for found in _walk(each, said, depth + 1)]
-    by_process: dict[tuple[Said, int], list[ThreadStack]] = {}
-    commands: dict[tuple[Said, int], str] = {}
+    by_process: dict[tuple[DumpHeader, int], list[ThreadStack]] = {}
+    commands: dict[tuple[DumpHeader, int], str] = {}
     for each in threads:
         whose = said.overlaid(_said(each)) if "rank" in each or "host" in each else said
         thread = _thread(each)
@@ -168,11 +168,11 @@ def _frame(node: Any) -> Frame | None:
     return None
 
 
-def _said(node: dict[str, Any]) -> Said:
+def _said(node: dict[str, Any]) -> DumpHeader:
     values = {str(key).lower(): value for key, value in node.items()}
     host = next((v for k in ("node", "host", "hostname", "nodename") if isinstance(v := values.get(k), str)), "")  # fmt: skip
     rank = next((v for k in ("rank", "global_rank") if (v := _integer(values.get(k))) is not None), None)
-    return Said(
+    return DumpHeader(
         host=host[:100],
         rank=rank,
         local_rank=_integer(values.get("local_rank")),
@@ -182,15 +182,15 @@ def _said(node: dict[str, Any]) -> Said:
     )
 
 
-def _said_by_key(key: str) -> Said:
+def _said_by_key(key: str) -> DumpHeader:
     rank = re.fullmatch(r"(?:global[_ ]?)?rank[_: -]?(\d{1,7})|(\d{1,6})", key)
     if rank is not None:
-        return Said(rank=int(rank[1] or rank[2]))
+        return DumpHeader(rank=int(rank[1] or rank[2]))
     if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*+\d[\w.-]*", key) and not re.search(
         r"thread|stack|dump|trace|frame", key
     ):
-        return Said(host=key)
-    return Said()
+        return DumpHeader(host=key)
+    return DumpHeader()
 
 
 def _error(node: dict[str, Any]) -> str | None:

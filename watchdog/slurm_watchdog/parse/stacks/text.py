@@ -13,9 +13,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import Frame, ThreadStack
-from slurm_watchdog.parse.stacks.headers import Said, parse_header, parse_prefix
+from slurm_watchdog.parse.stacks.headers import DumpHeader, parse_header, parse_prefix
 from slurm_watchdog.parse.stacks.py_spy_json import Found, parse_documents
 
 MAX_FRAMES: Final = 200
@@ -59,14 +59,14 @@ _RANK_SPEAKS = re.compile(
 )
 
 
-class Dump(Value, frozen=True, kw_only=True):
+class Dump(Struct, frozen=True, kw_only=True):
     """The stacks of one process, once, and what the text around them says of who it is."""
 
     source: str = ""
     """The file."""
     at: int = 0
     """The how-manieth dump in that file."""
-    said: Said = Said()
+    said: DumpHeader = DumpHeader()
     pid: int = 0
     """0 if unknown."""
     parent: int = 0
@@ -139,7 +139,7 @@ class _Stream:
     """What one prefix (or none) is saying at the moment."""
 
     def __init__(self) -> None:
-        self.said = Said()
+        self.said = DumpHeader()
         self.pid = self.parent = 0
         self.command = ""
         self.threads: list[ThreadStack] = []
@@ -350,7 +350,7 @@ class _Reader:
             return
         self._end_thread(stream)
         spoken = _RANK_SPEAKS.match(line)
-        header = parse_header(line) if spoken is None else Said(rank=int(spoken[1]))
+        header = parse_header(line) if spoken is None else DumpHeader(rank=int(spoken[1]))
         if header is not None:
             self._end_process(stream)
             stream.asked = None

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from slurm_watchdog.controller.actions.ladder.restart_proof import steps_lost, work_words
 from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
-    Do,
-    End,
+    Execute,
+    Finish,
     LadderLimits,
     Move,
+    Observed,
     Stage,
     Wait,
-    World,
     again,
     attempt,
     done,
@@ -44,14 +44,14 @@ QUEUE_REASONS: dict[str, str] = {
 """Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
 
 
-def after_requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def after_requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """Requeued by us: held, queued, or running again."""
     if stage is Stage.HELD:
         return _while_held(run, world, limits)
     return _confirm(run, stage, world, limits)
 
 
-def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
     if done(run, Rung.RELEASE):
         return leave(run, world, "the job was released and then held again by a user")
@@ -59,7 +59,7 @@ def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if careful is not None:
         return careful
     if switch_is_out(run):
-        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
     if world.stalled_mounts:
         return wait_for_mounts(run, world, limits)
     if world.paused:
@@ -68,10 +68,10 @@ def _while_held(run: ActionRun, world: World, limits: LadderLimits) -> Move:
         return Wait(
             reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
         )
-    return again(run, world, Do(rung=Rung.RELEASE, attempt=0))
+    return again(run, world, Execute(rung=Rung.RELEASE, attempt=0))
 
 
-def _may_be_requeued_again(run: ActionRun, world: World) -> bool:
+def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
     """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would hit the next run. A job
     that is held takes no harm from it."""
     before = tries(run, Rung.REQUEUE_HOLD)
@@ -79,7 +79,7 @@ def _may_be_requeued_again(run: ActionRun, world: World) -> bool:
     return len(before) > 1 and any(world.now < at + LATE_S for at in doubtful)
 
 
-def _exclude(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     """Adds the decision's nodes to the exclusions that are there, and drops those of ours that are too old."""
     assert world.job is not None
     if refused(run, Rung.EXCLUDE) is not None or in_vain(run, world, limits, Rung.EXCLUDE):
@@ -89,37 +89,37 @@ def _exclude(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
     there = world.job.excluded_nodes
     missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
-        return again(run, world, Do(rung=Rung.EXCLUDE, attempt=0, skip=world.exclude_objection))
+        return again(run, world, Execute(rung=Rung.EXCLUDE, attempt=0, skip=world.exclude_objection))
     expired = [
         node for node in world.expired_exclusions if node in there and node not in run.decision.exclude
     ]
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
-    return again(run, world, Do(rung=Rung.EXCLUDE, attempt=0, nodes=nodes))
+    return again(run, world, Execute(rung=Rung.EXCLUDE, attempt=0, nodes=nodes))
 
 
-def take_care(run: ActionRun, world: World) -> Move | None:
+def take_care(run: ActionRun, world: Observed) -> Move | None:
     """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job goes on."""
     if not run.decision.drain or tried(run, Rung.DRAIN):
         return None
     if world.paused:
         return Wait(reason="paused: no node is drained until `slurm-watchdog resume`")
-    return Do(rung=Rung.DRAIN, attempt=1, nodes=run.decision.drain)
+    return Execute(rung=Rung.DRAIN, attempt=1, nodes=run.decision.drain)
 
 
-def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """Released: the restart has worked when the new run has made its first new step."""
     assert world.job is not None
     if switch_is_out(run):
-        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
     if world.next_first_step is not None:
         requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
-        return End(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
+        return Finish(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
     if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
-        return End(end=_ended_well(run, world))
+        return Finish(end=_ended_well(run, world))
     if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
         return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
     if world.stuck and stage is Stage.QUEUED:
@@ -133,7 +133,7 @@ def _confirm(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -
     return described_end(run, world.job, world, limits)
 
 
-def _ended_well(run: ActionRun, world: World) -> ActionEnd:
+def _ended_well(run: ActionRun, world: Observed) -> ActionEnd:
     """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
     requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
     return ActionEnd(
@@ -144,7 +144,7 @@ def _ended_well(run: ActionRun, world: World) -> ActionEnd:
     )
 
 
-def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+def _take_back(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     """Nodes that went down since may leave too few: then our own exclusions go again."""
     assert world.job is not None
     ours = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
@@ -152,10 +152,10 @@ def _take_back(run: ActionRun, world: World, limits: LadderLimits) -> Move | Non
     if not ours or world.exclude_objection is None or world.now - last_at < limits.step_s or world.paused:
         return None
     kept = tuple(node for node in world.job.excluded_nodes if node not in ours)
-    return Do(rung=Rung.EXCLUDE, attempt=len(tries(run, Rung.EXCLUDE)) + 1, nodes=kept)
+    return Execute(rung=Rung.EXCLUDE, attempt=len(tries(run, Rung.EXCLUDE)) + 1, nodes=kept)
 
 
-def _free_stuck(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+def _free_stuck(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where nothing is to be done."""
     released_at = max((r.intent_at for r in tries(run, Rung.RELEASE)), default=world.now)
     if limits.set_down_after_s <= 0 or world.now - released_at < limits.set_down_after_s:
@@ -165,10 +165,10 @@ def _free_stuck(run: ActionRun, world: World, limits: LadderLimits) -> Move | No
     if world.paused:
         return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
     nodes = tuple(node.name for node in world.stuck)
-    return attempt(run, world, limits, Do(rung=Rung.SET_DOWN, attempt=0, nodes=nodes))
+    return attempt(run, world, limits, Execute(rung=Rung.SET_DOWN, attempt=0, nodes=nodes))
 
 
-def described_end(run: ActionRun, job: SlurmJob, world: World, limits: LadderLimits) -> Move:
+def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
     """Waits for the first new step of `job`, and says for what; gives up at the limit."""
     last_at = max(r.outcome_at or r.intent_at for r in run.records)
     queued = _why_queued(job, world.stuck) if job.state in REQUEUED else None
@@ -204,7 +204,7 @@ def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
     return f"waiting in the queue ({name}{': ' + words if words else ''})"
 
 
-def end_of_restart(run: ActionRun, world: World, what: str, begun_at: float) -> ActionEnd:
+def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float) -> ActionEnd:
     """The restart has worked: where it goes on, and what was lost. `begun_at`: when the old run was ended."""
     decision, first = run.decision, world.next_first_step
     assert first is not None

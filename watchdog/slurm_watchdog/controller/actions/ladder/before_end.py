@@ -7,12 +7,12 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     ASKING,
     MIN_TRIES,
     RETRY_AFTER_S,
-    Do,
+    Execute,
     LadderLimits,
     Move,
+    Observed,
     Stage,
     Wait,
-    World,
     asks,
     attempt,
     done,
@@ -31,7 +31,7 @@ from slurm_watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
 from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 
 
-def before_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """The run of the decision goes on, or has ended before we put it back."""
     if not asks(run):
         if stage is Stage.ENDING:
@@ -52,7 +52,7 @@ def before_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits)
     return _ended_after_asking(run, stage, world, limits)
 
 
-def _goes_on(run: ActionRun, world: World) -> bool:
+def _goes_on(run: ActionRun, world: Observed) -> bool:
     """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume` can take hours."""
     decided = run.decision.step_at_decision
     return (
@@ -60,11 +60,11 @@ def _goes_on(run: ActionRun, world: World) -> bool:
     )
 
 
-def _asked(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def _asked(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Asked, and it runs: has it saved, does it end?"""
     if is_saved(run, world):
         if not done(run, Rung.WAIT_CHECKPOINT):
-            return Do(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
+            return Execute(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
         saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
         asked_at = max(record.intent_at for record in asks(run))
         if world.now - max(saved_at, asked_at) < limits.exit_s:
@@ -77,7 +77,7 @@ def _asked(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     return _climb(run, world, limits)
 
 
-def _climb(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def _climb(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """The first step that is not over, of a run that goes on."""
     saved = is_saved(run, world)
     for step in ladder_of(run.decision):
@@ -99,9 +99,9 @@ def _climb(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     return end_run(run, Stage.SAME_RUN, world, limits)
 
 
-def _kill_switch(run: ActionRun, world: World, limits: LadderLimits) -> Move | None:
+def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     if not done(run, Rung.WRITE_KILL_SWITCH):
-        return attempt(run, world, limits, Do(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
+        return attempt(run, world, limits, Execute(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
     switched_at = tries(run, Rung.WRITE_KILL_SWITCH)[0].intent_at
     if world.loop_stuck or (
         world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
@@ -110,7 +110,7 @@ def _kill_switch(run: ActionRun, world: World, limits: LadderLimits) -> Move | N
     return Wait(reason="waiting for a complete checkpoint", until=switched_at + limits.checkpoint_s)
 
 
-def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> Move | None:
+def _signal(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung) -> Move | None:
     """Sent once. Only if it is known that nothing was sent (skipped) it is tried again."""
     before = tries(run, rung)
     if before and before[-1].outcome is not RungOutcome.SKIPPED:
@@ -127,10 +127,10 @@ def _signal(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> M
         return Wait(reason="paused: the job gets no signal until `slurm-watchdog resume`")
     if before and world.now - (before[-1].outcome_at or before[-1].intent_at) < RETRY_AFTER_S * len(before):
         return Wait(reason=f"{rung} is tried again soon: {before[-1].detail}")
-    return Do(rung=rung, attempt=len(before) + 1)
+    return Execute(rung=rung, attempt=len(before) + 1)
 
 
-def _why_not_saved(run: ActionRun, world: World) -> str:
+def _why_not_saved(run: ActionRun, world: Observed) -> str:
     """Why a job is not ended: nothing made it save."""
     if world.loop_stuck:
         return "the job hangs now: its loop cannot see the kill switch. What is done about the hang is decided with its own incident"
@@ -150,7 +150,7 @@ def _why_not_saved(run: ActionRun, world: World) -> str:
     return "; ".join(said) + ". It runs and is left alone: ending it would lose its work"
 
 
-def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """The run is over, or ending, after it was asked: did it save, and may it go on?"""
     assert world.job is not None
     if not is_saved(run, world):
@@ -163,7 +163,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
         why = "the job has made its last step and ended: it is finished"
         return leave(run, world, why, needless=True)
     if not done(run, Rung.WAIT_CHECKPOINT):
-        return Do(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
+        return Execute(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
     if stage is Stage.ENDING:
         return Wait(reason="the job has saved and is ending")
     if world.paused:
@@ -171,7 +171,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: World, limits: Ladd
     return end_run(run, stage, world, limits)
 
 
-def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     assert world.job is not None
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
         return leave(
@@ -198,7 +198,7 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: World, limits: La
     )
 
 
-def _ended_by_our_signal(run: ActionRun, world: World) -> bool:
+def _ended_by_our_signal(run: ActionRun, world: Observed) -> bool:
     """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost nothing by that."""
     assert world.job is not None
     signalled = any(r.rung is not Rung.WRITE_KILL_SWITCH and r.outcome is RungOutcome.DONE for r in asks(run))
@@ -207,11 +207,11 @@ def _ended_by_our_signal(run: ActionRun, world: World) -> bool:
     return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
 
 
-def _has_waited(run: ActionRun, world: World, limits: LadderLimits) -> bool:
+def _has_waited(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     """Whether agents had their time to tell of a checkpoint: since the job was asked, and since we listen."""
     asked_at = min(record.intent_at for record in asks(run))
     return world.now - max(asked_at, world.taken_up_at) > limits.step_s
 
 
-def _made_last_step(world: World) -> bool:
+def _made_last_step(world: Observed) -> bool:
     return world.total_steps is not None and world.step is not None and world.step >= world.total_steps

@@ -9,13 +9,13 @@ from slurm_watchdog.controller.actions.ladder.after_requeue import (
     take_care,
 )
 from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
-    Do,
-    End,
+    Execute,
+    Finish,
     LadderLimits,
     Move,
+    Observed,
     Stage,
     Wait,
-    World,
     again,
     attempt,
     done,
@@ -35,7 +35,7 @@ from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, Step
 from slurm_watchdog.model.slurm import SlurmJob
 
 
-def end_run(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """The first way to end the run that Slurm has not refused. `stage` is SAME_RUN or FINISHED."""
     reasons = []
     for step in ladder_of(run.decision):
@@ -61,23 +61,23 @@ Way = tuple[Move | None, str]
 """What to do; or None, and why this way is closed."""
 
 
-def _requeue(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if refused(run, Rung.REQUEUE_HOLD) is not None:
         return None, why_failed(run, Rung.REQUEUE_HOLD)
     if in_vain(run, world, limits, Rung.REQUEUE_HOLD):
         # Nobody knows: it may happen yet, and then any other way would run the job twice.
         return leave(run, world, why_failed(run, Rung.REQUEUE_HOLD)), ""
-    do = Do(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
+    do = Execute(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     return again(run, world, do), ""
 
 
-def _resubmit(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+def _resubmit(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     """Submitted first, held and behind the old job: if that is refused, the old one is as it was."""
-    move = attempt(run, world, limits, Do(rung=Rung.RESUBMIT, attempt=0, nodes=run.decision.exclude))
+    move = attempt(run, world, limits, Execute(rung=Rung.RESUBMIT, attempt=0, nodes=run.decision.exclude))
     return (None, why_failed(run, Rung.RESUBMIT)) if move is None else (move, "")
 
 
-def _chain(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if not world.behind:
         return None, "nothing is queued behind the job: there is no chain to leave it to"
     if stage is Stage.FINISHED:
@@ -85,17 +85,17 @@ def _chain(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> 
     return _cancel(run, stage, world, limits)
 
 
-def _cancel(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Way:
+def _cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if stage is Stage.FINISHED:
         return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail="the job has ended")), ""
-    move = attempt(run, world, limits, Do(rung=Rung.CANCEL, attempt=0))
+    move = attempt(run, world, limits, Execute(rung=Rung.CANCEL, attempt=0))
     return (None, why_failed(run, Rung.CANCEL)) if move is None else (move, "")
 
 
 _ENDINGS = {Step.REQUEUE: _requeue, Step.RESUBMIT: _resubmit, Step.CHAIN: _chain, Step.CANCEL: _cancel}
 
 
-def after_cancel(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """Cancelled, or tried to: the job has to end."""
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         return _wait_for_end(run, stage, world, limits)
@@ -105,10 +105,10 @@ def after_cancel(run: ActionRun, stage: Stage, world: World, limits: LadderLimit
     return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=detail))
 
 
-def _wait_for_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     began = tries(run, Rung.CANCEL)[0].intent_at
     if not done(run, Rung.CANCEL) and stage is Stage.SAME_RUN:
-        move = attempt(run, world, limits, Do(rung=Rung.CANCEL, attempt=0))
+        move = attempt(run, world, limits, Execute(rung=Rung.CANCEL, attempt=0))
         return leave(run, world, why_failed(run, Rung.CANCEL)) if move is None else move
     if world.now - began > limits.end_s:
         return leave(
@@ -119,7 +119,7 @@ def _wait_for_end(run: ActionRun, stage: Stage, world: World, limits: LadderLimi
     return Wait(reason="the job was cancelled and is ending")
 
 
-def _chain_end(run: ActionRun, world: World) -> ActionEnd:
+def _chain_end(run: ActionRun, world: Observed) -> ActionEnd:
     """What goes on where the job ended."""
     first = world.behind[0]
     how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state
@@ -134,7 +134,7 @@ def _chain_end(run: ActionRun, world: World) -> ActionEnd:
 # ------------------------------------------------------------------------------------- submitted in its place
 
 
-def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLimits) -> Move:
+def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """A new job was submitted, held: the old one is ended, then the new one is let go."""
     new = world.submitted
     if new is None and not done(run, Rung.RESUBMIT):
@@ -154,14 +154,18 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: World, limits: LadderLi
         if world.paused:
             return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")
         if not tried(run, Rung.CANCEL):
-            return Do(rung=Rung.CANCEL, attempt=1) if stage is Stage.SAME_RUN else Wait(reason="it is ending")
+            return (
+                Execute(rung=Rung.CANCEL, attempt=1)
+                if stage is Stage.SAME_RUN
+                else Wait(reason="it is ending")
+            )
         return _wait_for_end(run, stage, world, limits)
     return _let_go(run, new, world, limits)
 
 
-def _let_go(run: ActionRun, new: SlurmJob, world: World, limits: LadderLimits) -> Move:
+def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
     if switch_is_out(run):
-        return again(run, world, Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
     if new.held and not done(run, Rung.RELEASE):
         careful = take_care(run, world)
         if careful is not None:
@@ -170,8 +174,8 @@ def _let_go(run: ActionRun, new: SlurmJob, world: World, limits: LadderLimits) -
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the new job stays held until `slurm-watchdog resume`")
-        return again(run, world, Do(rung=Rung.RELEASE, attempt=0, instead=True))
+        return again(run, world, Execute(rung=Rung.RELEASE, attempt=0, instead=True))
     begun_at = tries(run, Rung.RESUBMIT)[0].intent_at
     if world.next_first_step is not None:
-        return End(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))
+        return Finish(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))
     return described_end(run, new, world, limits)

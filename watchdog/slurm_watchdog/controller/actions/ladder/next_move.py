@@ -12,14 +12,14 @@ from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
 from slurm_watchdog.controller.actions.ladder.before_end import before_end
 from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, go_on_elsewhere
 from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
-    Do,
-    End,
+    Execute,
+    Finish,
     LadderLimits,
     Move,
-    Settle,
+    Observed,
+    Reconcile,
     Stage,
     Wait,
-    World,
     attempts,
     can_be_abandoned,
     ladder_of,
@@ -33,13 +33,24 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
 from slurm_watchdog.model.slurm_states import WAITING
 
-__all__ = ["Do", "End", "LadderLimits", "Move", "Settle", "Stage", "Wait", "World", "next_move", "stage_of"]
+__all__ = [
+    "Execute",
+    "Finish",
+    "LadderLimits",
+    "Move",
+    "Observed",
+    "Reconcile",
+    "Stage",
+    "Wait",
+    "next_move",
+    "stage_of",
+]
 
 
-def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, never does a thing twice."""
     if run.end is not None:
-        return End(end=run.end)
+        return Finish(end=run.end)
     limits = limits_for(run.decision, limits)
     if not world.job_known:
         return _unknown(run, world, limits)
@@ -60,7 +71,7 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if stage is Stage.GONE:
         return leave(run, world, "Slurm does not know the job any more")
     if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
-        return Do(rung=Rung.EVIDENCE, attempt=attempts(run, Rung.EVIDENCE) + 1)
+        return Execute(rung=Rung.EVIDENCE, attempt=attempts(run, Rung.EVIDENCE) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
     if not tried(run, Rung.REQUEUE_HOLD):
@@ -69,7 +80,7 @@ def next_move(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     return after_requeue(run, stage, world, limits)
 
 
-def _unknown(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def _unknown(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or answers badly, does not mend itself."""
     if world.refused:
         return leave(run, world, f"Slurm says nothing about the job: {world.refused}")
@@ -85,7 +96,7 @@ def _job_id(run: ActionRun) -> str:
     return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
-def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Move:
+def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     new = world.submitted
@@ -112,7 +123,7 @@ def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: World) -> Mov
             detail = f"the answer was lost; job {new.job_id} is there"
     elif shown is not None:
         detail = "the answer was lost; Slurm shows that it was not done"
-    return Settle(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
+    return Reconcile(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
 
 
 def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
@@ -128,7 +139,7 @@ def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
     return not tries or (len(tries) == 1 and tries[0].outcome is RungOutcome.UNKNOWN)
 
 
-def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is told, never ended."""
     job, decision = world.job, run.decision
     if job is None:
@@ -136,7 +147,7 @@ def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     if job.held and job.state != "COMPLETING":
         ours = tried(run, Rung.HOLD)
         by = "the job is held: `scontrol release` lets it run" if ours else "the job is held already"
-        return End(end=ActionEnd(ok=True, ended_at=world.now, detail=by))
+        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=by))
     if job.state == "RUNNING":
         before = decision.step_at_decision
         if world.next_first_step is not None and (before is None or world.next_first_step > before):
@@ -153,4 +164,4 @@ def _hold(run: ActionRun, world: World, limits: LadderLimits) -> Move:
     refusal = refused(run, Rung.HOLD)
     if refusal is not None:
         return leave(run, world, f"hold was refused: {refusal.detail}")
-    return Do(rung=Rung.HOLD, attempt=attempts(run, Rung.HOLD) + 1)
+    return Execute(rung=Rung.HOLD, attempt=attempts(run, Rung.HOLD) + 1)

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 
 from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     MIN_TRIES,
-    Do,
-    End,
+    Execute,
+    Finish,
     LadderLimits,
     Move,
-    Settle,
+    Observed,
+    Reconcile,
     Wait,
-    World,
     again,
     attempt,
     done,
@@ -32,7 +32,7 @@ MAX_TRIES = 6
 SIGNALS: dict[Rung, str] = {Rung.TERM_PROCESS: "term", Rung.KILL_PROCESS: "kill"}
 
 
-def next_move(run: ActionRun, process: GpuProcess, world: World, limits: LadderLimits) -> Move:
+def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, no process gets SIGTERM twice."""
     seen = world.process
     lost = next((record for record in run.records if record.outcome is None), None)
@@ -59,16 +59,16 @@ def next_move(run: ActionRun, process: GpuProcess, world: World, limits: LadderL
     return _in_vain(run, process, world, limits)
 
 
-def _is_silent(run: ActionRun, world: World, limits: LadderLimits) -> bool:
+def _is_silent(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     """Whether the node has not said a word since long after the last signal."""
     last = max((record.intent_at for record in run.records), default=run.decision.decided_at)
     return world.process is None and world.now - max(last, world.taken_up_at) > limits.kill_s + limits.step_s
 
 
-def _settle(lost: RungRecord, seen: ProcessEnd | None) -> Settle:
+def _settle(lost: RungRecord, seen: ProcessEnd | None) -> Reconcile:
     """The controller died, or the node did not answer, between intent and outcome."""
     if seen is not None and seen.gone:
-        return Settle(
+        return Reconcile(
             rung=lost.rung,
             attempt=lost.attempt,
             outcome=RungOutcome.DONE,
@@ -77,10 +77,10 @@ def _settle(lost: RungRecord, seen: ProcessEnd | None) -> Settle:
     detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
     if lost.rung is not Rung.TERM_PROCESS:
         detail = "the answer was lost; it is done again, which is harmless"
-    return Settle(rung=lost.rung, attempt=lost.attempt, outcome=RungOutcome.UNKNOWN, detail=detail)
+    return Reconcile(rung=lost.rung, attempt=lost.attempt, outcome=RungOutcome.UNKNOWN, detail=detail)
 
 
-def _is_over(run: ActionRun, world: World, limits: LadderLimits, rung: Rung, limit_s: float) -> bool:
+def _is_over(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung, limit_s: float) -> bool:
     """Whether a signal was sent, as far as is known, and had its time."""
     sent = _sent(run, rung)
     if rung is Rung.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
@@ -97,7 +97,7 @@ def _is_sure(sent: list[RungRecord]) -> bool:
     return any(each.outcome is RungOutcome.DONE for each in sent)
 
 
-def _signal(run: ActionRun, process: GpuProcess, world: World, limits: LadderLimits, rung: Rung) -> Move:
+def _signal(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, rung: Rung) -> Move:
     sent = _sent(run, rung)
     if _is_sure(sent) or (sent and rung is Rung.TERM_PROCESS):
         return Wait(reason=f"{rung}: process {process.pid} on {process.node} has a moment to end")
@@ -107,10 +107,10 @@ def _signal(run: ActionRun, process: GpuProcess, world: World, limits: LadderLim
         return _end(world, False, f"{name_of(process)} was left alone: {tries(run, rung)[-1].detail}")
     if world.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
-    return again(run, world, Do(rung=rung, attempt=0))
+    return again(run, world, Execute(rung=rung, attempt=0))
 
 
-def _in_vain(run: ActionRun, process: GpuProcess, world: World, limits: LadderLimits) -> Move:
+def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
     """SIGKILL had its time, and the process is there."""
     if not _is_sure(_sent(run, Rung.KILL_PROCESS)):
         return _end(
@@ -127,7 +127,7 @@ def _in_vain(run: ActionRun, process: GpuProcess, world: World, limits: LadderLi
     if not done(run, Rung.DRAIN):
         if world.paused:
             return Wait(reason=f"paused: {process.node} is not drained until `slurm-watchdog resume`")
-        move = attempt(run, world, limits, Do(rung=Rung.DRAIN, attempt=0, nodes=drain))
+        move = attempt(run, world, limits, Execute(rung=Rung.DRAIN, attempt=0, nodes=drain))
         return _end(world, False, f"{why}; {why_failed(run, Rung.DRAIN)}") if move is None else move
     return _end(world, False, f"{why}; {tries(run, Rung.DRAIN)[-1].detail}")
 
@@ -150,5 +150,5 @@ def described(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
     return f"{name_of(process)}, of job {process.job_id}, which is over, holds {gpus_of(process)}{date}, {where} after SIGKILL"
 
 
-def _end(world: World, ok: bool, detail: str) -> End:
-    return End(end=ActionEnd(ok=ok, ended_at=world.now, detail=detail))
+def _end(world: Observed, ok: bool, detail: str) -> Finish:
+    return Finish(end=ActionEnd(ok=ok, ended_at=world.now, detail=detail))

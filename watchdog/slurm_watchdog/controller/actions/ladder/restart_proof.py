@@ -6,7 +6,7 @@ that hangs again has written both.
 
 from __future__ import annotations
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.model.cluster_view import JobView
 
@@ -18,7 +18,7 @@ UNSEEN = 3
 """Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before."""
 
 
-class StepsLost(Value, frozen=True, kw_only=True):
+class StepsLost(Struct, frozen=True, kw_only=True):
     """Steps that were made and have to be made again: what the logs prove, and what they leave open."""
 
     at_least: int

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from slurm_watchdog.base.structs import Value  # fmt: skip
+from slurm_watchdog.base.structs import Struct  # fmt: skip
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
 from slurm_watchdog.knowledge.default_ladders import GENTLE
 from slurm_watchdog.model.actions import (
@@ -55,7 +55,7 @@ class Stage(StrEnum):
     """A later run is going on, or is over."""
 
 
-class LadderLimits(Value, frozen=True, kw_only=True):
+class LadderLimits(Struct, frozen=True, kw_only=True):
     """How long each rung may take, in seconds."""
 
     kill_switch_s: float
@@ -84,7 +84,7 @@ class LadderLimits(Value, frozen=True, kw_only=True):
     """… and after SIGKILL: one that is still there cannot be killed."""
 
 
-class World(Value, frozen=True, kw_only=True):
+class Observed(Struct, frozen=True, kw_only=True):
     """What is known at this moment about the job of an action."""
 
     now: float
@@ -137,7 +137,7 @@ class World(Value, frozen=True, kw_only=True):
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
 
-class Do(Value, frozen=True, kw_only=True):
+class Execute(Struct, frozen=True, kw_only=True):
     """Carry this rung out now."""
 
     rung: Rung
@@ -152,7 +152,7 @@ class Do(Value, frozen=True, kw_only=True):
     """Why nothing is done for this rung: its outcome is `skipped`, with these words."""
 
 
-class Settle(Value, frozen=True, kw_only=True):
+class Reconcile(Struct, frozen=True, kw_only=True):
     """Write down the outcome of a rung whose answer was lost: the world shows it."""
 
     rung: Rung
@@ -161,17 +161,17 @@ class Settle(Value, frozen=True, kw_only=True):
     detail: str
 
 
-class Wait(Value, frozen=True, kw_only=True):
+class Wait(Struct, frozen=True, kw_only=True):
     reason: str
     until: float | None = None
     """Wall clock: when the ladder gives this up; None: not bounded by a time of its own."""
 
 
-class End(Value, frozen=True, kw_only=True):
+class Finish(Struct, frozen=True, kw_only=True):
     end: ActionEnd
 
 
-Move = Do | Settle | Wait | End
+Move = Execute | Reconcile | Wait | Finish
 
 
 def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
@@ -242,7 +242,7 @@ def asks(run: ActionRun) -> list[RungRecord]:
     ]
 
 
-def is_saved(run: ActionRun, world: World) -> bool:
+def is_saved(run: ActionRun, world: Observed) -> bool:
     """Whether a complete checkpoint is known that came after the job was asked."""
     return world.complete_checkpoint_step is not None or tried(run, Rung.WAIT_CHECKPOINT)
 
@@ -263,13 +263,13 @@ def limit_s(rung: Rung, limits: LadderLimits) -> float:
     return limits.kill_switch_s if rung is Rung.WRITE_KILL_SWITCH else limits.step_s
 
 
-def in_vain(run: ActionRun, world: World, limits: LadderLimits, rung: Rung) -> bool:
+def in_vain(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung) -> bool:
     """Whether a rung was tried for as long as it may take, and often enough."""
     all_tries = tries(run, rung)
     return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(rung, limits)
 
 
-def again(run: ActionRun, world: World, do: Do) -> Move:
+def again(run: ActionRun, world: Observed, do: Execute) -> Move:
     """The rung, if it was not tried a moment ago."""
     before = tries(run, do.rung)
     if before:
@@ -279,7 +279,7 @@ def again(run: ActionRun, world: World, do: Do) -> Move:
     return msgspec.structs.replace(do, attempt=len(before) + 1)
 
 
-def attempt(run: ActionRun, world: World, limits: LadderLimits, do: Do) -> Move | None:
+def attempt(run: ActionRun, world: Observed, limits: LadderLimits, do: Execute) -> Move | None:
     """The rung until it is refused, or its limit is over: then None."""
     if refused(run, do.rung) is not None or in_vain(run, world, limits, do.rung):
         return None
@@ -295,12 +295,12 @@ def why_failed(run: ActionRun, rung: Rung) -> str:
     return f"{rung} did not succeed in time: {last.detail}"
 
 
-def leave(run: ActionRun, world: World, why: str, *, needless: bool = False) -> Move:
+def leave(run: ActionRun, world: Observed, why: str, *, needless: bool = False) -> Move:
     """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
     return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=needless))
 
 
-def finish(run: ActionRun, world: World, end: ActionEnd) -> Move:
+def finish(run: ActionRun, world: Observed, end: ActionEnd) -> Move:
     """Ends the action, after its kill switch was removed."""
     why = end.detail
     if switch_is_out(run):
@@ -308,13 +308,13 @@ def finish(run: ActionRun, world: World, end: ActionEnd) -> Move:
         if not before or world.now - (before[-1].outcome_at or before[-1].intent_at) >= RETRY_AFTER_S * min(
             20, len(before)
         ):
-            return Do(rung=Rung.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
+            return Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
         return Wait(reason=f"{why}; the kill switch has to be removed first")
     if not end.ok and stage_of(run, world.job) is Stage.HELD and not done(run, Rung.RELEASE):
         why = f"{why}; the job stays held: `scontrol release` lets it run"
     if not end.ok and world.submitted is not None and world.submitted.held:
         why = f"{why}; job {world.submitted.job_id}, submitted in its place, stays held"
-    return End(end=msgspec.structs.replace(end, detail=why))
+    return Finish(end=msgspec.structs.replace(end, detail=why))
 
 
 IRREVERSIBLE = (Rung.REQUEUE_HOLD, Rung.CANCEL, Rung.RESUBMIT, Rung.SIGNAL_TERM)
@@ -326,7 +326,7 @@ def can_be_abandoned(run: ActionRun) -> bool:
     return not any(tried(run, rung) for rung in IRREVERSIBLE)
 
 
-def wait_for_mounts(run: ActionRun, world: World, limits: LadderLimits) -> Move:
+def wait_for_mounts(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if world.now - run.decision.decided_at > limits.mount_s:
         return leave(
             run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from slurm_watchdog.base.structs import Value
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_out
@@ -14,7 +14,7 @@ SHOWN = 3
 """Processes of a node that are named one by one."""
 
 
-class StuckNode(Value, frozen=True, kw_only=True):
+class StuckNode(Struct, frozen=True, kw_only=True):
     """A node on which the old run of a requeued job has not ended."""
 
     name: str

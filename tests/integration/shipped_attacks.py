@@ -17,7 +17,7 @@ PRELUDE: Final = r"""
 set -u
 unit() { echo "slurm-watchdog-$1.service"; }
 pid() { systemctl show --value --property=MainPID "$(unit "$1")"; }
-code() { echo /opt/slurm-watchdog/lib/python3*/site-packages/watchdog/$1; }
+code() { echo /opt/slurm-watchdog/lib/python3*/site-packages/slurm_watchdog/$1; }
 # One module of the installed code with a line changed; its byte code goes, too, which is valid whatever the file's time.
 change() {
     file=$(code "$1"); folder=$(dirname "$file"); name=$(basename "$file" .py); mkdir -p /srv/whole/$1
@@ -126,8 +126,8 @@ done
 exit 1
 """
 PLANT = """setpriv --reuid=eve --regid=eve --clear-groups sh -c '
-mkdir -p /home/eve/planted/watchdog && cd /home/eve/planted
-echo "open(\\"/home/eve/planted/owned\\", \\"w\\").close()" | tee watchdog/slurm_watchdog/__init__.py > msgspec.py'
+mkdir -p /home/eve/planted/slurm_watchdog && cd /home/eve/planted
+echo "open(\\"/home/eve/planted/owned\\", \\"w\\").close()" | tee slurm_watchdog/__init__.py > msgspec.py'
 """
 PLANTED = """
 cd /home/eve/planted && rm -f owned && slurm-watchdog agent --once > /dev/null 2>&1
@@ -152,10 +152,10 @@ ROWS: Final = {
     "the configuration": Row(": >> /etc/slurm-watchdog/config.yaml", "chmod 666 /etc/slurm-watchdog/config.yaml", "chmod 644 /etc/slurm-watchdog/config.yaml"),
     "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py"),
     "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),
-    "a module where root types": Row(PLANTED, "change agent/settings.py 's/\"-P\", //'", "restore agent/settings.py", by="root", given=PLANT),
+    "a module where root types": Row(PLANTED, "change config/agent_settings.py 's/\"-P\", //'", "restore config/agent_settings.py", by="root", given=PLANT),
     "a report of the node": Row(REPORT, r"configure 's/mode: munge/&\n  agent_user: eve/' controller", "no_configure controller"),
     "a switch that is a program": Row(
-        SWITCH, "change kill_switch_file.py '/^def problem_of_path/a\\    return None' && systemctl restart slurm-watchdog-helper", "restore kill_switch_file.py; rm -f /home/ann/.profile.d/x.sh; no_configure helper",
+        SWITCH, "change model/kill_switch.py '/^def problem_of_path/a\\    return None' && systemctl restart slurm-watchdog-helper", "restore model/kill_switch.py; rm -f /home/ann/.profile.d/x.sh; no_configure helper",
         by="root", given=f"configure '{PREFIXES}' helper; setpriv --reuid=ann --regid=ann --clear-groups mkdir -p /home/ann/.profile.d",
     ),
 }  # fmt: skip
@@ -175,9 +175,9 @@ http.server.ThreadingHTTPServer(("10.78.0.1", 9765), Server).serve_forever()
 """
 """Answers everything at the controller's address, and begins sessions as the controller does; but for what it cannot know."""
 CREDULOUS: Final = (
-    r"change agent/munge_session.py '/def _believe/a\        return'"
-    " && change agent/jobs.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
-    r" && change controller/own_jobs.py '/^def _is_of_job/a\    return True'"
+    r"change agent/delivery/munge_connection.py '/def _believe/a\        return'"
+    " && change agent/proc/job_membership.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"
+    r" && change controller/state/node_ownership.py '/^def _is_of_job/a\    return True'"
 )
 """An agent that believes any answer, and any claim; and a controller that believes both."""
-WARY: Final = "restore agent/munge_session.py; restore agent/jobs.py; restore controller/own_jobs.py"
+WARY: Final = "restore agent/delivery/munge_connection.py; restore agent/proc/job_membership.py; restore controller/state/node_ownership.py"

@@ -47,7 +47,7 @@ class Network:
 
 
 class _Children:
-    """In the place of agent.probe.Probes: answers a moment later, from the cluster."""
+    """In the place of agent.workers.pool.WorkerPool: answers a moment later, from the cluster."""
 
     def __init__(self, agent: Agent):
         self._agent = agent

@@ -190,7 +190,7 @@ async def ask(app: web.Application) -> dict[str, tuple[int, str]]:
 def doors(person: Person, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
     """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
     controller: Any = Controller(path)
-    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.resolve", lambda names: OPERATORS)
+    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.operators_of", lambda names: OPERATORS)
     monkeypatch.setattr(
         "slurm_watchdog.controller.api.local_socket.peer_of", lambda request: (person.uid, "somebody")
     )
@@ -243,7 +243,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     """Incident `second` shares a collection that is stored with `first`, which is also about a job of somebody else."""
     controller: Any = Controller(tmp_path)
     node = {"node": "n1", "job_id": "7", "ranks": [{"pid": 9, "role": "rank", "rank": 3, "comm": "python"}]}
-    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.resolve", lambda names: OPERATORS)
+    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.operators_of", lambda names: OPERATORS)
     first = incident(id="first", owners=(OWNER, STRANGE), opened_at=12.0)
     controller.judge.incidents = OpenIncidents([first, incident(id="second", opened_at=10.0)])
     for each in controller.judge.incidents:

@@ -445,7 +445,9 @@ def test_keys_are_in_no_text_of_what_holds_them() -> None:
         + repr(
             msgspec.json.decode(
                 data,
-                type=__import__("slurm_watchdog.identity.munge_protocol", fromlist=["Beginning"]).Beginning,
+                type=__import__(
+                    "slurm_watchdog.identity.munge_protocol", fromlist=["SessionOffer"]
+                ).SessionOffer,
             )
         )
     )

@@ -1,4 +1,4 @@
-"""A small program that becomes a user and turns into sbatch: `python -I submit_as.py UID SBATCH ARGUMENT…`.
+"""A small program that becomes a user and turns into sbatch: `python -I submit_as_user.py UID SBATCH ARGUMENT…`.
 
 On its standard input stand the length of what follows in eight digits, that many bytes of JSON (the job's environment,
 or null for a login's), and the job script, which is left for sbatch. The environment is not ours until we are that user: a

@@ -166,7 +166,7 @@ def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_wit
     found = stalled(view)
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
     assert "its only process does nothing; rank 0" in found.summary
-    assert "stands still in turn (t.py)" in found.summary
+    assert "hangs in turn (t.py)" in found.summary
 
 
 def test_the_only_process_that_raised_and_cannot_exit_is_named_with_its_exception() -> None:

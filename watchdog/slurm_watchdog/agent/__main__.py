@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import sys
 
+from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
 from slurm_watchdog.agent.agent import run_agent
 from slurm_watchdog.agent.reload.handover import read_handover
-from slurm_watchdog.base import (
-    log_setup,
-    slim_imports,  # noqa: F401 -- before msgspec
-)
+from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
 from slurm_watchdog.config.agent_settings import read_settings
 

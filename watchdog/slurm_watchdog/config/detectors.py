@@ -192,7 +192,7 @@ class LossSpike(Detector):
 
 
 class LossNan(Detector):
-    """The loss is no number any more. Never acted on."""
+    """The loss is NaN or infinite. Never acted on."""
 
     steps: Annotated[int, Field(ge=1)] = Field(
         3, description="So many times in a row: mixed precision skips single ones."

@@ -44,7 +44,7 @@ class Slack(Section):
     )
     mentions: dict[str, str] = Field(
         {},
-        description="Whom to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH, 'partition:large': "
+        description="Users and groups to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH, 'partition:large': "
         "S0604QSJC, default: here}. Values: the id of a member or of a user group, here, channel.",
     )
     pulse: Seconds = Field(

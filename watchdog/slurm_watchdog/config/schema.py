@@ -64,7 +64,7 @@ class Agent(Section):
     )
     probe_deadline: Span = Field(
         10.0,
-        description="A child that has not answered by then is reported as hung, left alone and not replaced.",
+        description="A child that has not answered by then is reported as hung; it gets no new requests and is not replaced.",
     )
     state_directory: str = Field(
         "/var/lib/slurm-watchdog-agent",

@@ -58,7 +58,7 @@ class Security(Section):
     operators: list[str] = Field(
         [],
         description="Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the controller's "
-        "user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are told what happened, and where.",
+        "user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are shown what happened, and where.",
     )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."

@@ -1,4 +1,4 @@
-"""`chain_broken`: a training that goes on from job to job, or from run to run, has ended early and nothing is queued behind it.
+"""`chain_broken`: a training that continues from job to job, or from run to run, has ended early and nothing is queued behind it.
 
 Only what was seen to be a chain is one: an earlier job that this one waited for and went on from, or an earlier run of this job. A
 job that ran once ends for reasons of its own, and what a person cancels ends on purpose. A successor that is submitted by the end
@@ -62,7 +62,7 @@ def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
         lasted_s=age_s,
     )
     if ended.succeeded_by:
-        return replace(finding, summary=f"job {ended.succeeded_by[0]} goes on after job {job.job_id}")
+        return replace(finding, summary=f"job {ended.succeeded_by[0]} continues job {job.job_id}")
     if job.state not in BROKE:
         return finding
     step, total = ended.last_step, ended.total_steps

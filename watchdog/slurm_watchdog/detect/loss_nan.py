@@ -1,4 +1,4 @@
-"""`loss_nan`: the loss is no number any more, several times in a row. One such step is skipped by mixed precision and means nothing."""
+"""`loss_nan`: the loss is NaN or infinite, several times in a row. One such step is skipped by mixed precision and means nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _judge(job: JobView, now: float, steps: int) -> Finding:
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"The loss of job {job_id} has been no number since step {first.step}, {len(bad)} times in a row{good}.",
+        summary=f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
         facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
         lasted_s=max(0.0, now - first.at),
     )

@@ -233,7 +233,7 @@ def _corrections(job: JobView, now: float, since: float) -> list[Sign]:
     return [
         Sign(
             node=each.view.node, about=rise.counter, gpu=each,
-            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and goes on ({rise.times} times)",
+            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and continues ({rise.times} times)",
         )
         for each in job.gpus
         for rise in each.view.rising

@@ -88,7 +88,8 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
     finding = replace(finding, lasted_s=age_s)
     if age_s < limit.seconds and progress.shared:
         return replace(
-            finding, summary=f"two programs count in {progress.source}: whether each goes on does not show"
+            finding,
+            summary=f"two programs count in {progress.source}: whether each makes progress does not show",
         )
     if age_s < limit.seconds and not makes_steps(job, hang):
         return replace(finding, summary=f"no new step of job {job_id} has been seen yet")
@@ -134,7 +135,7 @@ def _without_steps(
     job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.Settings
 ) -> Finding:
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
-    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank stands still."""
+    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank hangs."""
     finding = replace(finding, lasted_s=clock.age_s)
     beside = collective_hang.judge(job, now, hang)
     if beside.truth is Truth.BAD:
@@ -218,9 +219,7 @@ def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
     group = voted.groups[0]
     where = f"in {group.frames[0]}" if group.frames else "in no function that is known"
     reason = (
-        f"stands still {where}"
-        if group.place is Place.OTHER or voted.in_own_code
-        else f"{group.place}, {where}"
+        f"hangs {where}" if group.place is Place.OTHER or voted.in_own_code else f"{group.place}, {where}"
     )
     return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
 

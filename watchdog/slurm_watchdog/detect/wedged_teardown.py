@@ -155,7 +155,7 @@ def _by_stacks(voted: Vote) -> tuple[bool | None, str]:
     if voted.checkpointing or voted.moving:
         return False, "its ranks still save or move"
     tears = any(group.place is Place.TEARDOWN for group in voted.groups)
-    why = "its ranks tear their process group down" if tears else "its ranks stand still"
+    why = "its ranks tear their process group down" if tears else "its ranks hang"
     return (True if voted.moving is False else None), why
 
 

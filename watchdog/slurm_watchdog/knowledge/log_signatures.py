@@ -279,7 +279,7 @@ WORDS: dict[str, str] = {
     "ray_actor_died": "an actor of Ray died",
     "launcher": "the launcher saw a worker fail",
     "peer_lost": "the connection to another rank was lost",
-    "loss_nan": "the loss is no number any more",
+    "loss_nan": "the loss is NaN or infinite",
     "loss_scale_minimum": "the loss scale reached its minimum: the gradients overflow at any scale",
     "checkpoint_corrupt": "a checkpoint or another file is damaged",
     "weights_only": "torch.load refused a file that holds more than weights (weights_only=True)",

@@ -7,12 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
 from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
 from slurm_watchdog.agent.helper.server import run_helper
-from slurm_watchdog.base import (
-    log_setup,
-    slim_imports,  # noqa: F401 -- before msgspec
-)
+from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
 
 NAME = "slurm-wd-helper"

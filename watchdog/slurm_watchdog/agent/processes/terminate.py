@@ -295,7 +295,7 @@ def _uids(pid: int) -> tuple[int, ...]:
     for line in read_file(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
             return tuple(int(word) for word in line.split()[1:5])
-    raise ValueError("no user is told")
+    raise ValueError("no user is given")
 
 
 def _uids_or_none(pid: int) -> tuple[int, ...]:

@@ -506,10 +506,10 @@ class WorkerPool:
         worker.hung, worker.then, worker.on_part = True, None, None
         done.add(request)
         if worker.born:
-            log.warning("%s has not answered for %.1f s: it is left alone until it does", worker.key, waited)
+            log.warning("%s has not answered for %.1f s: no new requests until it does", worker.key, waited)
             answer = Answer(request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
         else:  # who starts children is at fault, or the directory of users: nothing is known of what it was to look at
-            log.warning("%s was not started within %.1f s: it is left alone until it is", worker.key, waited)
+            log.warning("%s was not started within %.1f s: no new requests until it is", worker.key, waited)
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
         hand_over(worker.key, then, answer)
 

@@ -83,7 +83,7 @@ class ControllerMetrics:
         )
         self.lost_gpu_time = Counter(
             f"{prefix}lost_gpu_seconds_total",
-            "GPU time of jobs that stood still, or did work again after a restart",
+            "GPU time of jobs that hung, or did work again after a restart",
             ["why"],
             registry=registry,
         )

@@ -421,7 +421,7 @@ def _of_loss(case: Case) -> Verdict | None:
         bad = source.no_number
         if bad is not None:
             step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
-            summary = f"the loss is no number any more since {step} (line {bad.line}), {bad.times} times in a row up to the end"
+            summary = f"the loss has been NaN or infinite since {step} (line {bad.line}), {bad.times} times in a row up to the end"
             return Verdict("loss_nan", bad.line, number, sentence(summary))
     return None
 

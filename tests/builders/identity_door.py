@@ -30,7 +30,7 @@ class Port:
             accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options
         )
         self.server: Server = self.door.server()
-        self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_identity_unix.py
+        self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
         self.loop = asyncio.new_event_loop()
 

@@ -418,14 +418,14 @@ def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_els
 
 
 ELSEWHERE_TESTED = {
-    "wrong_job": "the report is taken, what it says of a job of other nodes is not: test_own_jobs.py",
+    "wrong_job": "the report is taken, what it says of a job of other nodes is not: test_node_ownership.py",
     "no_room": "for nodes that Slurm does not list: test_state_bounds.py",
-    "too_often": "above, by address; by node in test_limits.py",
-    "busy": "above; what is held at once in test_limits.py",
+    "too_often": "above, by address; by node in test_rate_limits.py",
+    "busy": "above; what is held at once in test_rate_limits.py",
     "revocation_list_expired": "the list lives as long as its authority: nothing of ours makes such a one",
-    "no_revocation_list": "then nobody whose authority has none is let in: test_identity_tls.py",
+    "no_revocation_list": "then nobody whose authority has none is let in: test_tls.py",
     "bad_certificate": "what OpenSSL finds bad and has no word of ours",
-    "another_user": "on a unix socket alone: test_identity_unix.py",
+    "another_user": "on a unix socket alone: test_unix.py",
     "refused_us": "a client's own alert: its log says why",
 }
 

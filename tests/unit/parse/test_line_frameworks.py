@@ -100,7 +100,7 @@ def test_every_row_is_needed_and_no_row_before_it_takes_its_lines(row: Pattern |
     own = [capture.line for capture in ALL if capture.expected.split()[0] == row.name]
     if not own:
         assert row.name in {"num_updates", "validation_bar", "evaluation_bar", "saved", "bracketed"}
-        return  # its lines stand in test_progress.py
+        return  # its lines stand in test_line.py
     assert all(parse_line(line, before(row)) is None for line in own)
     assert any(parse_line(line, without(row)) != parse_line(line) for line in own)
 

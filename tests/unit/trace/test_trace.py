@@ -141,7 +141,7 @@ def test_lines_of_any_length_cost_bounded_memory_and_the_next_one_is_read() -> N
     tally = ParseStats()
     found = [each for batch in read_records(read_blocks(data.read), tally) for each in batch]
     assert [(number, type(record).__name__) for _, number, record in found] == [
-        (1, "Report"), (3, "Damage"), (4, "Report"), (5, "Damage"),
+        (1, "Report"), (3, "BadLine"), (4, "Report"), (5, "BadLine"),
     ]  # fmt: skip
     assert (tally.lines, tally.skipped) == (4, {f"longer than {MAX_LINE_BYTES} bytes": [2, 3, 5]})
 

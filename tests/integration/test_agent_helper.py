@@ -66,12 +66,12 @@ import json, os, sys, time
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
-from slurm_watchdog.agent.workers.pool import Probes
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.helper.requests import TASKS
 
 assert is_usable(sys.argv[1])
 link = HelperLink(sys.argv[1])
-probes = Probes(FUNCTIONS, helper=link, helped=[*TASKS, "sleep", "write_state"])
+probes = WorkerPool(FUNCTIONS, helper=link, helped=[*TASKS, "sleep", "write_state"])
 
 def ask(key, function, args, uid=-1, deadline_s=60.0):
     answers = []

@@ -297,8 +297,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.base.mounts import read_mounts
-from slurm_watchdog.agent.workers.pool import Probes
-probes = Probes({"identify": identify.identify})
+from slurm_watchdog.agent.workers.pool import WorkerPool
+probes = WorkerPool({"identify": identify.identify})
 collector = ProcessCollector(probes, read_mounts())
 for _ in range(3):
     processes = collector.collect(clock.monotonic(), 5.0)

@@ -89,7 +89,7 @@ def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path
     )
     (control / "conffiles").write_text(f"/{layout.CONFIG}\n")
     for name in ("postinst", "prerm", "postrm"):
-        text = (CHECKOUT / "deploy/package/debian" / name).read_text()
+        text = (CHECKOUT / "tools/packaging/debian" / name).read_text()
         (control / name).write_text(text.replace("@UNITS@", " ".join(layout.services())))
         (control / name).chmod(0o755)
     file = output / f"slurm-watchdog_{version}_{architecture()}.deb"

@@ -351,7 +351,7 @@ def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
         "find / -xdev -name '*slurm*watchdog*'; find /run -name '*slurm*watchdog*'", check=False
     ).splitlines()
     packages = re.compile(
-        r"/srv/(later/)?slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*"
+        r"/srv/(later/)?slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*|/home/eve/planted/.*"
     )
     assert [path for path in left if not packages.fullmatch(path)] == []
     assert (

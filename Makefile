@@ -155,7 +155,7 @@ metrics: $(STAMP)  ## deploy/prometheus/METRICS.md anew, from the code that serv
 	$(BIN)/python -m tools.docs.metrics
 
 .PHONY: rooms
-rooms: $(STAMP)  ## docs/development/rooms.md anew, the folders of the package and who imports whom, and the picture printed
+rooms: $(STAMP)  ## docs/development/rooms.md anew, the folders of the package and what each imports, and the picture printed
 	$(BIN)/python -m tools.docs.rooms
 
 .PHONY: bench

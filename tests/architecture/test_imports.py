@@ -59,8 +59,8 @@ CONTRACTS = (
         ("slurm_watchdog.actuate", "slurm_watchdog.notify"),
         (
             "slurm_watchdog.detect",
-            "slurm_watchdog.controller.policy.policy",
-            "slurm_watchdog.controller.actions.ladder.next_move",
+            "slurm_watchdog.controller.policy",
+            "slurm_watchdog.controller.actions",
         ),
     ),
 )
@@ -124,6 +124,8 @@ def chains_to(start: str, forbidden: tuple[str, ...], modules: dict[str, tuple[s
 @pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
 def test_a_contract_holds(contract: Contract) -> None:
     modules = read_modules()
+    ours = [name for name in (*contract.modules, *contract.forbidden) if name.startswith("slurm_watchdog")]
+    assert [name for name in ours if name not in modules] == [], "a name that is no module's forbids nothing"
     bad = [
         chain
         for module in modules
@@ -231,8 +233,6 @@ def test_nothing_is_mocked() -> None:
 
 @pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.agent"])
 def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
-    if module not in read_modules():
-        pytest.skip(f"{module} is not written yet")
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in (*CONTROLLER_PACKAGES, "pyslurm"))
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; {blocked}import {module}"],

@@ -1,4 +1,4 @@
-"""The package's folders: who imports whom. `make rooms` prints the picture and writes docs/development/rooms.md."""
+"""The package's folders: which imports which. `make rooms` prints the picture and writes docs/development/rooms.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/development/rooms.md, the folders of the package and who imports whom, from the imports: `python -m tools.docs.rooms` (`make rooms`).
+"""Writes docs/development/rooms.md, the folders of the package and what each imports, from the code: `python -m tools.docs.rooms` (`make rooms`).
 
 It prints the picture, too. tests/architecture/test_rooms.py holds the code to `ORDER`: no arrow goes up, and nothing goes in a circle.
 """
@@ -85,7 +85,7 @@ def upward(imports: Imports, order: tuple[str, ...] = ORDER) -> list[str]:
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Sets of nodes that reach each other, of two or more: what is left when all that has no way in or no way out is taken away,
-    again and again, grouped by who reaches whom."""
+    again and again, grouped by which reach each other."""
     below = {node: set(others) & graph.keys() for node, others in graph.items()}
     while ends := {n for n, others in below.items() if not others} | (
         below.keys() - set().union(*below.values())

@@ -11,7 +11,7 @@ PROGRESS_SLACK_S = 5.0
 
 
 def has_ended(job: JobView) -> bool:
-    """Whether the training has made its last step, as far as its log says. A count that began anew counts to the end of an epoch,
+    """Whether the training has made its last step, as far as its log says. A count that began again counts to the end of an epoch,
     and the last steps of all may be fewer than stand between two lines."""
     progress = job.progress
     if progress is None:
@@ -24,7 +24,7 @@ def has_ended(job: JobView) -> bool:
 
 
 def had_steps_to_make(job: JobView) -> bool:
-    """Whether it is known that the training is not over. A count that began anew counts to the end of an epoch."""
+    """Whether it is known that the training is not over. A count that began again counts to the end of an epoch."""
     progress = job.progress
     if progress is None or progress.total_steps is None or progress.begun_anew:
         return False

@@ -1,6 +1,6 @@
 """`orphan_gpu_process`: processes hold GPUs and belong to no job that runs. The agent counts their grace; here they are reported.
 
-What one job of one user left is one finding, on however many nodes: whoever is on call asks that user, or ends that job's processes, once.
+What one job of one user left is one finding, on however many nodes: an on-call engineer asks that user, or ends that job's processes, once.
 Nothing is lost by it, for decisions and the ladder's fences are about one process each. Of processes without a job nothing is known to be
 common but the user and the node: these are one finding for each user on each node.
 

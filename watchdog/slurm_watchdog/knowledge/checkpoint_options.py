@@ -118,7 +118,7 @@ def _is_place(value: str) -> bool:
 
 
 def _filled(template: str, values: dict[str, str]) -> str | None:
-    """The template with its values, joined as posixpath.join does: an absolute part begins anew. None: a value is missing."""
+    """The template with its values, joined as posixpath.join does: an absolute part replaces what is before it. None: a value is missing."""
     path = ""
     for part in re.split(r"/(?![^{]*\})", template):
         place = _PLACE.fullmatch(part)

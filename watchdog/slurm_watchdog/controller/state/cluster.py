@@ -375,7 +375,7 @@ class ClusterState:
                 run.restless = True
 
     def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
-        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run goes on without it."""
+        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run continues without the action."""
         run = self._runs.get(job_id)
         if run is None:
             return

@@ -47,7 +47,7 @@ UPGRADE ?= --upgrade
 
 .PHONY: example
 example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/slurm_watchdog/config/schema.py
-	$(BIN)/python -c "from slurm_watchdog.config.schema import example_config; print(example_config(), end='')" > config.example.yaml.new
+	$(BIN)/python -c "from slurm_watchdog.config.example import example_config; print(example_config(), end='')" > config.example.yaml.new
 	mv config.example.yaml.new config.example.yaml
 
 .PHONY: options

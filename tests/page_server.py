@@ -16,8 +16,9 @@ from slurm_watchdog.controller.health.cluster import Health, Seen, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Piece
-from slurm_watchdog.model.cluster_view import ClusterView, GpuView, NodeView, SlurmNodeView, StepTime
+from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
 

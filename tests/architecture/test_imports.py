@@ -231,7 +231,7 @@ def test_nothing_is_mocked() -> None:
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
 
 
-@pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.agent"])
+@pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.service"])
 def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in (*CONTROLLER_PACKAGES, "pyslurm"))
     done = subprocess.run(

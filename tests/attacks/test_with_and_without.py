@@ -26,7 +26,7 @@ import pytest
 from msgspec import inspect
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.agent import Agent, Service
+from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.agent.evidence import stacks, tool
@@ -36,10 +36,12 @@ from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.agent.service import Service
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.agent_settings import settings_of
-from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence import collector
 from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
@@ -483,7 +485,7 @@ ROWS = {
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
-    "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.agent.Service._follow_controller", nothing),)),
+    "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
     "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.take", nothing),)),
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),

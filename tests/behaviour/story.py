@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.recorder import Recorder

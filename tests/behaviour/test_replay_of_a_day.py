@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.policy.policy import GUARDS
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.model.actions import Action, Decision, Verdict

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.app import COLLECT_AFTER, live
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from slurm_watchdog.model.cluster_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from tests.builders import views
 from tests.builders.notices import INCIDENT, replace
 from tests.hostile.text import batches

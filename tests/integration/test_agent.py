@@ -16,7 +16,7 @@ import pytest
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.agent_settings import settings_of
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
 from slurm_watchdog.model.protocol import (
@@ -427,7 +427,7 @@ def look(cluster: Cluster, node: str) -> Report:
     from slurm_watchdog.wire.codec import decode_report
 
     program = (
-        "import sys; from slurm_watchdog.config.schema import parse_config; from slurm_watchdog.agent.agent import run_agent; "
+        "import sys; from slurm_watchdog.config.loading import parse_config; from slurm_watchdog.agent.service import run_agent; "
         "from slurm_watchdog.config.agent_settings import settings_of; "
         "config = settings_of(parse_config('agent: {node_name: %s}' % sys.argv[1])); "
         "sys.exit(run_agent(config, once=True, as_json=True))"

@@ -90,9 +90,10 @@ class Endurance:
     """The agent in this process, as its service runs it, with a clock of its own."""
 
     def __init__(self, place: Path, port: int) -> None:
-        from slurm_watchdog.agent.agent import Agent, Service
+        from slurm_watchdog.agent.agent import Agent
         from slurm_watchdog.agent.delivery.sender import Sender, Spool
         from slurm_watchdog.agent.metrics import AgentMetrics
+        from slurm_watchdog.agent.service import Service
         from slurm_watchdog.base import clock, loop
         from slurm_watchdog.config.agent_settings import AgentSettings, SecuritySettings, Settings
         from tests.trusting import trusting

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.notify.factory import make_notifier

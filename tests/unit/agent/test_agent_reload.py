@@ -27,7 +27,7 @@ from slurm_watchdog.agent.workers.pool import Answer, InheritedWorker, WorkerPoo
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
 from slurm_watchdog.model.protocol import JobWatch
 from tests.unit.agent.test_gpu_holders import GRACE_S, Node

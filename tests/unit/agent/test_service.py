@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.agent import Agent, Service
+from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
+from slurm_watchdog.agent.service import Service
 from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.agent_settings import settings_of
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Process
 from tests.trusting import trusting
 

@@ -10,16 +10,9 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.rank_activity import Doing, activities, standing
 from slurm_watchdog.config.detectors import CollectiveHang, StalledProgress
 from slurm_watchdog.detect import collective_hang, stalled_progress
-from slurm_watchdog.model.cluster_view import (
-    ErrorLine,
-    GpuView,
-    JobView,
-    LogView,
-    PastRun,
-    ProcessView,
-    RankGpu,
-)
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, PastRun, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu, Role
 from tests.builders.views import (
     COMPUTE,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.agent.agent import run_agent
+from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.agent_settings import (
@@ -22,7 +22,8 @@ from slurm_watchdog.config.agent_settings import (
     split_listen,
     write_settings,
 )
-from slurm_watchdog.config.schema import Agent, parse_config
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.schema import Agent
 from tests import helper_process
 
 TEXT = """

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_watchdog.config.schema import Config, ConfigError, example_config, load_config, parse_config
+from slurm_watchdog.config.example import example_config
+from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.loading import load_config
 from slurm_watchdog.config.policy import Override
-from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.policy.owner_directives import VARIABLES
 from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.config.security import Identity, Security
 from slurm_watchdog.identity.transport import Transport
 

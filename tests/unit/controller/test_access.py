@@ -33,7 +33,7 @@ from slurm_watchdog.controller.policy.access import (
     public_sentence,
 )
 from slurm_watchdog.controller.state.evidence_collection import Collected
-from slurm_watchdog.diagnose.job import Diagnosis
+from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.health.gpu_time import GpuTime
 from slurm_watchdog.controller.health.metrics import MAX_JOBS, ControllerMetrics
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
-from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, GpuView, JobView, Progress, RankGpu
+from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, Progress, RankGpu
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Event, EventKind, Gpu
 from slurm_watchdog.model.slurm import SlurmJob
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.reload import read_anew, why_not, why_not_address
 from tests.builders.identity_files import controller_files, make_authority
 

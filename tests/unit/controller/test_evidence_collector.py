@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.evidence import collector
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
@@ -23,7 +23,7 @@ from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, came_late
-from slurm_watchdog.diagnose.job import Diagnosis
+from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, RungOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.health.cluster import Health
 from slurm_watchdog.controller.health.job import Level
-from slurm_watchdog.model.cluster_view import GpuView, RankGpu, StepTime
+from slurm_watchdog.model.cluster_view import RankGpu, StepTime
 from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
 from tests.page_server import FixedController, large_cluster, serving

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate import gpu_process as lever
-from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import MAX_TRIES
@@ -39,8 +39,9 @@ from slurm_watchdog.model.actions import (
     Step,
     Verdict,
 )
-from slurm_watchdog.model.cluster_view import ClusterView, NodeView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.protocol import CommandResult, ProcessEnd
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode

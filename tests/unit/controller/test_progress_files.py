@@ -12,7 +12,7 @@ from slurm_watchdog.agent.checkpoints.scan import look
 from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointCollector
 from slurm_watchdog.agent.collectors.job_log import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer
-from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, read_progress
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.protocol import JobWatch

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.actuate.cancel_resubmit import options_for
-from slurm_watchdog.config.schema import Config, ConfigError, parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
 from slurm_watchdog.controller.policy.owner_directives import (

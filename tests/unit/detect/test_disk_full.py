@@ -9,15 +9,9 @@ import pytest
 
 from slurm_watchdog.detect.disk_full import detect
 from slurm_watchdog.diagnose.logs.root_cause import running
-from slurm_watchdog.model.cluster_view import (
-    Checkpoint,
-    ClusterView,
-    EndedJob,
-    NodeView,
-    SeenEvent,
-    SeenMount,
-)
+from slurm_watchdog.model.cluster_view import Checkpoint, ClusterView, EndedJob
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenMount
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe, NodeEvent
 from tests.builders.views import cluster, job, progress, slurm_job
 from tests.unit.detect.test_log_error import errors

@@ -19,10 +19,10 @@ from slurm_watchdog.model.cluster_view import (
     FilesystemView,
     LossPoint,
     MountAnswer,
-    NodeView,
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from tests.builders.views import (
     BARRIER,

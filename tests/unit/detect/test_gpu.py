@@ -9,15 +9,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.detectors import GpuClockLow, GpuFault
 from slurm_watchdog.detect import gpu_clock_low, gpu_fault
-from slurm_watchdog.model.cluster_view import (
-    ClusterView,
-    GpuView,
-    NodeView,
-    RankGpu,
-    SeenEvent,
-    SlurmNodeView,
-)
+from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent, SlurmNodeView
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, HungProbe, NodeEvent
 from tests.builders.views import cluster, job
 

@@ -11,16 +11,9 @@ from msgspec.structs import replace
 from slurm_watchdog.config.detectors import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate, work_lost
-from slurm_watchdog.model.cluster_view import (
-    Checkpoint,
-    EndedJob,
-    ErrorLine,
-    LoggedError,
-    NodeView,
-    PastRun,
-    SeenEvent,
-)
+from slurm_watchdog.model.cluster_view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job

@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 from slurm_watchdog.analysis.slurm_nodes import may_be_starting, share_silent
 from slurm_watchdog.detect import agent_silent, node_down
 from slurm_watchdog.detect.gpu_fault import JobsOfNodes
-from slurm_watchdog.model.cluster_view import (
-    ClusterView,
-    GpuView,
-    JobView,
-    NodeView,
-    ProcessView,
-    RankGpu,
-    SlurmNodeView,
-)
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
+from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu, Role
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 from tests.builders import views as builders

@@ -20,13 +20,11 @@ from slurm_watchdog.model.cluster_view import (
     ErrorLine,
     JobView,
     LossPoint,
-    NodeView,
     ProcessView,
-    SeenMount,
-    SlurmNodeView,
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import NodeView, SeenMount, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, GpuHolder, MountProbe, Role
 from tests.builders.views import blocked, cluster, progress, slurm_job

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.detectors import PartitionOrOutage, SlurmUnreachable
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
-from slurm_watchdog.model.cluster_view import ClusterView, NodeView, SlurmNodeView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Severity, Truth
+from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from tests.builders.views import job, slurm_job
 
 NOW = 1000.0

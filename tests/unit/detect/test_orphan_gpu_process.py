@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.detect import orphan_gpu_process
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, NodeView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.protocol import Report
 from tests.builders.views import cluster, job, seen, slurm_job

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.detectors import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
 from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
-from slurm_watchdog.model.cluster_view import ErrorLine, GpuView, JobView, RankGpu, StepTime
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu
 from tests.builders.views import BARRIER, LOADER, SAVE, cluster, job, progress, seen, slurm_job, still
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence, diagnose
+from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
+from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.model.cluster_view import (
     FilesystemView,
     JobView,

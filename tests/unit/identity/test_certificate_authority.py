@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.certificates import parse_pem, read_certificate
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles, check_secret, real_path

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slurm_watchdog.config.schema import ConfigError, parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Kind, Severity
 from slurm_watchdog.model.slurm import SlurmJob

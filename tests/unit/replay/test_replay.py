@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.config.schema import Config, parse_config
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
 from slurm_watchdog.trace.records import ParseStats

@@ -15,7 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.config.loading import load_config
+from slurm_watchdog.config.schema import Config
 from tools.docs import options
 from tools.packaging import layout
 from tools.packaging.build import make_archive

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.config.schema import parse_config
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
 from slurm_watchdog.model.incidents import Kind

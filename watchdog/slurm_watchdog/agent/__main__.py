@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 
 from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
-from slurm_watchdog.agent.agent import run_agent
 from slurm_watchdog.agent.reload.handover import read_handover
+from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
 from slurm_watchdog.config.agent_settings import read_settings

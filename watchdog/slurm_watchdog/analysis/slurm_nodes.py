@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.model.cluster_view import ClusterView, GpuView, NodeView, SlurmNodeView
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away
 
 

@@ -39,7 +39,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
     try:
         become_agent(settings, once=once, as_json=as_json, file=config_file)
     except OSError as error:
-        from slurm_watchdog.agent.agent import run_agent
+        from slurm_watchdog.agent.service import run_agent
         from slurm_watchdog.base import log_setup
 
         log_setup.set_up()

@@ -56,7 +56,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
       slurm-watchdog explain 7f3a --socket ~/.slurm-watchdog/4711/controller.sock
     """
     from slurm_watchdog.base import log_setup
-    from slurm_watchdog.config.schema import ConfigError
+    from slurm_watchdog.config.loading import ConfigError
 
     if not re.fullmatch(r"\d{1,18}(_\d{1,9})?", job_id):
         click.echo(

@@ -22,7 +22,7 @@ def check_config(file: str, as_json: bool) -> None:
       slurm-watchdog check-config
       slurm-watchdog check-config my.yaml
     """
-    from slurm_watchdog.config.schema import ConfigError, load_config
+    from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
         config = load_config(file)

@@ -74,7 +74,7 @@ def helper(
 def prefixes_of(file: str) -> tuple[str, ...]:
     """`jobs.kill_switch_prefixes` of a configuration that nobody but root may write; none, with the reason on standard error, of another
     one: without a helper the agent would see little."""
-    from slurm_watchdog.config.schema import ConfigError, load_config
+    from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
         about = os.stat(file)

@@ -67,7 +67,7 @@ def operator_options(command: F) -> F:
 
 def load_or_exit(config_file: str) -> Config:
     """The configuration; ends the process with code 2 and every error in the file if there is one."""
-    from slurm_watchdog.config.schema import ConfigError, load_config
+    from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
         return load_config(config_file)
@@ -94,7 +94,7 @@ def find_socket(socket_path: str | None, config_file: str | None) -> str:
 
 def _socket_of_default_config() -> str:
     """A broken file must not keep anybody from `pause`: it costs a warning and the default is used."""
-    from slurm_watchdog.config.schema import ConfigError, load_config
+    from slurm_watchdog.config.loading import ConfigError, load_config
 
     if not os.access(DEFAULT_CONFIG, os.R_OK):
         return DEFAULT_SOCKET

@@ -15,7 +15,8 @@ import sys
 from typing import Final, NoReturn
 
 from slurm_watchdog.base.loop import HELD
-from slurm_watchdog.config.schema import Config, ConfigError, load_config
+from slurm_watchdog.config.loading import ConfigError, load_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.ingest.endpoint import read_page_token
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles

@@ -9,8 +9,9 @@ from slurm_watchdog.analysis.slurm_nodes import (
     may_be_starting,
     share_silent,
 )
-from slurm_watchdog.model.cluster_view import ClusterView, NodeView, SlurmNodeView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 

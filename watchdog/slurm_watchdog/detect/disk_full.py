@@ -14,8 +14,9 @@ from typing import Protocol
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import STORAGE_FULL
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, LoggedError, NodeView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, LoggedError
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
 
 FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.knowledge.xids import describe_xid
-from slurm_watchdog.model.cluster_view import ClusterView, GpuView, JobView, NodeView, ProcessView, SeenEvent
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.model.slurm_states import is_away
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
-from slurm_watchdog.model.cluster_view import ClusterView, NodeView, SlurmNodeView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 LISTINGS, LISTINGS_REPORTING = 2, 3

@@ -17,8 +17,9 @@ from typing import Final
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
-from slurm_watchdog.model.cluster_view import ClusterView, NodeView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
 BEFORE: Final = "process:"

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, NodeView, RankGpu
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView
 
 FEW = 0.25
 """Odd nodes are named if they are at most this share of the job's, and at least one may be."""

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
 from slurm_watchdog.analysis.rank_activity import with_what_holds
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,
     FLUSH_PATIENCE_S,
@@ -25,12 +25,12 @@ from slurm_watchdog.diagnose.filesystem import (
     describe,
 )
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
-from slurm_watchdog.diagnose.outliers import Difference, RankFacts, compare
+from slurm_watchdog.diagnose.outliers import compare
 from slurm_watchdog.diagnose.stacks.vote import Group, Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import class_word
-from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, Hint, hints_for
+from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView, StackSnapshot
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
@@ -45,57 +45,6 @@ STEP_FLOOR_S: Final = 15.0
 PATIENCE_S: Final = 1800.0
 """For an evaluation or a compilation that stacks show, as `collective_hang.evaluation_floor` is shipped."""
 MAX_NAMED: Final = 32
-
-
-class FilesystemVerdict(Struct, frozen=True, kw_only=True):
-    """One filesystem on which processes of the job wait."""
-
-    mount: str
-    scope: str
-    """`outage`, `one_node`, `one_file`, `lock` or `unknown`."""
-    summary: str
-    blocked: tuple[Culprit, ...] = ()
-    answering: tuple[str, ...] = ()
-    unanswering: tuple[str, ...] = ()
-
-
-class Diagnosis(Struct, frozen=True, kw_only=True):
-    """What is to be said about one job."""
-
-    job_id: str
-    is_hang: bool | None
-    """None: nothing can be said."""
-    kind: str
-    """Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise."""
-    summary: str
-    culprits: tuple[Culprit, ...] = ()
-    ranks: int = 0
-    groups: tuple[Group, ...] = ()
-    undumped: tuple[Culprit, ...] = ()
-    """Ranks without a stack, each with the reason."""
-    missing: tuple[int, ...] = ()
-    """Ranks of which nothing came at all."""
-    differences: tuple[Difference, ...] = ()
-    filesystems: tuple[FilesystemVerdict, ...] = ()
-    stack_class: str = ""
-    """What those who keep the others waiting do, in the words of `group-stacks`: dataloader, lock, filesystem."""
-    hints: tuple[Hint, ...] = ()
-    """What it usually is, and what to try: never the verdict."""
-
-
-class JobEvidence(Struct, frozen=True, kw_only=True):
-    """What was collected of one job."""
-
-    snapshots: tuple[StackSnapshot, ...] = ()
-    """Oldest first."""
-    facts: tuple[RankFacts, ...] = ()
-    """Of each rank, for comparing them."""
-    settings: Mapping[str, Mapping[str, str]] = {}
-    """Node -> name -> value."""
-    locks: Mapping[tuple[str, int], LockWait] = {}
-    """(node, pid) -> the file lock that the process waits for."""
-    silent: Mapping[str, str] = {}
-    """Nodes that gave no evidence, with the reason."""
 
 
 def diagnose(

@@ -29,7 +29,8 @@ from slurm_watchdog.agent.proc.job_membership import (
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import one_line, plural
-from slurm_watchdog.config.schema import Config, load_config
+from slurm_watchdog.config.loading import load_config
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.app import live, open_doors, open_identity
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics

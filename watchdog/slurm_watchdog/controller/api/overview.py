@@ -8,8 +8,9 @@ from typing import Any, Final
 from slurm_watchdog.controller.api.json_views import Sees, status_json, summary_for
 from slurm_watchdog.controller.health.cluster import Health, job_health_json
 from slurm_watchdog.controller.health.job import JobHealth
-from slurm_watchdog.model.cluster_view import ClusterView, GpuView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.slurm_states import is_out
 
 BUSY_RATIO: Final = 0.05

@@ -35,8 +35,9 @@ from slurm_watchdog.controller.state.evidence_collection import (
     gathered_of,
     main_call,
 )
+from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.diagnose.filesystem import probes_wanted
-from slurm_watchdog.diagnose.job import Diagnosis, diagnose
+from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.model.actions import Decision, RungOutcome

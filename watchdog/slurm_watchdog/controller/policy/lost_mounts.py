@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
-from slurm_watchdog.model.cluster_view import NodeView, SeenMount
+from slurm_watchdog.model.node_view import NodeView, SeenMount
 
 LOST_S: Final = 30.0
 """So long a look has to be out: servers fail over in less."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.model.cluster_view import NodeView
 from slurm_watchdog.model.incidents import GpuProcess
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes

@@ -18,8 +18,8 @@ from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, WHY_NONE
 from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
-from slurm_watchdog.model.cluster_view import NodeView
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, HOLDS_NODES, RESTARTABLE, is_out
 

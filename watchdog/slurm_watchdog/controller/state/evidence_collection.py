@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.diagnose.job import Diagnosis, JobEvidence
+from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import Capped, LeftOut
-from slurm_watchdog.model.cluster_view import GpuView, NodeView, Rise, SeenEvent, SeenMount
+from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.protocol import Report
 

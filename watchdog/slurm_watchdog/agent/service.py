@@ -1,0 +1,262 @@
+"""The agent as a service: its loop, its end, and one look for `--once`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.processes.exit_watch import Exits
+from slurm_watchdog.agent.processes.report_rows import reduced
+from slurm_watchdog.agent.reload.handover import Handover
+from slurm_watchdog.agent.reload.reload import Reload
+from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
+from slurm_watchdog.agent.workers.pool import SpawnerDied
+from slurm_watchdog.base import clock, loop
+from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
+from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Report
+from slurm_watchdog.wire.codec import WireError
+
+if TYPE_CHECKING:
+    from slurm_watchdog.agent.delivery.sender import Sender
+    from slurm_watchdog.agent.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+OUT_OF_TURN_S = 1.0
+"""Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and mostly its usual ones."""
+ONCE_PAUSE_S = 1.0
+"""Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
+ONCE_GPU_S = 5.0
+"""`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
+EXIT_USAGE = 2
+"""It can't start like this: systemd does not try again (RestartPreventExitStatus=)."""
+
+
+class Service:
+    """An agent that reports: what happens in and between the ticks of the daemon."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        sender: Sender,
+        metrics: AgentMetrics,
+        signals: loop.Signals,
+        echo: bool = False,
+        file: str = "",
+    ):
+        """With `echo` each report is also a line of JSON on standard output. `file` is the configuration, read again at SIGHUP."""
+        self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
+        self.echo = echo
+        self.exits = Exits()
+        self.controller_id = ""
+        self._news = False
+        """Something happened that is not to wait for the next tick."""
+        self._ticked_at = float("-inf")
+        self.reload = Reload(file, agent.config, agent.probes, sender.look_at_files)
+
+    def wanted_at(self) -> float:
+        """When `between` is to be called though nothing wakes it: a report out of turn is due then."""
+        return self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
+
+    def tick(self, now: float) -> bool:
+        """Makes a report and hands it to the sender; False if this tick could not see."""
+        whole = self._tick(now)
+        self._follow_controller(now)
+        if whole:  # before the first whole tick nobody is told that all is well, by a reload neither
+            self._follow_reload(now)
+        return whole
+
+    def last_tick(self) -> None:
+        """What is known and not told yet goes out before this process starts anew."""
+        self.agent.commands.leave()
+        self._tick(clock.monotonic())
+
+    def _tick(self, now: float) -> bool:
+        self._take_replies(now)
+        self._news, self._ticked_at = False, now
+        report = self.agent.tick(now)
+        self.exits.follow(report.processes)
+        self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
+        if not self.agent.could_see:
+            return False
+        if self.echo:
+            _print_json(report, pretty=False)
+        try:
+            self.sender.put(report)
+        except WireError as error:
+            self._put_less(report, str(error))
+        return True
+
+    def _put_less(self, report: Report, why: str) -> None:
+        """Of a report that is too large what matters most. One user's names or processes must not end the agent for all on the node:
+        at worst the controller hears nothing for a while."""
+        log.error("this report is too large to be sent whole: %s", why)
+        try:
+            self.sender.put(reduced(report, why))
+        except WireError as error:
+            log.error("nor can it be sent without long names: %s", error)
+
+    def between(self, now: float) -> None:
+        """Takes what children and controller said meanwhile; results of commands, and that a rank has ended, go out at once."""
+        self.agent.probes.check()
+        self.agent.probes.poll(now)
+        self._take_replies(now)
+        self.agent.commands.advance(now)
+        self._news |= self.exits.any_ended(now) or self.agent.commands.has_results
+        if self._news and now - self._ticked_at >= OUT_OF_TURN_S:
+            self.tick(now)
+        elif self.agent.sequence:
+            self._follow_reload(now)
+
+    def _follow_controller(self, now: float) -> None:
+        """An agent that belongs to one controller only (attach) ends after it: nobody else would end it."""
+        limit_s = self.agent.config.agent.give_up_after
+        if limit_s and now - self.sender.heard_at > limit_s and not self.signals.stop:
+            log.error("the controller has not answered for %.0f s (agent.give_up_after): ending", limit_s)
+            self.signals.stop = True
+
+    def _follow_reload(self, now: float) -> None:
+        if self.signals.reload:
+            self.signals.reload = False
+            self.reload.ask(now)
+        if self.reload.wants_anew(now, busy=bool(self.agent.commands.under_way)):
+            self.signals.anew = True
+
+    def wake_fds(self) -> list[int]:
+        """Descriptors for which `between` is called when they can be read."""
+        return [self.sender.fileno(), *self.agent.probes.filenos(), *self.exits.filenos()]
+
+    def _take_replies(self, now: float) -> None:
+        for reply in self.sender.replies():
+            self.agent.logs.watch = {watch.job_id: watch for watch in reply.watch}
+            if reply.running is not None:
+                self.agent.running = (frozenset(reply.running), now)
+            if reply.controller_id != self.controller_id:
+                self.controller_id = reply.controller_id
+                self.agent.tell_again()
+            if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
+                self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
+            self.agent.commands.watch_jobs(reply.watch, now, self.agent.jobs_here(now))
+            self.agent.commands.accept(reply.commands, now)
+
+
+def run_agent(
+    config: Settings,
+    *,
+    once: bool = False,
+    as_json: bool = False,
+    file: str = "",
+    handover: Handover | None = None,
+) -> int:
+    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code.
+
+    At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`. Without `once` it is 2 for a process
+    with rights that are the helper's.
+    """
+    if not once and not config.agent.controller_url:
+        log.critical("%s", NO_CONTROLLER)
+        return EXIT_USAGE
+    if not once and not config.personal and (mighty := why_too_mighty()) is not None:
+        log.critical(
+            "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their units (systemctl enable "
+            "--now slurm-watchdog-agent), or the agent as a user of its own beside `slurm-watchdog helper --agent-user THAT_USER`; "
+            "`slurm-watchdog agent --once` may be run by root",
+            mighty,
+        )
+        return EXIT_USAGE
+    if config.personal:
+        serve_alone(os.geteuid())
+    agent = Agent(config, once, handover)
+    try:
+        if once:
+            return _show_once(agent, as_json)
+        return _serve(agent, config, as_json, file, handover)
+    except SpawnerDied as error:
+        log.critical("%s: ending, to be started again", error)
+        return 1
+    finally:
+        agent.close()
+
+
+def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
+    # Imported only now: the children, forked long ago, need neither, and their memory counts.
+    from slurm_watchdog.agent.delivery.connect import connect
+    from slurm_watchdog.agent.delivery.sender import Sender
+    from slurm_watchdog.agent.delivery.spool import Spool
+    from slurm_watchdog.agent.metrics import AgentMetrics
+
+    metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
+    spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
+    if before is not None:
+        spool.take_back(before.reports, clock.monotonic())
+    count: Callable[[str], None] = metrics.count_report
+    security = config.security
+    channel = connect(config.agent.controller_url, security, agent.node)
+    sender = Sender(config.agent.controller_url, spool, channel, count)
+    metrics.read_expiry = sender.certificates
+    signals = loop.Signals()
+    signals.install()
+    sender.start()
+    if config.agent.metrics_listen:
+        metrics.serve(*split_listen(config.agent.metrics_listen))
+    service = Service(agent, sender, metrics, signals, echo, file)
+    service.controller_id = before.controller_id if before is not None else ""
+    log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
+    loop.run_cadence(
+        service.tick,
+        config.agent.interval,
+        signals,
+        service.wake_fds,
+        service.between,
+        metrics.count_tick,
+        service.wanted_at,
+    )
+    if signals.anew and not signals.stop:
+        service.last_tick()
+    sender.stop()
+    settings = service.reload.settings
+    if settings is None or not signals.anew:
+        return 0
+    signals.hold()
+    if not signals.stop:
+        left = agent.leave(sender.left(), service.controller_id)
+        become_agent(settings, as_json=echo, file=file, handover=left)
+    return 0
+
+
+def _show_once(agent: Agent, as_json: bool) -> int:
+    agent.gpus.want_processes()
+    first = agent.tick(clock.monotonic())
+    loop.sleep(ONCE_PAUSE_S)
+    agent.gpus.settle(ONCE_GPU_S)
+    report = agent.tick(clock.monotonic())
+    report = msgspec.structs.replace(
+        report,
+        events=(*first.events, *report.events),
+        events_dropped=first.events_dropped + report.events_dropped,
+        node_events=(*first.node_events, *report.node_events),
+        node_events_dropped=first.node_events_dropped + report.node_events_dropped,
+    )
+    if as_json:
+        _print_json(report, pretty=True)
+    else:
+        from slurm_watchdog.agent.once_report import show_report  # rich is for terminals, not for the daemon
+
+        show_report(report)
+    return 0 if agent.could_see else 1
+
+
+def _print_json(report: Report, *, pretty: bool) -> None:
+    from slurm_watchdog.agent.delivery.sender import (
+        encode,  # file names may be no UTF-8, and it knows what to do
+    )
+
+    data = encode(report)
+    sys.stdout.write((msgspec.json.format(data) if pretty else data).decode() + "\n")
+    sys.stdout.flush()

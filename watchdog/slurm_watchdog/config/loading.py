@@ -1,0 +1,168 @@
+"""Reads a configuration file: every error at once, each with its line and what may have been meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from slurm_watchdog.config.schema import Config
+
+
+class ConfigProblem(BaseModel):
+    """One thing that is wrong in a configuration file."""
+
+    path: str
+    """The key, as a dotted path; empty for the file as a whole."""
+    line: int | None
+    message: str
+
+
+class ConfigError(Exception):
+    """The file was rejected, whole. `problems` has every error at once."""
+
+    def __init__(self, file: str, problems: list[ConfigProblem]):
+        self.file = file
+        self.problems = problems
+        super().__init__("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        """One line an error: file, line, key, what is wrong."""
+        return [
+            f"{self.file}{f':{p.line}' if p.line else ''}: {f'{p.path}: ' if p.path else ''}{p.message}"
+            for p in self.problems
+        ]
+
+
+def load_config(file: str) -> Config:
+    """Reads and checks a configuration file. Raises ConfigError with every problem in it."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]
+        ) from error
+    return parse_config(text, file)
+
+
+def parse_config(text: str, file: str = "configuration") -> Config:
+    """Checks the text of a configuration file; `file` is its name in messages. Raises ConfigError."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        message = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=mark.line + 1 if mark else None, message=message)]
+        ) from error
+    lines, duplicates = _lines_by_path(node)
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")]
+        )
+    problems = [
+        ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates
+    ]
+    try:
+        config = Config.model_validate(_with_credentials(data))
+    except ValidationError as error:
+        for each in error.errors():
+            problems.extend(_explain(each, lines))
+        config = None
+    if problems or config is None:
+        raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
+    return config
+
+
+CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
+"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
+
+
+def _with_credentials(value: Any) -> Any:
+    """The same value with the directory in place of its name; outside of a service nothing can be read there."""
+    if isinstance(value, dict):
+        return {key: _with_credentials(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_credentials(each) for each in value]
+    if isinstance(value, str) and value.startswith(CREDENTIALS):
+        return os.environ.get("CREDENTIALS_DIRECTORY", "/run/credentials") + value.removeprefix(CREDENTIALS)
+    return value
+
+
+def _lines_by_path(node: yaml.Node | None) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """The line of every key, by dotted path, and the keys that are given twice."""
+    lines: dict[str, int] = {}
+    duplicates: list[tuple[str, int]] = []
+
+    def walk(current: yaml.Node | None, path: str) -> None:
+        if isinstance(current, yaml.MappingNode):
+            for key, value in current.value:
+                inner = f"{path}.{key.value}" if path else str(key.value)
+                if inner in lines:
+                    duplicates.append((inner, key.start_mark.line + 1))
+                lines[inner] = key.start_mark.line + 1
+                walk(value, inner)
+        elif isinstance(current, yaml.SequenceNode):
+            for index, value in enumerate(current.value):
+                lines[f"{path}[{index}]"] = value.start_mark.line + 1
+                walk(value, f"{path}[{index}]")
+
+    walk(node, "")
+    return lines, duplicates
+
+
+def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
+    """pydantic's error in our words, with its line. A cross-field check holds several."""
+    path = ""
+    for part in error["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not path or message.startswith(f"{path}."):
+        found = []
+        for sentence in message.splitlines():
+            where, _, rest = sentence.partition(": ")
+            found.append(ConfigProblem(path=where, line=_nearest_line(where, lines), message=rest))
+        return found
+    if error["type"] == "extra_forbidden":
+        parent, _, key = path.rpartition(".")
+        message = f"unknown key{_did_you_mean(parent, key)}"
+    elif error["type"] == "model_type":
+        message = "must be a mapping of keys and values"
+    elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
+        message = f"{message}, got {error['input']!r}"
+    return [
+        ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])
+    ]
+
+
+def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
+    while path:
+        if path in lines:
+            return lines[path]
+        path = re.sub(r"(\.[^.\[]+|\[\d+\]|^[^.\[]+)$", "", path)
+    return None
+
+
+def _did_you_mean(parent: str, key: str) -> str:
+    from difflib import get_close_matches
+
+    section: type[BaseModel] = Config
+    for part in parent.split(".") if parent else []:
+        field = section.model_fields.get(part)
+        if (
+            field is None
+            or not isinstance(field.annotation, type)
+            or not issubclass(field.annotation, BaseModel)
+        ):
+            return ""
+        section = field.annotation
+    close = get_close_matches(key, section.model_fields, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(section.model_fields)}"

@@ -1,0 +1,95 @@
+"""Nodes, GPUs and mounts as detectors see them. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.observations import (
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    MountProbe,
+    NodeEvent,
+)
+
+
+class Rise(Struct, frozen=True, kw_only=True):
+    """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
+
+    counter: str
+    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`."""
+    first_at: float
+    last_at: float
+    times: int
+
+
+class GpuView(Struct, frozen=True, kw_only=True):
+    """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
+
+    node: str
+    gpu: Gpu
+    seen_at: float
+    """When it last said anything; `gpu` holds no values if that is not now."""
+    idle_since: float | None = None
+    """Utilisation has been (almost) nothing in every look since; None while it is not, or does not say."""
+    busy_since: float | None = None
+    """Utilisation has been high in every look since."""
+    recent_sm_clock_hz: float | None = None
+    """Under load: average over about the last minute. None until it has been busy for some looks."""
+    usual_sm_clock_hz: float | None = None
+    """Under load: average over about the last two hours."""
+    recent_power_w: float | None = None
+    """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
+    usual_power_w: float | None = None
+    """The most that its average over a minute came to for the program that runs; forgotten over hours."""
+    ecc_uncorrected_rose_at: float | None = None
+    """When its count of uncorrected memory errors was last seen to rise."""
+    rising: tuple[Rise, ...] = ()
+    """Those of its counters of corrected errors that rise again and again."""
+
+
+class SeenEvent(Struct, frozen=True, kw_only=True):
+    """A line of the kernel or the driver, and when it was said (on the clock of `ClusterView.now`)."""
+
+    at: float
+    event: NodeEvent
+
+
+class SeenMount(Struct, frozen=True, kw_only=True):
+    """The newest probe of a mount on a node."""
+
+    at: float
+    probe: MountProbe
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
+
+    name: str
+    reported_at: float
+    boot_id: str = ""
+    gpus: tuple[GpuView, ...] = ()
+    events: tuple[SeenEvent, ...] = ()
+    """Of the last hour at most, oldest first; what stood in the log before the agent was started is not among them."""
+    holders: tuple[GpuHolder, ...] = ()
+    released: tuple[GpuHolder, ...] = ()
+    """Those that held one within the last day and do not any more, as they were seen last."""
+    mounts: tuple[SeenMount, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    problems: tuple[str, ...] = ()
+    quiet: bool = False
+    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see slurm_watchdog.analysis.slurm_nodes."""
+
+
+class SlurmNodeView(Struct, frozen=True, kw_only=True):
+    """Slurm's word about a node."""
+
+    name: str
+    state: str
+    """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
+    reason: str = ""
+    runs_job: bool = False
+    """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
+    back_at: float | None = None
+    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
+    lost_listings: int | None = None
+    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node; None: not counted."""

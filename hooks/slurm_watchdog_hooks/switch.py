@@ -32,6 +32,7 @@ class KillSwitch(object):
         self._poll_seconds = poll_seconds
         self._group, self._every, self._agreement = group, every, agreement
         self._calls = 0
+        self._found_empty = False
         self._left_over = None if self._names_this_run() else self._identity()
         if threading.current_thread() is threading.main_thread():
             for number in signals:
@@ -72,14 +73,20 @@ class KillSwitch(object):
 
     def _watch(self):
         while not self.reason:
-            try:
-                found = os.stat(self.path)
-                if (found.st_ino, found.st_mtime_ns) != self._left_over:
-                    with open(self.path, encoding="utf-8", errors="replace") as file:
-                        self.reason = file.readline(1000).strip() or self.path
-            except OSError:
-                pass  # not there: the rule. Or it cannot be read: looked at again.
+            self._poll()
             time.sleep(self._poll_seconds)
+
+    def _poll(self):
+        try:
+            found = os.stat(self.path)
+            if (found.st_ino, found.st_mtime_ns) == self._left_over:
+                return
+            with open(self.path, encoding="utf-8", errors="replace") as file:
+                # `echo why > file` makes the file before it writes to it: an empty one counts when the next poll finds it empty, too.
+                self.reason = file.readline(1000).strip() or (self.path if self._found_empty else "")
+            self._found_empty = True
+        except OSError:
+            pass  # not there: the rule. Or it cannot be read: the next poll tries again.
 
     def _listen(self, number):
         before = signal.getsignal(number)

@@ -82,12 +82,30 @@ def test_wheel_and_source_archive_are_built_without_a_network(tmp_path: Path) ->
 def test_a_file_that_appears_is_seen_and_tells_why(tmp_path: Path) -> None:
     switch = KillSwitch(str(tmp_path / "kill"), poll_seconds=0.01)
     assert not switch.agreed()
-    (tmp_path / "kill").write_text('{"why": "n3 is slow"}\n')
+    (tmp_path / "being-written").write_text('{"why": "n3 is slow"}\n')
+    (tmp_path / "being-written").rename(tmp_path / "kill")  # as the watchdog writes it: never half a file
     until(switch.agreed)
     assert "n3 is slow" in switch.reason
     switch.clear()
     switch.clear()
     assert not (tmp_path / "kill").exists()
+
+
+def test_a_file_counts_once_it_says_why_or_is_found_empty_twice(tmp_path: Path) -> None:
+    def switch(name: str) -> KillSwitch:
+        made = KillSwitch("")  # without a path it has no thread: the polls are those below
+        made.path = str(tmp_path / name)
+        return made
+
+    written_late, empty = switch("written late"), switch("empty")
+    for found in (written_late, empty):
+        Path(found.path).touch()
+        found._poll()
+        assert not found.reason
+    Path(written_late.path).write_text("n3 is slow\n")
+    written_late._poll()
+    empty._poll()
+    assert (written_late.reason, empty.reason) == ("n3 is slow", empty.path)
 
 
 def test_a_file_left_over_from_an_earlier_run_is_ignored_until_it_is_written_again(

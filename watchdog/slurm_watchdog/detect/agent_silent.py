@@ -1,4 +1,10 @@
-"""`agent_silent`: a node's agent does not report any more, and Slurm has nothing against the node. What runs there is unknown, no more."""
+"""`agent_silent`: a node's agent no longer reports, and Slurm has nothing against the node. The state of its
+jobs is unknown, no more.
+
+Fires: no report for 40 s (`controller.agent_silent_after`), and Slurm still has the node.
+Names: the node.
+Note: the jobs on it are unknown, not suspected.
+"""
 
 from __future__ import annotations
 

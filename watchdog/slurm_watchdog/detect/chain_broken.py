@@ -1,8 +1,13 @@
-"""`chain_broken`: a training that continues from job to job, or from run to run, has ended early and nothing is queued behind it.
+"""`chain_broken`: a training that continues from job to job, or from run to run, has ended early and nothing
+is queued behind it.
 
-Only what was seen to be a chain is one: an earlier job that this one waited for and went on from, or an earlier run of this job. A
-job that ran once ends for reasons of its own, and what a person cancels ends on purpose. A successor that is submitted by the end
-of the job before gets `grace` to appear.
+Only what was seen to be a chain is one: an earlier job that this one waited for and continued, or an
+earlier run of this job. A job that ran once ends for reasons of its own, and what a person cancels ends on
+purpose. A successor that is submitted by the end of the job before gets `grace` to appear.
+
+Fires: a job that continued an earlier job or run ended early, and nothing is queued behind it for 2 min.
+Names: no rank or node: the job, its state, its last step.
+Note: a job that a person cancels ends on purpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""`checkpoint_overdue`: the job goes on, and has not saved for much longer than it used to. What it has done since would be lost."""
+"""`checkpoint_overdue`: the job makes steps, and has not saved for much longer than it used to. What it has
+done since would be lost.
+
+Fires: steps continue, and nothing was saved for 3 × the usual time between checkpoints, at least 30 min.
+Names: no rank or node.
+Note: only for a job that has saved twice.
+"""
 
 from __future__ import annotations
 

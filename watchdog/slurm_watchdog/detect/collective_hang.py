@@ -1,7 +1,27 @@
-"""`collective_hang`: every rank is alive and the loop does not turn. Stacks tell who keeps the others waiting.
+"""`collective_hang`: every rank is alive and the training loop makes no step. Stacks show which rank keeps the
+others waiting.
 
-Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, tell that they wait.
-A rank that does not wait and computes may be right; of one that goes round in a small loop for minutes see spinning_rank.
+Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others
+idle, show that they wait. A rank that does not wait and computes may be right; a rank that loops over a few
+lines for minutes: see `analysis/spinning_ranks.py`.
+
+Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent
+step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
+checkpoint or an upload, or an evaluation or a compilation that is not stuck; 1 h until 5 steps were seen,
+and after a launcher has started all ranks again. From half the limit on, stacks of all ranks are taken,
+several times.
+Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
+that moves data or whose workers compute. If all ranks wait in one collective, none.
+Acts: requeues the job, if the stacks do not move and no process of the job is blocked on a filesystem. If
+all ranks are in one collective it alerts at once and requeues after 30 min (`busy_limit`), for the network
+may come back. Without any stacks, GPUs that spin, beside few that idle, show the same; acted on after
+`busy_limit`, and only with a rank named.
+Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never
+acted on earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of
+`busy_limit` (5 min), after half of it (15 min) if it is the first rank of its node, when at least five
+dumps a minute apart show the same few lines with the interpreter's lock and no function that is known to
+work for long, it reads and writes nothing, its memory does not change, its workers rest and its GPU idles.
+Any of these that is not known clears it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,14 @@
 """`crash_loop`: a job restarts again and again and dies each time before its first new step.
 
 A run counts as died if it was short, nobody ended it from outside (preemption, a requeue, a person), and it
-got no further than the runs before it. What could not be read says nothing, unless the run was over before anybody could look, and
-another one's log tells the cause. All of the last `runs` must have died; a job that makes a new step is out of the loop.
+got no further than the runs before it. What could not be read is no evidence, unless the run was over
+before anybody could look, and another run's log shows the cause. All of the last `runs` must have died; a
+job that makes a new step has left the loop.
+
+Fires: three runs one after the other died before their first new step, each within 30 min.
+Names: the cause that they have in common, if there is one.
+Note: preemption, and runs that a person requeued, do not count. `policy.kinds` may give it the ladder
+`[hold]`.
 """
 
 from __future__ import annotations

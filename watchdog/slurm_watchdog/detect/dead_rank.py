@@ -1,12 +1,20 @@
-"""`dead_rank`: a rank has just gone while most of its peers are there. Told within seconds; whether the job lingers shows later.
+"""`dead_rank`: a rank has just exited while most of its peers are alive. Reported within seconds;
+`lingering_job` follows if the job stays.
 
-The end of a job looks alike for a moment: its ranks leave one after the other. So it is told only while the gone are few, before the
-last step, and if no step was made since. Nodes report one after the other: a rank that was not seen `gone_for` after the death was
-seen may have gone with it (Slurm ends a job on all nodes at once; ranks need a moment each to leave), and does not count as one that
-is left.
+The end of a job looks alike for a moment: its ranks exit one after the other. So it is reported only while
+the gone are few, before the last step, and if no step was made since. Nodes report one after the other: a
+rank that was not seen `gone_for` after the death was seen may have exited with it (Slurm ends a job on all
+nodes at once; ranks need a moment each to exit), and does not count as alive.
 
-Where nothing tells that there were steps left to make (the log knows no total, no error was logged, and no GPU is seen to spin), a
-training that is over looks the same for as long as its ranks take to leave, and on a machine that is busy they take long.
+Where nothing shows that there were steps left to make (the log knows no total, no error was logged, and no
+GPU is seen to spin), a training that is over looks the same for as long as its ranks take to exit, and on a
+busy machine they take long.
+
+Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since; the
+agent reports its exit at once. Where nothing shows that there were steps left to make (no total in the log,
+no error, no GPU that spins), after a minute.
+Names: the rank, and its last log lines.
+Note: `lingering_job` follows, if Slurm does not end the job.
 """
 
 from __future__ import annotations

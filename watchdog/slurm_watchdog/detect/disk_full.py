@@ -1,7 +1,13 @@
-"""`disk_full`: a filesystem has no room left, or a user's quota is used up. Says where, and who noticed.
+"""`disk_full`: a filesystem has no space left, or a user's quota is used up. Reports where, and which node or
+job noticed it.
 
-Three witnesses: a probe of the mount, the kernel of a node, and a job's log. A log line names a file at best; its mount is looked
-up among those that agents probe. The word of a log alone is believed for `recent`; that a probe can write again clears it.
+Three witnesses: a probe of the mount, the kernel of a node, and a job's log. A log line names a file at
+best; its mount is looked up among those that agents probe. A log line alone counts for `recent`; a probe
+that can write again clears it.
+
+Fires: a probe, a kernel line or a log line says that no space is left, or that a quota is used up.
+Names: the mount, and who noticed.
+Note: it resolves as soon as something can be written there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,14 @@
-"""`filesystem_stall`: a process waits in one call on one file, while other nodes reach the filesystem."""
+"""`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the
+filesystem.
+
+Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing.
+From half of that time on, the node itself and a few other nodes are asked to write and read back there.
+`fsync`, `close` and similar calls have 30 min while the node itself reaches the filesystem: a checkpoint is
+flushed.
+Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
+Acts: requeues the job without that node, unless the job makes steps all the same. Where the node answers
+and only this file does not, or where no other node could be asked (15 s past the limit), it alerts only.
+"""
 
 from __future__ import annotations
 

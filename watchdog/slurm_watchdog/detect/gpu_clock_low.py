@@ -1,10 +1,14 @@
-"""`gpu_clock_low`: a GPU under load runs slower than its peers in the job, and than it used to. An idle card is never accused:
-its clock falls *because* it idles.
+"""`gpu_clock_low`: a GPU under load runs slower than its peers in the job, and slower than it used to.
 
-Compared are averages over about a minute, taken only in looks that found the GPU busy. Both must hold: slower than the median of
-the job's busy GPUs of the same model, and slower than its own past where that is known (a card that was always so, by a power cap
-that somebody set, is no news). Where it is not known yet, only an odd one is accused: cards of which a whole node has the like, or
-more than a few of the job, may well be another model, or capped.
+An idle GPU is never suspected: its clock falls *because* it is idle. Compared are averages over about a
+minute, taken only when the GPU was busy. Both must hold: slower than the median of the job's busy GPUs of
+the same model, and slower than its own past where that is known (a card that was always slow, by a power
+cap that somebody set, is no news). Where its past is not known yet, only a single card is suspected: if a
+whole node differs alike, or more than a few cards of the job, they may be another model, or capped.
+
+Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
+or throttled by its own report, for a minute.
+Names: rank, node, GPU, throttle reasons.
 """
 
 from __future__ import annotations

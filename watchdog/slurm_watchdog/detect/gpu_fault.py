@@ -1,7 +1,14 @@
-"""`gpu_fault`: the driver, the kernel or the GPU itself says that something is broken. Says whether program or hardware is to blame.
+"""`gpu_fault`: the driver, the kernel or the GPU itself reports that something is broken, and whether program
+or hardware is to blame.
 
-A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. A line (an Xid) is a moment: it
-stays BAD for `recent`, so that one fault that is told ten times is one incident.
+A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. A line (an
+Xid) is a moment: it stays BAD for `recent`, so that one fault that is reported ten times is one incident.
+
+Fires: the driver does not answer for 60 s; a GPU is off the bus; an Xid or a kernel line blames hardware or
+driver; uncorrectable ECC; a row cannot be remapped or waits to be; fewer PCIe lanes under load.
+Names: the GPU by UUID and slot, the node, and the job that computes on it.
+Note: an Xid that usually comes from the program is no fault of the GPU. Where hardware is proven broken,
+any restart of the job avoids the node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,16 @@
-"""`gpu_idle_rank`: the GPU of one rank does nothing while those of its peers are busy, for long.
+"""`gpu_idle_rank`: the GPU of one rank is idle while those of its peers are busy, for long.
 
-A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a collective shows 100 %), so
-nothing is said while the log or the disk shows a checkpoint, an evaluation, or any other phase that is not training, while the
-stacks show that somebody saves, loads or talks to a server, nor while the process itself computes or moves data. Nor of a GPU that
-was never seen under load while the job makes its steps: it is not needed.
+A checkpoint that rank 0 writes while the others wait in a barrier looks the same (a GPU that spins in a
+collective shows 100 %), so nothing is reported while the log or the disk shows a checkpoint, an evaluation,
+or any other phase that is not training, while the stacks show that a rank saves, loads or talks to a
+server, nor while the process itself computes or moves data. Nor of a GPU that was never seen under load
+while the job makes its steps: it is not needed.
+
+Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job makes no step, for 15 min
+if it does.
+Names: rank, node, GPU.
+Note: not while the rank saves, evaluates, loads or computes on the CPU; nor, if the job makes steps, for a
+GPU that was never used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,17 @@
-"""`lingering_job`: a rank is dead, the others wait for it for ever, Slurm says RUNNING. Or no rank is left, and the job does not end.
+"""`lingering_job`: a rank is dead, the others wait for it without end, Slurm says RUNNING. Or no rank is left,
+and the job does not end.
 
-Where there are stacks they tell whether the others wait. Without any, GPUs that spin do. If no rank is left there is nobody to ask:
-a script may go on with something else for as long as it likes, and a launcher starts its ranks anew. So it is told late, of a
-training that was not over, and only if nothing of the job does anything any more.
+Where there are stacks they show whether the others wait. Without any, GPUs that spin do. If no rank is left
+there is nothing to ask: a script may continue with something else for as long as it likes, and a launcher
+may start its ranks again. So it is reported late, of a training that was not over, and only if nothing of
+the job does anything any more.
+
+Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last
+step, and not while the survivors' stacks move. Or no rank is left for 10 min in the middle of a training
+(30 min where the number of steps to make is not known), and nothing else of the job does anything.
+Names: the dead rank, and its last log lines.
+Acts: requeues the job, if survivors are *seen* to wait in a collective without moving. Otherwise it alerts:
+at the limit of a step if their GPUs spin, else after 10 × `grace` and only if most ranks are left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,13 @@
-"""`log_error`: a rank logged an error that ended its run, or from which it makes no step any more. Names the first cause.
+"""`log_error`: a rank logged an error that ended its run, or after which it makes no step. Names the first
+cause.
 
-An error after which a step is made was no matter. While all ranks live, an error counts only when the next step is overdue: a
-retry, an exception that is handled, a failed import at the start look alike before. Time limit, preemption, and what a person
-ends are normal ends.
+An error after which a step is made did not matter. While all ranks live, an error counts only when the next
+step is overdue: a retry, an exception that is handled, a failed import at the start look alike before. Time
+limit, preemption, and what a person ends are normal ends.
+
+Fires: a rank logged an error, and its run ended or has made no step since.
+Names: the first cause, not the cascade: rank, node, line, and the work that was lost.
+Note: the time limit and preemption are normal ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""`loss_nan`: the loss is NaN or infinite, several times in a row. One such step is skipped by mixed precision and means nothing."""
+"""`loss_nan`: the loss is NaN or infinite, several times in a row. One such step is skipped by mixed precision
+and means nothing.
+
+Fires: three losses in a row are NaN or infinite.
+Names: no rank or node: since which step.
+Note: single ones are skipped by mixed precision.
+"""
 
 from __future__ import annotations
 

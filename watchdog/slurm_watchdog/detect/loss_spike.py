@@ -1,4 +1,9 @@
-"""`loss_spike`: the loss jumps far above where it was. Told, never acted on: most recover by themselves within some 30 steps."""
+"""`loss_spike`: the loss jumps far above where it was. Never acted on: most recover by themselves within some
+30 steps.
+
+Fires: three losses in a row are 8 deviations and 10 % above the recent ones.
+Names: no rank or node.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`node_down`: Slurm itself has lost a node that had an agent."""
+"""`node_down`: Slurm itself has lost a node that had an agent.
+
+Fires: Slurm lists the node as DOWN, not responding or the like.
+Names: the node.
+Note: Slurm requeues the jobs of the node by itself.
+"""
 
 from __future__ import annotations
 

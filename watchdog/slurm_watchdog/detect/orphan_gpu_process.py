@@ -1,11 +1,19 @@
-"""`orphan_gpu_process`: processes hold GPUs and belong to no job that runs. The agent counts their grace; here they are reported.
+"""`orphan_gpu_process`: processes hold GPUs and belong to no running job. The agent counts their grace period;
+here they are reported.
 
-What one job of one user left is one finding, on however many nodes: an on-call engineer asks that user, or ends that job's processes, once.
-Nothing is lost by it, for decisions and the ladder's fences are about one process each. Of processes without a job nothing is known to be
-common but the user and the node: these are one finding for each user on each node.
+What one job of one user left behind is one finding, on however many nodes: an on-call engineer asks that
+user, or ends that job's processes, once. Nothing is lost by it, for decisions and the ladder's fences are
+about one process each. Of processes without a job only the user and the node are known to be common: they
+are one finding for each user on each node.
 
-A process may be ended, if a site wants that, only where nothing about it is a guess: it came from a job of an ordinary user, which its
-control group says or the agent saw when that job ran here, and it has the device itself open.
+A process may be ended, if a site wants that, only where nothing about it is a guess: it came from a job of
+an ordinary user, which its control group shows or the agent saw when that job ran here, and it has the
+device itself open.
+
+Fires: a process holds a GPU and belongs to no running job for longer than `agent.orphan_grace`.
+Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in
+all.
+Acts: nothing is ended, unless `policy.kinds` has the ladder `[end_process]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""`partition_or_outage`: many agents fell silent at once. That is the network, the power or the controller's own link: nobody is accused."""
+"""`partition_or_outage`: many agents fell silent at once. The cause is the network, the power or the
+controller's own link: no node is blamed.
+
+Fires: three agents or more, and more than 20 % of all, fell silent; or all of them.
+Names: the silent nodes, without blame.
+Note: no action is taken anywhere while it lasts.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,12 @@
 """`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it.
 
-Told within seconds. To be acted on only if it was a signal, nobody has let it go on, and the job is beyond its own limit: under a
-debugger nothing is ever restarted.
+It is reported within seconds. It is acted on only if it was a signal, nobody has continued the rank, and
+the job is beyond its own limit: under a debugger nothing is ever restarted.
+
+Fires: a rank is in state T or t for 15 s.
+Names: the rank, and the command that continues it.
+Acts: requeues the job where you allow it, if the rank was stopped by a signal and the job is beyond its
+limit; never under a debugger.
 """
 
 from __future__ import annotations

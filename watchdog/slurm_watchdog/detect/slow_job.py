@@ -1,4 +1,11 @@
-"""`slow_job`: the job turns, but its steps take longer than they did. Says since which step, and how much."""
+"""`slow_job`: the job makes steps, but they take longer than they did. Reports since which step, and by how
+much.
+
+Fires: the step time changed by 5 % or more and stays so for 30 steps and a minute at least, or crept up
+over hours; in a noisier log only larger changes.
+Names: no rank or node: since which step, by how much.
+Note: step times alone name no node.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,16 @@
-"""`slow_node`: a job has become slower, and exactly one node (or a few of many) is unlike the others: it is named, with the reason.
+"""`slow_node`: a job has become slower, and exactly one node (or a few of many) differs from the others: it is
+named, with the reason.
 
-All ranks wait for the slowest, so step times name nobody, and neither does utilisation. What may name a node is what its hardware
-says: clocks under load, what holds them back, power against the card's own past, the width of a link, heat, corrections that
-began with the slowness and do not end. What more than a few nodes have in common is the job's or the site's and accuses nobody;
-a single correction is chance in any large job and counts for nothing.
+All ranks wait for the slowest, so step times name no node, and neither does utilisation. What may name a
+node is what its hardware reports: clocks under load, what holds them back, power against the card's own
+past, the width of a link, heat, corrected errors that began with the slowness and do not end. What more
+than a few nodes have in common is the job's or the site's and blames none; a single corrected error is
+chance in any large job and counts for nothing.
+
+Fires: `slow_job` fires, and one node, or few of many, differs from the others: clocks, what throttles them,
+power, heat, links, corrected errors, kernel lines since then.
+Names: the node, with the sign; where nothing tells the nodes apart, `slow_job` has a plan to find it.
+Note: what many nodes have in common blames none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""`slurm_unreachable`: Slurm does not answer, or nothing that can be used. The controller then knows of no job for certain, and does nothing."""
+"""`slurm_unreachable`: Slurm does not answer, or gives no usable answer. The controller then knows no job for
+certain, and takes no action.
+
+Fires: Slurm has not answered a listing for 60 s.
+Names: nothing.
+Note: no action is taken until Slurm answers.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,20 @@
-"""`stalled_progress`: no step beyond the limit, and no better name for it.
+"""`stalled_progress`: no step beyond the limit, and no other detector has a better name for it.
 
-At the limit itself only if it is known of every rank that it does nothing, and nothing more; after `still_limit` if their stacks are
-known, too, and stand still where nobody waits in a collective (a sleep, a socket, a file that is to appear: it may be right);
-otherwise, and where somebody works, after `busy_limit`.
+At the limit itself only if it is known of every rank that it does nothing, and nothing more; after
+`still_limit` if their stacks are known, too, and do not move where no rank waits in a collective (a sleep,
+a socket, a file that is to appear: it may be right); otherwise, and where a rank works, after `busy_limit`.
 
-Before the first step there is no limit that was learnt: to load, to index and to compile may take an hour. A program that never
-writes a step which can be read, and one that trains nothing (a server, a notebook), look alike for ever. So `start_limit` is long, the
-log has to be readable and to speak of a training (or an earlier run of the job has made steps), and the ranks have to be known to
-stand.
+Before the first step there is no limit that was learned: to load, to index and to compile may take an hour.
+A program that never writes a step which can be read, and one that trains nothing (a server, a notebook),
+look alike without end. So `start_limit` is long, the log has to be readable and to show a training (or an
+earlier run of the job has made steps), and the ranks have to be known to be idle.
+
+Fires: no step beyond the limit: at once if no rank does anything and no stack shows more; after
+`still_limit` (10 min) if all stacks are motionless outside of any collective; else after `busy_limit` (30
+min; 1.5 × `checkpoint_floor` while a checkpoint is seen to be written). Or no first step for 90 min
+(`start_limit`), of a training whose log can be read and whose ranks are known to be idle.
+Names: the ranks that do nothing while others work, if that is clear.
+Note: a loop that runs without logging looks alike: hence the 30 min.
 """
 
 from __future__ import annotations

@@ -1,8 +1,16 @@
-"""`wedged_teardown`: the training is over, by its last step or by an error, and the job stays RUNNING with ranks that do nothing.
+"""`wedged_teardown`: the training is over, by its last step or by an error, and the job stays RUNNING with
+ranks that do nothing.
 
-A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it has `grace`, and as long as
-somebody works, or nobody knows, half an hour. Where every rank sits motionless in the teardown of its process group there is nothing
-left to wait for: `teardown_limit`, whether or not the log says that the training is over.
+A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it
+has `grace`, and as long as a rank works, or that is not known, half an hour. Where every rank sits
+motionless in the teardown of its process group there is nothing left to wait for: `teardown_limit`, whether
+or not the log says that the training is over.
+
+Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 min while
+a rank works; after 2 min, whatever the log says, where all of them (or all that are left, when most have
+exited) sit motionless in the teardown of their process group.
+Names: the ranks that are still there.
+Note: `scancel` frees the nodes.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.munged import munged
 from tests.proven_server import Proof, handler

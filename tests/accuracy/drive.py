@@ -19,7 +19,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.replay.player import numbered_ids
 from tests.accuracy import looks
 from tests.accuracy.feed import Line, Reader, report_of, slurm_trace, trace_of

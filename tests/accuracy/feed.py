@@ -14,7 +14,7 @@ import msgspec
 
 from slurm_watchdog.agent.logs.events import condense, event_item
 from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
 from slurm_watchdog.parse.training_log.line import LogFact, parse_line

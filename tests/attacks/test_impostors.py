@@ -36,7 +36,8 @@ from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.munge_protocol import decode_beginning
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.transport import Transport
-from slurm_watchdog.model.protocol import Command, Reply, Report
+from slurm_watchdog.model.protocol import Command, Reply
+from slurm_watchdog.model.report import Report
 from tests.as_user import as_user
 from tests.builders.identity_door import listening, until
 from tests.builders.identity_files import make_authority, node_files

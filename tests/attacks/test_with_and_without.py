@@ -54,7 +54,8 @@ from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.kill_switch import FIELDS, compose_line
 from slurm_watchdog.model.observations import EventKind, Role
-from slurm_watchdog.model.protocol import DumpStacks, JobDirectives, Report
+from slurm_watchdog.model.protocol import DumpStacks
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec

@@ -17,9 +17,9 @@ from slurm_watchdog.model.protocol import (
     EndProcess,
     ProcessEnd,
     RemoveKillSwitch,
-    Report,
     WriteKillSwitch,
 )
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 

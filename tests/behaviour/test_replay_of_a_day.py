@@ -21,7 +21,8 @@ from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Kind
 from slurm_watchdog.model.observations import Blocked, Gpu, GpuHolder, LogFile, MountProbe, Process
-from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd, Report
+from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.replay.player import Outcome, numbered_ids, replay
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused

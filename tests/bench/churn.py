@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
 from tests.behaviour.cluster import Job
 from tests.bench.figures import Figures, quantile, say

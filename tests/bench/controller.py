@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 
-from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.helper_process import AGENT_UID
 from tests.munged import Munged, munged

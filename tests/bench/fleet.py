@@ -29,7 +29,7 @@ import msgspec
 from slurm_watchdog.agent.delivery.sender import backoff_s
 from slurm_watchdog.identity.munge_protocol import Session
 from slurm_watchdog.model.observations import NodeEvent
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.delta import changes_between
 from tests.bench import fleet_munge, fleet_tls

@@ -18,7 +18,7 @@ from slurm_watchdog.model.observations import (
     Process,
     Role,
 )
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 RANKS = 8
 STEP_S = 4.0

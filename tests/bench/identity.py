@@ -24,7 +24,8 @@ from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context, make_context
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
 from tests.bench.figures import Figures, say
 

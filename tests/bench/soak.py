@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from tests.bench import agent, logs
 from tests.bench.figures import Figures, quantile, say
 

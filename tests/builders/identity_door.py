@@ -14,7 +14,8 @@ from typing import Any
 
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.http_server import Server
 

@@ -73,7 +73,8 @@ if __name__ == "__main__":
     import json
     import sys
 
-    from slurm_watchdog.model.protocol import Reply, Report
+    from slurm_watchdog.model.protocol import Reply
+    from slurm_watchdog.model.report import Report
 
     for message in (Report, Reply):
         document = {"promise": promise(message), "message": filled(inspect.type_info(message))}

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES
 
 NUMBERS: Final = (

@@ -16,7 +16,7 @@ from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.wire.codec import encode_report
 from slurm_watchdog.wire.http_server import Answer, Request

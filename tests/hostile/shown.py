@@ -19,7 +19,7 @@ from slurm_watchdog.cli.terminal import clean
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Blocked
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.alertmanager import alert_json
 from slurm_watchdog.notify.digest import Digest
 from slurm_watchdog.notify.job_status_message import JobPulse, pulse_message

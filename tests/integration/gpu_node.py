@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.agent.collectors.gpu import GpuCollector
 from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
@@ -32,7 +32,7 @@ class Node:
             return nvml.read_gpus(args, state)
 
         self.probes = WorkerPool({"read_gpus": read_gpus})
-        self.gpus = GpuCollector(self.probes)
+        self.gpus = GpuReader(self.probes)
         if hurry:
             self.gpus.want_processes()
         self.later_s = 0.0

@@ -79,7 +79,7 @@ REPORT = _python("""
 from slurm_watchdog.agent.delivery.channel import Proven
 from slurm_watchdog.agent.delivery.connect import connect
 from slurm_watchdog.config.agent_settings import SecuritySettings
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
 security = SecuritySettings(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
 report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))

@@ -19,14 +19,8 @@ from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
-from slurm_watchdog.model.protocol import (
-    DumpStacks,
-    JobWatch,
-    ProbeMount,
-    RemoveKillSwitch,
-    Report,
-    WriteKillSwitch,
-)
+from slurm_watchdog.model.protocol import DumpStacks, JobWatch, ProbeMount, RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.report import Report
 from tests.rig.cluster import Cluster, set_frozen
 
 CHECKOUT = Path(__file__).resolve().parents[2]

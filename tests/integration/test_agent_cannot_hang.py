@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from tests.agent_tree import (
     ANOTHER_USER,
     AgentProcess,

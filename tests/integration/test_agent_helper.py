@@ -17,7 +17,7 @@ import pytest
 
 from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report
 from tests import helper_process
 from tests.helper_process import AGENT_UID, HelperProcess, Place

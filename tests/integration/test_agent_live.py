@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from slurm_watchdog.model.observations import EventKind, LogFile, Process, Role
-from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report
 from tests.agent_tree import (
     AgentProcess,

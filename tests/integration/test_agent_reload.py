@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.agent_tree import PERSONAL, watched
 from tests.munged import munged

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report
 from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from tests.rig.standin_nvml import standin
@@ -140,7 +140,7 @@ def test_a_gpu_that_fell_off_the_bus_is_a_row_with_an_error(node: Node, scenario
     assert (first.utilization_ratio, first.power_w, first.throttle, first.pids) == (None, None, None, None)
     assert (second.error, second.utilization_ratio) == (None, 0.0)
     # Minutes later a new session, in which it can't even say who it is.
-    for later_s in (gpu_collector.RENEW_S, 0.0):
+    for later_s in (gpu_reader.RENEW_S, 0.0):
         assert [(row.uuid, row.error is None) for row in node.tick(later_s)] == [
             ("GPU-aaaa", False),
             ("GPU-bbbb", True),
@@ -212,7 +212,7 @@ def test_a_driver_that_goes_away_is_a_problem_and_its_return_is_seen(node: Node,
     scenario.rule()
     node.tick()
     assert node.gpus.problem is not None, "it is not asked in every tick"
-    node.until(read, later_s=gpu_collector.RETRY_S)
+    node.until(read, later_s=gpu_reader.RETRY_S)
     assert node.gpus.problem is None
 
 
@@ -227,7 +227,7 @@ def test_a_node_without_driver_is_asked_seldom_and_is_no_problem(
     assert node.probes.names() == []
     assert [record.levelname for record in caplog.records] == ["INFO"]
     scenario.write()
-    assert node.until(read, later_s=gpu_collector.RETRY_MISSING_S)[0].uuid == "GPU-aaaa"
+    assert node.until(read, later_s=gpu_reader.RETRY_MISSING_S)[0].uuid == "GPU-aaaa"
 
 
 # ------------------------------------------------------------------------------------------ the whole agent

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors import gpu as gpu_collector
 from slurm_watchdog.agent.gpu import nvml_events
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import NodeEvent
 from tests.integration.gpu_node import Node, read
@@ -100,8 +100,8 @@ def test_a_flood_is_taken_in_bounded_portions_and_what_is_too_much_is_counted(
     assert len(node.events()) == nvml_events.MAX_EVENTS
     for _ in range(4):
         node.tick()
-    assert len(node.events()) == gpu_collector.MAX_EVENTS
-    assert node.dropped() == 100 - nvml_events.MAX_EVENTS - gpu_collector.MAX_EVENTS
+    assert len(node.events()) == gpu_reader.MAX_EVENTS
+    assert node.dropped() == 100 - nvml_events.MAX_EVENTS - gpu_reader.MAX_EVENTS
     node.tick()
     assert (node.events(), node.dropped()) == ((), 0)
 
@@ -146,7 +146,7 @@ def test_a_new_session_registers_again(node: Node, scenario: Scenario) -> None:
     scenario.rule("error nvmlDeviceGetCount_v2 1")
     node.until(lambda rows: node.gpus.problem is not None)
     scenario.rule()
-    node.until(read, later_s=gpu_collector.RETRY_S)
+    node.until(read, later_s=gpu_reader.RETRY_S)
     scenario.event(1, 13)
     node.tick()
     assert said(node.events()) == [("GPU-bbbb", 13)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.model.observations import Gpu, MigInstance
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
@@ -324,4 +324,4 @@ def test_a_lost_gpu_does_not_keep_the_others_from_their_turn(node: Node, scenari
     node.until(lambda rows: len(rows) == 2 and rows[1].ecc_corrected == 1)
     scenario.change(1, processes=((8, 1),), ecc=(2, 0))
     node.until(lambda rows: rows[1].pids == (8,) and rows[1].ecc_corrected == 2, later_s=61.0)
-    assert gpu_collector.RENEW_S > 61.0
+    assert gpu_reader.RENEW_S > 61.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.collectors import gpu as gpu_collector
+from slurm_watchdog.agent.gpu import reader as gpu_reader
 from slurm_watchdog.model import observations
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
@@ -83,7 +83,7 @@ STEP = st.tuples(
     st.lists(st.sampled_from(sorted(STATES)), min_size=4, max_size=4),
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.integers(0, 4),
-    st.sampled_from([0.0, 5.0, 61.0, gpu_collector.RENEW_S]),
+    st.sampled_from([0.0, 5.0, 61.0, gpu_reader.RENEW_S]),
     st.sampled_from([(), (), ("snapshot",), (f"error nvmlDeviceGetCount_v2 {UNKNOWN}",), ("error * 9",)]),
 )
 
@@ -163,8 +163,8 @@ def test_a_library_that_lists_gpus_only_once_is_asked_anew_after_a_while(
         ("GPU-0", True), ("GPU-1", False), ("GPU-2", True),
     ]  # fmt: skip
     scenario.only([card(2), card(0), card(1)])
-    node.tick(later_s=gpu_collector.RENEW_S)
-    rows = node.until(read, later_s=gpu_collector.RENEW_S)
+    node.tick(later_s=gpu_reader.RENEW_S)
+    rows = node.until(read, later_s=gpu_reader.RENEW_S)
     assert sorted(places(node.tick())) == [("GPU-0", 1), ("GPU-1", 2), ("GPU-2", 0)]
     for row in rows:
         check(row)
@@ -184,8 +184,8 @@ def test_a_silent_gpu_is_the_last_that_was_at_its_place(node: Node, scenario: Sc
     node.tick()
     silent = card(1, rules=(f"error * {GPU_IS_LOST}",))
     scenario.only([silent, card(2)])
-    node.tick(later_s=gpu_collector.RENEW_S)
-    rows = node.tick(later_s=gpu_collector.RENEW_S)
+    node.tick(later_s=gpu_reader.RENEW_S)
+    rows = node.tick(later_s=gpu_reader.RENEW_S)
     assert [(row.uuid, row.index, row.error is None) for row in rows[:2]] == [
         ("GPU-1", 0, False), ("GPU-2", 1, True),
     ]  # fmt: skip
@@ -198,7 +198,7 @@ def test_a_driver_that_was_loaded_anew_gives_the_gpus_back(node: Node, scenario:
     node.until(lambda rows: node.gpus.problem is not None)
     scenario.rules = ()
     scenario.only([card(2), card(0), card(1)])
-    rows = node.until(read, later_s=gpu_collector.RETRY_S)
+    rows = node.until(read, later_s=gpu_reader.RETRY_S)
     assert places(rows) == [("GPU-2", 0), ("GPU-0", 1), ("GPU-1", 2)]
     for row in rows:
         check(row)
@@ -207,7 +207,7 @@ def test_a_driver_that_was_loaded_anew_gives_the_gpus_back(node: Node, scenario:
 def test_gpus_that_are_never_seen_again_are_forgotten_in_the_end(
     node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_collector, "MAX_KNOWN", 3)
+    monkeypatch.setattr(gpu_reader, "MAX_KNOWN", 3)
     node.until(read)
     for number in (10, 20, 30):
         scenario.only([card(number), card(number + 1)] * (number != 20) + [card(number)] * (number == 20))

@@ -33,7 +33,7 @@ HEARD = """
 import json, sys
 from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
 from slurm_watchdog.wire.http_client import Connection
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
 
 url, munge, said = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -18,6 +18,7 @@ import pytest
 
 from slurm_watchdog.agent.collectors import kernel_log
 from slurm_watchdog.agent.collectors.kernel_log import KernelLog
+from slurm_watchdog.agent.kernel import position
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
@@ -27,7 +28,7 @@ from tests.rig.cluster import set_frozen, wait_until
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 USER = frozenset({0, 1})
-FUNCTIONS = {"read_state": kernel_log.read_state, "write_state": kernel_log.write_state}
+FUNCTIONS = {"read_state": position.read_state, "write_state": kernel_log.write_state}
 
 pytestmark = [
     pytest.mark.exclusive,

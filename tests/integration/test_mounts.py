@@ -18,10 +18,10 @@ import pytest
 
 from slurm_watchdog.agent.agent import FUNCTIONS
 from slurm_watchdog.agent.checkpoints import scan
-from slurm_watchdog.agent.collectors.checkpoint import CheckpointCollector
-from slurm_watchdog.agent.collectors.job_log import JobLogs
-from slurm_watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
+from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.mounts.probing import MountProber, Wanted, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import read_mounts
@@ -103,7 +103,7 @@ class Looks:
     """A collector with real children, asked as fast as the test wants."""
 
     probes: WorkerPool
-    collector: MountCollector
+    collector: MountProber
     wanted: dict[str, Wanted]
 
     def until(
@@ -128,7 +128,7 @@ def looks(probes: WorkerPool, directory: Path, write: bool = False, uid: int = N
     wanted = wanted_mounts([(str(directory), uid)], read_mounts())
     assert list(wanted) == [str(directory)]
     write_on = frozenset(wanted) if write else frozenset[str]()
-    return Looks(probes, MountCollector(probes, "n1", 0.2, write_on, stagger=False), wanted)
+    return Looks(probes, MountProber(probes, "n1", 0.2, write_on, stagger=False), wanted)
 
 
 def children_of(probes: WorkerPool) -> int:
@@ -205,7 +205,7 @@ def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_sa
     closed.mkdir(mode=0o700)
     for directory in (closed, ext4 / "gone"):
         place = {str(ext4): Wanted(str(directory), NOBODY)}
-        row = Looks(probes, MountCollector(probes, "n1", 0.2, stagger=False), place).row()
+        row = Looks(probes, MountProber(probes, "n1", 0.2, stagger=False), place).row()
         assert (row.responding, row.error) == (True, None)
 
 
@@ -235,7 +235,7 @@ class Ticks:
         self.probes = probes
         self.logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=True)
         self.logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=NOBODY)}
-        self.collector = CheckpointCollector(probes, self.logs, 0.2)
+        self.collector = CheckpointSchedule(probes, self.logs, 0.2)
         self.directories = {"7": tuple(map(str, directories))}
         self.events: list[Event] = []
 

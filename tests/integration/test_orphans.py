@@ -48,14 +48,14 @@ WATCHER = r"""
 import json, sys, time
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.processes import identify
-from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders
-from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.agent.gpu.holders import GpuHolders
+from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 probes = WorkerPool({"identify": identify.identify, "resolve": identify.resolve, "name_users": identify.name_users})
-processes = ProcessCollector(probes, read_mounts())
+processes = ProcessReader(probes, read_mounts())
 holders = GpuHolders(probes, grace_s, devices=devices)
 gpus = (Gpu(uuid="GPU-a", index=1, minor=0), Gpu(uuid="GPU-b", index=0, minor=1))
 while True:

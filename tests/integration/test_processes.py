@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.agent.helper.requests import CheckedFunctions
 from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
@@ -62,7 +62,7 @@ class Looks:
             "list_open_logs": identify.list_open_logs,
         }
         self.probes = WorkerPool(CheckedFunctions(functions, True, print, own=os.getuid()))
-        self.collector = ProcessCollector(self.probes, read_mounts(), owners={JOB: os.getuid()})
+        self.collector = ProcessReader(self.probes, read_mounts(), owners={JOB: os.getuid()})
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()
 
@@ -295,11 +295,11 @@ LOOK = """
 import json, time
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.processes import identify
-from slurm_watchdog.agent.collectors.process import ProcessCollector
+from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 probes = WorkerPool({"identify": identify.identify})
-collector = ProcessCollector(probes, read_mounts())
+collector = ProcessReader(probes, read_mounts())
 for _ in range(3):
     processes = collector.collect(clock.monotonic(), 5.0)
     time.sleep(0.3)

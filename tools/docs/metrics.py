@@ -14,7 +14,7 @@ from typing import NamedTuple
 from slurm_watchdog.agent.metrics import PREFIX, AgentMetrics
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 FILE = Path(__file__).parents[2] / "deploy/prometheus/METRICS.md"
 README = Path(__file__).parents[2] / "deploy/README.md"

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders, HolderMemory
-from slurm_watchdog.agent.collectors.job_log import LogMemory
-from slurm_watchdog.agent.collectors.process import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
+from slurm_watchdog.agent.gpu.holders import GpuHolders, HolderMemory
+from slurm_watchdog.agent.logs.job_logs import LogMemory
 from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
+from slurm_watchdog.agent.processes.reader import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
 from slurm_watchdog.agent.validate_config import look, why_not

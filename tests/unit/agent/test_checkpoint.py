@@ -19,8 +19,8 @@ import pytest
 from slurm_watchdog.agent.checkpoints import completeness, files, scan
 from slurm_watchdog.agent.checkpoints.files import resolve
 from slurm_watchdog.agent.checkpoints.scan import look
-from slurm_watchdog.agent.collectors.checkpoint import CACHED_S, MAX_MOVES, SOON_S, CheckpointCollector
-from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.checkpoints.schedule import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
+from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import loop
 from slurm_watchdog.base.mounts import Mount
@@ -635,7 +635,7 @@ class Node:
 
     children: Children
     logs: JobLogs
-    collector: CheckpointCollector
+    collector: CheckpointSchedule
     directories: Mapping[str, tuple[str, ...]]
     now: float = 1000.0
 
@@ -655,7 +655,7 @@ class Node:
 def node_for(*directories: Path, mounts: tuple[Mount, ...] = (Mount("/", "ext4", "/dev/vda"),)) -> Node:
     children = Children()
     logs = JobLogs(cast("WorkerPool", children), mounts, "n1", (), become_owner=False)
-    collector = CheckpointCollector(cast("WorkerPool", children), logs, 30.0)
+    collector = CheckpointSchedule(cast("WorkerPool", children), logs, 30.0)
     return Node(children, logs, collector, {"7": tuple(map(str, directories))})
 
 

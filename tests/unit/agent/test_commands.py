@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent import commands
-from slurm_watchdog.agent.collectors.job_log import JobLogs
-from slurm_watchdog.agent.collectors.mount import MountCollector
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
@@ -40,7 +40,7 @@ def here() -> Iterator[Commands]:
     probes = WorkerPool({"remove_kill_switch": as_owner.remove_kill_switch})
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.watch = {"7": WATCH}
-    mounts = MountCollector(probes, "n1", 60.0, frozenset(), stagger=False)
+    mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
     yield Commands(probes, logs, "n1", 5.0, lambda job_id: {}, mounts)
     probes.close()
 

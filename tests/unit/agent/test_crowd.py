@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
+from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.model.observations import BY_SLURM, Role
 
@@ -67,9 +67,9 @@ FIRST = 10_000_000
 """Pids of `collector`: none of this machine's, among which this test's own is."""
 
 
-def collector(count: int) -> tuple[ProcessCollector, Files]:
+def collector(count: int) -> tuple[ProcessReader, Files]:
     files = Files()
-    made = ProcessCollector(Probes(), (), files=files)  # type: ignore[arg-type]
+    made = ProcessReader(Probes(), (), files=files)  # type: ignore[arg-type]
     made.table = ProcessTable(files)  # type: ignore[arg-type]
     made.table.entries = {pid: entry(pid) for pid in range(FIRST, FIRST + count)}
     made.table._may_be_new = lambda: False  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from slurm_watchdog.agent.gpu.convert import (
 from slurm_watchdog.agent.gpu.nvml_health import TABLE
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
 
 ROW: dict[str, Any] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors.gpu_holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
+from slurm_watchdog.agent.gpu.holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts

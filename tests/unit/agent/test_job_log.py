@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_value
 
-from slurm_watchdog.agent.collectors import job_log
-from slurm_watchdog.agent.collectors.job_log import MAX_FILES, JobLogs
 from slurm_watchdog.agent.logs import follow as tail
+from slurm_watchdog.agent.logs import job_logs
+from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
@@ -208,7 +208,7 @@ def test_logs_beyond_the_limit_are_named_in_a_row(tmp_path: Path, make_node: Cal
 def test_of_too_many_events_the_errors_stay(
     tmp_path: Path, make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_log, "MAX_WAITING_EVENTS", 30)
+    monkeypatch.setattr(job_logs, "MAX_WAITING_EVENTS", 30)
     node, path = make_node(), tmp_path / "x.log"
     path.touch()
     node.watch(path)
@@ -231,7 +231,7 @@ def test_when_the_job_has_ended_its_files_are_let_go(tmp_path: Path, make_node: 
     pid = node.pid_of(f"files:{tmp_path}/a:self")
     assert str(path) in {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
     node.logs.watch = {}
-    node.skew_s = job_log.KEPT_AFTER_END_S + 1
+    node.skew_s = job_logs.KEPT_AFTER_END_S + 1
     assert node.until(lambda rows: not rows) == []
     for _ in range(200):
         if not os.path.exists(f"/proc/{pid}/fd/0"):

@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors import kernel_log
-from slurm_watchdog.agent.collectors.kernel_log import (
-    MAX_RECENT,
-    MAX_RECORDS,
-    KernelLog,
-    parse_state,
-    read_state,
-    write_state,
-)
+from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLog
+from slurm_watchdog.agent.kernel import position
 from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.kernel.position import parse_state, read_state, write_state
 from slurm_watchdog.agent.workers.pool import Answer, Then, WorkerPool
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.line import parse_message
@@ -617,4 +611,4 @@ def test_the_state_file_is_replaced_in_one_step_and_no_link_is_followed(tmp_path
     assert read_state(str(path), {}) == "one"
     assert read_state(str(tmp_path / "missing"), {}) is None
     path.write_bytes(b"\xff" * 10**6)
-    assert len(read_state(str(path), {}) or "") == kernel_log.MAX_STATE_BYTES
+    assert len(read_state(str(path), {}) or "") == position.MAX_STATE_BYTES

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_watchdog.agent.collectors.mount import MAX_MOUNTS, MountCollector, Wanted, first_due, wanted_mounts
+from slurm_watchdog.agent.mounts.probing import MAX_MOUNTS, MountProber, Wanted, first_due, wanted_mounts
 from slurm_watchdog.agent.workers.child_state import STOPPED
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
@@ -93,7 +93,7 @@ class Watch:
     """A collector with its children and a clock."""
 
     children: Children
-    collector: MountCollector
+    collector: MountProber
     now: float = 1000.0
 
     def look(self, after_s: float = 5.0, wanted: dict[str, Wanted] = WANTED) -> tuple[MountProbe, ...]:
@@ -109,7 +109,7 @@ class Watch:
 
 def make(write_on: frozenset[str] = frozenset(), stagger: bool = False) -> Watch:
     children = Children()
-    return Watch(children, MountCollector(cast("WorkerPool", children), "n1", 30.0, write_on, stagger))
+    return Watch(children, MountProber(cast("WorkerPool", children), "n1", 30.0, write_on, stagger))
 
 
 def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_has_answered() -> None:

@@ -21,7 +21,7 @@ from slurm_watchdog.model.observations import (
     Process,
     Role,
 )
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 EMPTY = Report(node="n1", boot_id="b", agent_id="a", sequence=1)
 

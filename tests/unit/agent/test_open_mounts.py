@@ -12,8 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_watchdog.agent.collectors.mount import MountCollector, wanted_mounts
-from slurm_watchdog.agent.collectors.open_mounts import (
+from slurm_watchdog.agent.mounts.open_mounts import (
     AT_ONCE,
     EVERY_S,
     FIRST_S,
@@ -21,6 +20,7 @@ from slurm_watchdog.agent.collectors.open_mounts import (
     MAX_OF_JOB,
     OpenMounts,
 )
+from slurm_watchdog.agent.mounts.probing import MountProber, wanted_mounts
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
 from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of
 from slurm_watchdog.agent.processes.owner import OWN
@@ -157,7 +157,7 @@ def test_a_page_fault_that_may_be_about_two_filesystems_is_about_the_only_one_th
     out: list[str], found: str | None
 ) -> None:
     children = Children()
-    collector = MountCollector(cast("WorkerPool", children), "n1", 30.0, stagger=False)
+    collector = MountProber(cast("WorkerPool", children), "n1", 30.0, stagger=False)
     rows = (process(7, blocked=FAULT), process(8))
     wanted = wanted_mounts([(point, -1) for point in FAULT.candidates], OWN_TABLE)
     collector.collect(100.0, 10.0, wanted)

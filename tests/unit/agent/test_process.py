@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.collectors.process import may_look_into_all
 from slurm_watchdog.agent.proc.blocked_calls import (
     MIN_AT_ONCE,
     ROUND_TICKS,
@@ -34,6 +33,7 @@ from slurm_watchdog.agent.proc.files import Files, is_the_kernels
 from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
+from slurm_watchdog.agent.processes.reader import may_look_into_all
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (
     AARCH64,

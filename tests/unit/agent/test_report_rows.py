@@ -17,7 +17,7 @@ from slurm_watchdog.controller.state.report_bounds import (
     within_bounds,
 )
 from slurm_watchdog.model.observations import Gpu, HungProbe, Process, Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
 from tests.builders.views import blocked, process, slurm_job
 

@@ -18,7 +18,8 @@ from slurm_watchdog.agent.delivery.channel import DirectChannel
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, backoff_s, encode
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.model.observations import LogFile
-from slurm_watchdog.model.protocol import DumpStacks, Reply, Report
+from slurm_watchdog.model.protocol import DumpStacks, Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report
 from slurm_watchdog.wire.http_client import Connection, InvalidResponse, parse_head, parse_size
 from tests.builders.views import process

@@ -32,7 +32,8 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, Kind, Truth
 from slurm_watchdog.model.observations import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
-from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.alertmanager import alert_json
 from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.slack_messages import parent

@@ -30,7 +30,8 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
-from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount, Report
+from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import LOADER, RECV, blocked, frames, node_of, process, slurm_job
 

@@ -13,7 +13,8 @@ from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQ
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.incidents import Finding, Kind, MountProbeRequest, StackRequest, Truth
 from slurm_watchdog.model.observations import MountProbe
-from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount, Report
+from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import RECV, node_of, process, slurm_job, stack
 

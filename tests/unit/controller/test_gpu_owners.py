@@ -10,7 +10,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.gpu_owners import KEPT_S, GpuPids
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
 from slurm_watchdog.model.observations import Gpu
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from tests.builders.views import process
 
 

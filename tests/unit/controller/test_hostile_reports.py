@@ -14,7 +14,7 @@ from slurm_watchdog.base.capped import CAPS, Capped, LeftOut
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_bounds import ROWS
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import process, slurm_job
 from tests.unit.controller.test_state_bounds import held

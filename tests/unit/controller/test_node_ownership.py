@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
-from slurm_watchdog.model.protocol import JobDirectives, Report
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.wire.delta import changes_between
 from tests.builders.views import process, slurm_job

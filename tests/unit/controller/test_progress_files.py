@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.agent.checkpoints.scan import look
-from slurm_watchdog.agent.collectors.checkpoint import CLOCK_PATTERN, CLOCK_S, CheckpointCollector
-from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.checkpoints.schedule import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
+from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, read_progress
@@ -86,7 +86,7 @@ def test_each_change_is_an_event_and_the_first_look_only_tells_where_the_count_s
     children: Any = Children()
     logs = JobLogs(children, (), "n1", (), False)
     logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=0, progress_files=(str(tmp_path / "heartbeat"),))}
-    collector = CheckpointCollector(children, logs, 60.0)
+    collector = CheckpointSchedule(children, logs, 60.0)
     found: list[tuple[float | None, bool]] = []
     for number, at in enumerate((1000.0, 1000.0, 1040.0, 1100.0)):
         touched(tmp_path / "heartbeat", at)

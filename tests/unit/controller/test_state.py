@@ -12,7 +12,7 @@ from slurm_watchdog.controller.state.filesystems import filesystem_key
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe, Process
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import RECV, blocked, process, slurm_job, stack
 

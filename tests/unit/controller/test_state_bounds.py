@@ -18,7 +18,7 @@ from slurm_watchdog.model.observations import (
     MountProbe,
     NodeEvent,
 )
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import blocked, process, slurm_job
 

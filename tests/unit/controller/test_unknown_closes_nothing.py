@@ -12,7 +12,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.registry import DETECTORS
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
 from slurm_watchdog.model.observations import Event, Process
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import process, slurm_job
 from tests.unit.controller.test_state import progress_event

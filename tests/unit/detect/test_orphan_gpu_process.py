@@ -12,7 +12,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from tests.builders.views import cluster, job, seen, slurm_job
 
 NOW = 1000.0

@@ -14,7 +14,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu, Ste
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, Rise, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from tests.builders.views import cluster, job, slurm_job
 from tests.unit.detect.test_gpu import NOW, card
 from tests.unit.detect.test_speed import noisy

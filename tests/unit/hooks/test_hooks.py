@@ -25,8 +25,8 @@ sys.path.insert(0, str(HOOKS))
 
 from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # noqa: E402
 
-from slurm_watchdog.agent.collectors.job_log import JobLogs  # noqa: E402
 from slurm_watchdog.agent.logs import follow  # noqa: E402
+from slurm_watchdog.agent.logs.job_logs import JobLogs  # noqa: E402
 from slurm_watchdog.agent.workers.pool import WorkerPool  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402

@@ -28,7 +28,7 @@ from slurm_watchdog.identity.munge_protocol import (
     parse_authorization,
 )
 from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
 from tests.builders.identity_door import Port, body_of, listening, until
 from tests.munged import THERE, Munged, munged

@@ -20,7 +20,7 @@ from slurm_watchdog.config.agent_settings import SecuritySettings
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
 from tests.builders.identity_door import Port, body_of, listening, until
 from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files

@@ -14,7 +14,7 @@ from slurm_watchdog.controller.state.progress_clock import Clock, apply_step, no
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.collective_timeouts import _seconds
 from slurm_watchdog.model.observations import Event
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.learned_format import Learner
 from slurm_watchdog.parse.training_log.line import ALL_ROWS, parse_line

@@ -29,7 +29,8 @@ from slurm_watchdog.model.observations import (
     MountProbe,
     NodeEvent,
 )
-from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s

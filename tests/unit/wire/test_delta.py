@@ -19,7 +19,7 @@ from slurm_watchdog.model.observations import (
     MountProbe,
     Process,
 )
-from slurm_watchdog.model.protocol import ProcessNumbers, Report
+from slurm_watchdog.model.report import ProcessNumbers, Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
 from slurm_watchdog.wire.delta import changes_between, make_whole, without_news
 from tests.builders.views import process

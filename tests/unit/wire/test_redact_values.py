@@ -13,7 +13,8 @@ from slurm_watchdog.base.redact import MASK
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.observations import Blocked, Process, Role
-from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.redact_values import NAMES, masked
 from tests.builders.secret_samples import planted
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report
 from slurm_watchdog.wire.text_limits import CUT, LENGTHS, MAX_NAME, SKIPPED, has_long
 from tests.builders.wire_fill import filled

@@ -11,7 +11,8 @@ import pytest
 from msgspec import inspect
 
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
 from slurm_watchdog.wire.forward_compat import OPEN
 from tests.builders.wire_fill import filled, promise

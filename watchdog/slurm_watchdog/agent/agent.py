@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 import slurm_watchdog
-from slurm_watchdog.agent.collectors.checkpoint import CheckpointCollector
-from slurm_watchdog.agent.collectors.gpu import GpuCollector
-from slurm_watchdog.agent.collectors.gpu_holders import GpuHolders
-from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.collectors.kernel_log import KernelLog
-from slurm_watchdog.agent.collectors.mount import MountCollector, Wanted, wanted_mounts
-from slurm_watchdog.agent.collectors.open_mounts import OpenMounts
-from slurm_watchdog.agent.collectors.process import ProcessCollector
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.gpu.holders import GpuHolders
+from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.mounts.open_mounts import OpenMounts
+from slurm_watchdog.agent.mounts.probing import MountProber, Wanted, wanted_mounts
 from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.reload.handover import Handover, write_handover
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
@@ -47,7 +47,8 @@ from slurm_watchdog.model.observations import (
     Process,
     Role,
 )
-from slurm_watchdog.model.protocol import EndProcess, Report
+from slurm_watchdog.model.protocol import EndProcess
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.redact_values import masked
 
 if TYPE_CHECKING:
@@ -112,16 +113,16 @@ class Agent:
         self.probes = WorkerPool(functions, helper=helper, helped=TASKS, left=before.children)
         mounts: tuple[Mount, ...] = read_mounts()
         files = FarFiles(self.probes) if helper is not None else Files()
-        self.processes = ProcessCollector(self.probes, mounts, files=files)
+        self.processes = ProcessReader(self.probes, mounts, files=files)
         becomes = helper is not None or (not personal and may_become_others())
         self.logs = JobLogs(
             self.probes, mounts, self.node, tuple(settings.log_patterns), become_owner=becomes
         )
-        self.gpus = GpuCollector(self.probes)
+        self.gpus = GpuReader(self.probes)
         self.holders = GpuHolders(self.probes, settings.orphan_grace)
         if isinstance(files, FarFiles):
             self.holders.links_of = files.devices_of
-        self.mounts = MountCollector(
+        self.mounts = MountProber(
             self.probes,
             self.node,
             settings.mount_probe_interval,
@@ -129,7 +130,7 @@ class Agent:
             stagger=not once,
         )
         self.open_mounts = OpenMounts(self.probes)
-        self.checkpoints = CheckpointCollector(self.probes, self.logs, settings.checkpoint_interval)
+        self.checkpoints = CheckpointSchedule(self.probes, self.logs, settings.checkpoint_interval)
         state_file = (
             f"{settings.state_directory}/kernel-log.json" if settings.state_directory and not once else ""
         )

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.agent.collectors.job_log import JobLogs
-from slurm_watchdog.agent.collectors.mount import MountCollector
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
@@ -67,7 +67,7 @@ class Commands:
     node: str
     deadline_s: float
     environ_of: Callable[[str], Mapping[str, str]]
-    mount_collector: MountCollector
+    mount_collector: MountProber
     """Who probes mounts, for commands as well."""
     processes: tuple[Process, ...] = ()
     awaiting_checkpoints: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ import slurm_watchdog
 from slurm_watchdog.agent.prometheus_text import Row, family, histogram, serve
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.observations import Checkpoint, Gpu, NodeEvent
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 PREFIX: Final = "slurm_watchdog_"
 MAX_ROWS: Final = 512

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Blocked, FaultSeverity, Gpu, GpuHolder, Process
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 PIPE_WIDTH = 200
 WHOLE = frozenset({"job", "rank", "pid", "age", "when", "GPU", "minor", "busy"})

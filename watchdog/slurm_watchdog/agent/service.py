@@ -19,7 +19,8 @@ from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.pool import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
-from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks, Report
+from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
 
 if TYPE_CHECKING:

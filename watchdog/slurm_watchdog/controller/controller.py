@@ -32,7 +32,8 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
-from slurm_watchdog.model.protocol import JobWatch, Reply, Report
+from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.trace.records import Controller, Own
 from slurm_watchdog.trace.write import gone_line, listing_lines, own_line, report_lines

@@ -20,7 +20,7 @@ from slurm_watchdog.model.observations import (
     MountProbe,
     NodeEvent,
 )
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, Holders, Seats, seated

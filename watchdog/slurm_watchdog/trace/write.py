@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.model.observations import Checkpoint, Event, Gpu, LogFile, MountProbe, NodeEvent, Process
-from slurm_watchdog.model.protocol import CommandResult, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.trace.processes import TICKS_PER_S
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, Own

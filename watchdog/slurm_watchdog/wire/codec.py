@@ -6,7 +6,8 @@ from typing import Final
 
 import msgspec
 
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.forward_compat import read_newer
 from slurm_watchdog.wire.text_limits import cut_texts, has_long
 

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Gpu, Process
-from slurm_watchdog.model.protocol import Changes, GpuNumbers, ProcessNumbers, Report
+from slurm_watchdog.model.report import Changes, GpuNumbers, ProcessNumbers, Report
 
 TAKEN_OVER: Final = ("logs", "checkpoints", "gpu_holders")
 """Lists that are sent whole when they change, and not at all while they do not."""

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar, get_args
 import msgspec
 
 from slurm_watchdog.model.observations import EventKind, FaultSeverity
-from slurm_watchdog.model.protocol import Command, Reply, Report
+from slurm_watchdog.model.protocol import Command, Reply
+from slurm_watchdog.model.report import Report
 
 T = TypeVar("T")
 

@@ -28,7 +28,8 @@ from slurm_watchdog.model.observations import (
     NodeEvent,
     Process,
 )
-from slurm_watchdog.model.protocol import CommandResult, JobDirectives, ProcessNumbers, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import JobDirectives, ProcessNumbers, Report
 
 NAMES: Final[Mapping[type, frozenset[str]]] = {
     cls: frozenset(fields.split())

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 MAX_NAME: Final = 256
 """Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state."""

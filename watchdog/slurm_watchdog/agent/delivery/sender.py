@@ -22,7 +22,8 @@ from slurm_watchdog.agent.delivery.channel import Channel, Proven
 from slurm_watchdog.agent.delivery.replies import parse_reply
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.base import clock
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, without_news
 from slurm_watchdog.wire.http_client import Response

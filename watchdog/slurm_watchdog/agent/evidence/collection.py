@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.job_log import JobLogs
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.flight_recorder import prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.stacks import choose
+from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool

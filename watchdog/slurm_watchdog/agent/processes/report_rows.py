@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.proc.entry import HANGS
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.protocol import CommandResult, LeftOut, Report
+from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.report import LeftOut, Report
 
 HELPERS_OF_JOB: Final = 64
 """Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen."""

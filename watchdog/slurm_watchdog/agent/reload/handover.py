@@ -10,10 +10,10 @@ import os
 
 import msgspec
 
-from slurm_watchdog.agent.collectors.gpu_holders import HolderMemory
-from slurm_watchdog.agent.collectors.job_log import LogMemory
-from slurm_watchdog.agent.collectors.process import ProcessMemory
 from slurm_watchdog.agent.delivery.spool import Waiting
+from slurm_watchdog.agent.gpu.holders import HolderMemory
+from slurm_watchdog.agent.logs.job_logs import LogMemory
+from slurm_watchdog.agent.processes.reader import ProcessMemory
 from slurm_watchdog.agent.workers.child import decode, encode
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 

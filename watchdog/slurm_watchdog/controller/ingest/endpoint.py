@@ -19,7 +19,8 @@ from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_m
 from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.identity.secret_files import real_path
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.model.protocol import Reply, Report
+from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
 from slurm_watchdog.wire.http_server import Answer, Head, Request, Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, pace

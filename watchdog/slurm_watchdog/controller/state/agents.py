@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.observations import Process
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import make_whole, without_news
 

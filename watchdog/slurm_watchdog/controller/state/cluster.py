@@ -36,7 +36,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, FilesystemV
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
-from slurm_watchdog.model.protocol import JobDirectives, Report
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import (
     ALIVE,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.incidents import Culprit, Finding
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 KEPT_S = 3600.0
 """A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""

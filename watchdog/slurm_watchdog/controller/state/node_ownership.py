@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Process
-from slurm_watchdog.model.protocol import JobDirectives, Report
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 

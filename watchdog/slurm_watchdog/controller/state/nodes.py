@@ -15,7 +15,7 @@ from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import Capped, LeftOut
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.protocol import Report
+from slurm_watchdog.model.report import Report
 
 PROCESSES: Final = 4096
 """Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs."""

@@ -41,9 +41,9 @@ from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
-from slurm_watchdog.model.protocol import JobDirectives
+from slurm_watchdog.model.report import JobDirectives
 
-__all__ = ["IDENTIFY", "SETTLE_S", "ProcessCollector"]
+__all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 SETTLE_S = 0.15
@@ -82,7 +82,7 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class ProcessCollector:
+class ProcessReader:
     """Who belongs to which job, and what they do."""
 
     probes: WorkerPool

@@ -47,7 +47,7 @@ MAX_EVENTS = 64
 
 
 @dataclass
-class GpuCollector:
+class GpuReader:
     """Asks the child in every tick and remembers which GPUs there are."""
 
     probes: WorkerPool

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.process import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.proc.files import count_open_files
+from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of

@@ -83,7 +83,7 @@ class _State:
 
 
 @dataclass
-class MountCollector:
+class MountProber:
     """Who is probed when, and what came of it. With `stagger` off (`--once`) a new mount is probed at once."""
 
     probes: WorkerPool

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.job_log import JobLogs
+from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
@@ -63,7 +63,7 @@ Key = tuple[str, str]
 
 
 @dataclass
-class CheckpointCollector:
+class CheckpointSchedule:
     """What is looked at, and what came of it since the last report."""
 
     probes: WorkerPool

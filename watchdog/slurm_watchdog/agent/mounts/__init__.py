@@ -1,0 +1,1 @@
+"""Filesystems that jobs use: which there are, when each is probed, and what came of it."""

@@ -1,0 +1,115 @@
+"""What one agent saw in one tick, as it goes to the controller: one section for each collector."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.observations import (
+    Checkpoint,
+    Event,
+    Gpu,
+    GpuHolder,
+    HungProbe,
+    LogFile,
+    MountProbe,
+    NoAnswer,
+    NodeEvent,
+    Process,
+)
+from slurm_watchdog.model.protocol import CommandResult
+
+
+class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with a default."""
+
+    at: int
+    """Place of the process in the report before."""
+    state: str
+    cpu_s: float
+    io_bytes: int | None
+    threads: int | None
+    context_switches: int | None
+
+
+class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What moves about a GPU."""
+
+    at: int
+    utilization_ratio: float | None
+    sm_clock_hz: float | None
+    memory_clock_hz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    memory_used_bytes: int | None
+
+
+class Changes(Struct, frozen=True, kw_only=True):
+    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See slurm_watchdog.wire.delta."""
+
+    since: int
+    """Sequence of the report that it builds on, of the same agent."""
+    process_rows: tuple[ProcessNumbers, ...] = ()
+    gpu_rows: tuple[GpuNumbers, ...] = ()
+    gone: tuple[tuple[int, int], ...] = ()
+    """(pid, start ticks) of processes that are not there any more."""
+    whole: tuple[str, ...] = ()
+    """Lists of the report that are complete in it."""
+
+
+class JobDirectives(Struct, frozen=True, kw_only=True):
+    """What the processes of one run of a job have in their environment for the watchdog; see slurm_watchdog.controller.policy.owner_directives."""
+
+    job_id: str
+    restarts: int
+    variables: tuple[tuple[str, str], ...]
+    """SLURM_WATCHDOG and those that begin with it, bounded."""
+    uid: int = -1
+    """The user whose process has them; -1: an earlier release does not say."""
+
+
+class LeftOut(Struct, frozen=True, kw_only=True):
+    """Processes of one user that are there and not in a report, for there were too many: short helpers of a job, most often."""
+
+    job_id: str | None
+    uid: int
+    count: int
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """What one agent saw in one tick."""
+
+    node: str
+    boot_id: str
+    agent_id: str
+    """Random, new at every start of the agent."""
+    sequence: int
+    """Rises by one with every report of this agent_id; a report seen before is dropped."""
+    age_s: float = 0.0
+    """Seconds between making and sending; not 0 when it waited in the spool."""
+    interval_s: float = 5.0
+    version: int = 1
+    agent_version: str = ""
+    processes: tuple[Process, ...] = ()
+    logs: tuple[LogFile, ...] = ()
+    events: tuple[Event, ...] = ()
+    events_dropped: int = 0
+    mounts: tuple[MountProbe, ...] = ()
+    hung_probes: tuple[HungProbe, ...] = ()
+    unanswered: tuple[NoAnswer, ...] = ()
+    """Probes of mounts whose child was stopped, killed or starved: they say nothing about the mount."""
+    gpus: tuple[Gpu, ...] = ()
+    node_events: tuple[NodeEvent, ...] = ()
+    node_events_dropped: int = 0
+    """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    gpu_holders: tuple[GpuHolder, ...] = ()
+    wishes: tuple[JobDirectives, ...] = ()
+    """Of jobs that have any; in every report, also in one of changes."""
+    results: tuple[CommandResult, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Collectors that failed this tick, each with its reason."""
+    changes: Changes | None = None
+    """None: this is the whole of what there is."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.rank_activity import Doing, activities, standing
-from slurm_watchdog.config.detectors import CollectiveHang, StalledProgress
 from slurm_watchdog.detect import collective_hang, stalled_progress
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, PastRun, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
@@ -74,7 +75,7 @@ def hang(view: JobView) -> Finding:
 
 
 def stalled(view: JobView) -> Finding:
-    (found,) = stalled_progress.detect(cluster(view), HANG, STALLED)
+    (found,) = stalled_progress.detect(cluster(view), STALLED, HANG)
     return found
 
 

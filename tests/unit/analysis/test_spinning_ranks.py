@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import CollectiveHang, StalledProgress
-from slurm_watchdog.detect.collective_hang import detect
+from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
+from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.detect.stalled_progress import detect as detect_stalled
 from slurm_watchdog.diagnose.stacks.spinning import follow, where
 from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
@@ -79,7 +79,7 @@ def test_it_is_told_after_five_minutes_with_its_line_and_not_acted_on() -> None:
     assert (found.truth, found.actionable, [c.rank for c in found.culprits]) == (Truth.BAD, False, [3])
     assert "goes round in train_epoch (t.py:88): seen there 7 times within 4 min" in found.summary
     assert "3 ranks wait for it" in found.summary
-    (other,) = detect_stalled(cluster(view(), now=NOW), CollectiveHang(), StalledProgress())
+    (other,) = detect_stalled(cluster(view(), now=NOW), StalledProgress(), CollectiveHang())
     assert other.truth is not Truth.BAD
 
 

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.rank_activity import standing
-from slurm_watchdog.config.detectors import CollectiveHang, RankStopped, StalledProgress
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_snapshot
 from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.detect import collective_hang, rank_stopped, stalled_progress
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.rank_stopped import RankStopped
+from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, Motion
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
@@ -86,7 +88,7 @@ def hang(view: JobView) -> Finding:
 
 
 def stalled(view: JobView) -> Finding:
-    (found,) = stalled_progress.detect(cluster(view), HANG, STALLED)
+    (found,) = stalled_progress.detect(cluster(view), STALLED, HANG)
     return found
 
 

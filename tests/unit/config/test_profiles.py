@@ -14,7 +14,8 @@ from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.policy.owner_directives import VARIABLES
 from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.rules import rule_for
-from slurm_watchdog.knowledge.default_ladders import GENTLE, MAY_HAVE_LADDER, ORDER
+from slurm_watchdog.detect.registry import KINDS, MAY_ACT
+from slurm_watchdog.knowledge.default_ladders import GENTLE, ORDER
 from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.incidents import Kind
 from tests.builders.views import slurm_job
@@ -34,8 +35,8 @@ def test_every_profile_is_valid(checkout: Path) -> None:
 
 def test_the_safe_profile_acts_on_these_kinds_and_on_no_other(safe: Config) -> None:
     book = rule_book_of(safe)
-    acts = {kind for kind in Kind if rule_for(book, kind, slurm_job(partition="gpu")).mode == "act"}
-    assert acts == SAFE <= MAY_HAVE_LADDER
+    acts = {kind for kind in KINDS if rule_for(book, kind, slurm_job(partition="gpu")).mode == "act"}
+    assert acts == SAFE <= set(MAY_ACT)
 
 
 def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.incidents.correlate import CAUSES, CorrelateSettings, Moment, correlate
+from slurm_watchdog.controller.incidents.correlate import CorrelateSettings, Moment, correlate
+from slurm_watchdog.detect.registry import KINDS, causes_of
 from slurm_watchdog.model.incidents import (
     Culprit,
     Finding,
@@ -213,10 +214,10 @@ def test_nothing_explains_itself_by_way_of_others() -> None:
 
     def causes(kind: Kind, seen: tuple[Kind, ...]) -> None:
         assert kind not in seen, (*seen, kind)
-        for cause in CAUSES.get(kind, ()):
+        for cause in causes_of(kind):
             causes(cause, (*seen, kind))
 
-    for kind in CAUSES:
+    for kind in KINDS:
         causes(kind, ())
 
 

@@ -17,10 +17,10 @@ from slurm_watchdog.cli.status import exit_code
 from slurm_watchdog.controller.api.json_views import status_json
 from slurm_watchdog.controller.api.overview import overview_json
 from slurm_watchdog.controller.health.cluster import Health, Seen, health
-from slurm_watchdog.controller.health.job import STATES, Level, NotJudged
+from slurm_watchdog.controller.health.job import Level, NotJudged
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.incidents.judge import STANDING
+from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, Motion
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
@@ -186,11 +186,7 @@ def test_a_job_whose_steps_are_unread_and_that_is_judged_by_other_signs_is_judge
     assert (job.state, job.not_judged, job.level) == ("training, steps unread", None, Level.OK)
 
 
-def test_states_cover_every_kind_that_keeps_a_job_from_making_steps() -> None:
-    assert STATES.keys() == STANDING
-
-
-@pytest.mark.parametrize("kind", sorted(STANDING))
+@pytest.mark.parametrize("kind", [spec.kind for spec in SPECS if spec.delays_steps])
 @pytest.mark.parametrize("what", [None, "Slurm is silent", "its agents are silent"])
 def test_a_job_with_such_an_incident_has_its_word_also_where_nothing_is_seen(
     kind: Kind, what: str | None
@@ -201,7 +197,7 @@ def test_a_job_with_such_an_incident_has_its_word_also_where_nothing_is_seen(
     found = health(given)
     assert (found.level, found.jobs[0].state, found.jobs[0].level) == (
         Level.CRITICAL,
-        STATES[kind],
+        spec_of(kind).job_state,
         Level.CRITICAL,
     )
     assert "its requeue is under way" in found.jobs[0].reason

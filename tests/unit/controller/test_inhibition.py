@@ -9,16 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.controller.incidents.correlate import (
-    CAUSES,
-    OWN_FAULTS,
     UNREPORTED_HOLDS_S,
     CorrelateSettings,
     Moment,
     correlate,
 )
-from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.detect.registry import SPECS, causes_of, spec_of
 from slurm_watchdog.model.incidents import (
     Culprit,
     Finding,
@@ -29,8 +26,8 @@ from slurm_watchdog.model.incidents import (
     Truth,
 )
 
-KINDS = tuple(kind for kind, _ in DETECTORS)
-HOLDS = {kind: float(getattr(getattr(Detectors(), kind), "hold", 0.0)) for kind in KINDS}
+KINDS = tuple(spec.kind for spec in SPECS)
+HOLDS = {spec.kind: spec.hold_s for spec in SPECS}
 LONGEST_S = UNREPORTED_HOLDS_S + max(HOLDS.values()) + 10.0
 PLACES = {Kind.GPU_FAULT: "gpu:GPU-1", Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.PARTITION_OR_OUTAGE: "cluster",
           Kind.FILESYSTEM_OUTAGE: "mount:/s", Kind.FILESYSTEM_STALL: "mount:/s", Kind.LOG_ERROR: "run:7.0"}  # fmt: skip
@@ -92,9 +89,7 @@ def test_any_set_of_faults_and_suspicions_ends_with_all_of_it_reported_or_explai
 
 
 def test_no_two_kinds_explain_each_other() -> None:
-    assert not [
-        (a, b) for a, b in combinations(KINDS, 2) if b in CAUSES.get(a, ()) and a in CAUSES.get(b, ())
-    ]
+    assert not [(a, b) for a, b in combinations(KINDS, 2) if b in causes_of(a) and a in causes_of(b)]
 
 
 def test_held_pending_incident_holds_nobody_back() -> None:
@@ -124,7 +119,7 @@ class Replay:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cause"), [(kind, cause) for kind, causes in CAUSES.items() for cause in causes]
+    ("kind", "cause"), [(kind, cause) for kind in KINDS for cause in sorted(causes_of(kind))]
 )
 def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explanation_ends(
     kind: Kind, cause: Kind
@@ -135,10 +130,10 @@ def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explana
     assert fired == {cause}
     for at in range(200, 500, 20):
         fired = replay.fired(at, finding(cause, Truth.OK, at), finding(kind, Truth.BAD, at))
-        assert kind not in fired or kind in OWN_FAULTS, f"{at - 200} s after {cause} was over"
+        assert kind not in fired or not spec_of(kind).has_aftermath, f"{at - 200} s after {cause} was over"
     for at in range(500, 640, 20):
         fired = replay.fired(at, finding(cause, Truth.OK, at), finding(kind, Truth.BAD, at))
-    assert (kind in fired) is (kind is not Kind.LOG_ERROR), (
+    assert (kind in fired) is (kind != Kind.LOG_ERROR), (
         "it lasts, and is its own: but a run that is over is reported no more"
     )
 

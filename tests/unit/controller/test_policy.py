@@ -18,7 +18,7 @@ from slurm_watchdog.controller.policy.policy import (  # fmt: skip
     is_news,
 )
 from slurm_watchdog.controller.policy.rules import Rule
-from slurm_watchdog.knowledge.default_ladders import SHIPPED
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
 from slurm_watchdog.model.slurm import SlurmNode  # fmt: skip
@@ -63,7 +63,7 @@ PROCESS = GpuProcess(
 )
 SITUATION = PolicyInput(
     now_wall=1e6,
-    rule=Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="test"),
+    rule=Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="test"),
     job=slurm_job(),
     paused=None,
     blind=None,
@@ -97,7 +97,7 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    shipped = SHIPPED.get(incident.kind, GRACEFUL if incident.kind is Kind.SLOW_NODE else ())
+    shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind == Kind.SLOW_NODE else ())
     ladder = (Step.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
@@ -136,7 +136,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "opted_out": [
         {"job": slurm_job(comment="x watchdog=off y")},
-        {"rule": Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="t", refused="no")},
+        {"rule": Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
     ],
     "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
@@ -256,7 +256,7 @@ def test_a_kind_whose_mode_is_off_is_told_only(mode: str, action: Action, words:
 
 def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets() -> None:
     nodes = tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(1, 101))
-    rule = Rule(mode="act", ladder=SHIPPED[Kind.COLLECTIVE_HANG], source="t", drain=True)
+    rule = Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="t", drain=True)
     limits = replace(LIMITS, max_drained_nodes=3, drained_percent=2.0)
     fits = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=nodes), limits, "d")
     assert fits.drain == ("n1",)

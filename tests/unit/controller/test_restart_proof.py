@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
-from slurm_watchdog.config.detectors import CollectiveHang
 from slurm_watchdog.controller.actions.ladder.restart_proof import (
     StepsLost,
     first_step_if_proven,
     steps_lost,
     work_words,
 )
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.model.cluster_view import PastRun
 from tests.builders.views import job, progress
 

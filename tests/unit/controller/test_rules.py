@@ -19,12 +19,11 @@ from slurm_watchdog.controller.policy.owner_directives import (
 )
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
+from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
 from slurm_watchdog.knowledge.default_ladders import (
     ENDINGS,
     HARMLESS,
-    MAY_HAVE_LADDER,
     ORDER,
-    SHIPPED,
     problem_of,
 )
 from slurm_watchdog.model.actions import Action, Step
@@ -43,10 +42,10 @@ def rules(text: str) -> Config:
 # -------------------------------------------------------------------------------------------------- ladders
 
 
-@pytest.mark.parametrize("kind", SHIPPED)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if spec_of(kind).ladder])
 def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: Kind) -> None:
-    assert problem_of(SHIPPED[kind]) is None
-    assert kind in MAY_HAVE_LADDER
+    assert problem_of(spec_of(kind).ladder) is None
+    assert unfit(kind, spec_of(kind).ladder) is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,7 @@ def test_layers_replace_single_fields() -> None:
     rule = rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(user="ann"))
     assert (rule.mode, rule.ladder, rule.attempts, rule.cooldown_s) == (
         "act",
-        SHIPPED[Kind.COLLECTIVE_HANG],
+        spec_of(Kind.COLLECTIVE_HANG).ladder,
         1,
         3600,
     )

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from slurm_watchdog.agent.logs.events import event_item
-from slurm_watchdog.config.detectors import SlowJob
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, main_clock
 from slurm_watchdog.controller.state.step_history import MAX_BLOCKS, DatedLines, StepHistory
 from slurm_watchdog.detect import slow_job
+from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Event, EventKind

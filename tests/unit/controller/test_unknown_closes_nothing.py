@@ -9,7 +9,7 @@ import pytest
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
 from slurm_watchdog.model.observations import Event, Process
 from slurm_watchdog.model.report import Report
@@ -17,7 +17,7 @@ from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import process, slurm_job
 from tests.unit.controller.test_state import progress_event
 
-KINDS = [kind for kind, _ in DETECTORS]
+KINDS = [spec.kind for spec in SPECS]
 STEPS = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LOG_ERROR)
 """Kinds that a new step closes."""
 SUBJECTS = {
@@ -81,13 +81,13 @@ def test_incident_of_a_restarted_controller_stays_open_while_neither_slurm_nor_a
     assert Life(kind).spend(600) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Kind.SLURM_UNREACHABLE])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != Kind.SLURM_UNREACHABLE])
 def test_incident_stays_open_while_slurm_answers_and_no_agent_does(kind: Kind) -> None:
     life = Life(kind)
     assert life.spend(600, life.slurm) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not Kind.AGENT_SILENT])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != Kind.AGENT_SILENT])
 def test_incident_stays_open_over_a_stall_of_the_controller_without_a_new_observation(kind: Kind) -> None:
     life = Life(kind)
     life.slurm()

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.config.detectors import CheckpointOverdue, CollectiveHang, WedgedTeardown
 from slurm_watchdog.detect import checkpoint_overdue, wedged_teardown
+from slurm_watchdog.detect.checkpoint_overdue import CheckpointOverdue
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.wedged_teardown import WedgedTeardown
 from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
@@ -19,7 +21,7 @@ TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "ma
 
 
 def wedged(view: JobView) -> Finding:
-    (found,) = wedged_teardown.detect(cluster(view), CollectiveHang(), WedgedTeardown())
+    (found,) = wedged_teardown.detect(cluster(view), WedgedTeardown(), CollectiveHang())
     return found
 
 

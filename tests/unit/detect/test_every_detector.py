@@ -11,8 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import Detectors
-from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
 from slurm_watchdog.model.cluster_view import (
     Checkpoint,
     ClusterView,
@@ -129,7 +128,7 @@ WRONG: dict[Kind, ClusterView] = {
 }  # fmt: skip
 """A cluster in which this, and perhaps more, is the matter."""
 
-KINDS = [kind for kind, _ in DETECTORS]
+KINDS = [spec.kind for spec in SPECS]
 
 
 def lists_without_one(view: ClusterView) -> Iterator[ClusterView]:
@@ -250,7 +249,7 @@ def test_a_detector_that_sees_less_than_before_clears_nothing(kind: Kind) -> Non
     assert open_ones
     seen_less = [less for less in (*holes(view), *lists_without_one(view)) if lost(view, less) not in NO_LOSS]
     for less in (*seen_less, *restarted(view)):
-        found = {(f.kind, f.subject): f for _, detect in DETECTORS for f in detect(less, Detectors())}
+        found = {(f.kind, f.subject): f for spec in SPECS for f in findings_of(spec, less, DEFAULTS)}
         cleared = [
             f.summary for key in open_ones if (f := found.get(key)) is not None and f.truth is Truth.OK
         ]

@@ -7,12 +7,14 @@ import pytest
 
 from slurm_watchdog.base.redact import MASK
 from slurm_watchdog.detect import filesystem_outage, filesystem_stall
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
 from slurm_watchdog.model.incidents import Finding, Kind, Truth
 from slurm_watchdog.model.observations import Role
 from tests.builders.views import blocked, cluster, job, progress, seen
 
+SETTINGS = FilesystemStall(blocked_for=60.0)
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)
 STUCK = job(progress=progress(200.0))
@@ -29,8 +31,8 @@ def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[
     )
     view = cluster(*jobs, filesystems=(filesystem,), **changes)
     found = [
-        *filesystem_stall.detect(view, blocked_for_s=60),
-        *filesystem_outage.detect(view, blocked_for_s=60),
+        *filesystem_stall.detect(view, SETTINGS),
+        *filesystem_outage.detect(view, SETTINGS),
     ]
     return {f.kind: f for f in found}
 

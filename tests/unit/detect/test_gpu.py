@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import GpuClockLow, GpuFault
 from slurm_watchdog.detect import gpu_clock_low, gpu_fault
+from slurm_watchdog.detect.gpu_clock_low import GpuClockLow
+from slurm_watchdog.detect.gpu_fault import GpuFault
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent, SlurmNodeView

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.lingering_job import detect
 from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
 from slurm_watchdog.model.incidents import Finding, Truth

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate, work_lost
 from slurm_watchdog.model.cluster_view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import Detectors
-from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
 from slurm_watchdog.model.cluster_view import (
     Checkpoint,
     ClusterView,
@@ -53,7 +52,7 @@ SERIES = 20
 
 
 def bad(view: ClusterView) -> dict[tuple[str, str], Finding]:
-    found = [finding for _, detect in DETECTORS for finding in detect(view, Detectors())]
+    found = [finding for spec in SPECS for finding in findings_of(spec, view, DEFAULTS)]
     return {(f.kind, f.subject): f for f in found if f.truth is Truth.BAD}
 
 

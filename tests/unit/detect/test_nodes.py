@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import PartitionOrOutage, SlurmUnreachable
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
+from slurm_watchdog.detect.partition_or_outage import PartitionOrOutage
+from slurm_watchdog.detect.slurm_unreachable import SlurmUnreachable
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import Detectors
-from slurm_watchdog.detect.registry import DETECTORS
+from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, MountAnswer
 from slurm_watchdog.model.incidents import Finding, Kind, Truth
 from tests.builders.views import (
@@ -31,7 +30,7 @@ AGES = st.sampled_from([0.0, 5.0, 40.0, 70.0, 400.0, 5000.0])
 
 
 def run(view: ClusterView) -> list[Finding]:
-    return [finding for _, detect in DETECTORS for finding in detect(view, Detectors())]
+    return [finding for spec in SPECS for finding in findings_of(spec, view, DEFAULTS)]
 
 
 @st.composite

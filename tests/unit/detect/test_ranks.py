@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import CollectiveHang, DeadRank, GpuIdleRank, RankStopped
 from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.dead_rank import DeadRank
+from slurm_watchdog.detect.gpu_idle_rank import GpuIdleRank
+from slurm_watchdog.detect.rank_stopped import RankStopped
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
@@ -178,7 +181,7 @@ def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0
 
 
 def idle(view: JobView) -> Finding:
-    return only(gpu_idle_rank.detect(cluster(view), CollectiveHang(), GpuIdleRank()))
+    return only(gpu_idle_rank.detect(cluster(view), GpuIdleRank(), CollectiveHang()))
 
 
 def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.config.detectors import SlowJob
 from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
 from slurm_watchdog.detect import slow_job, slow_node
+from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, Rise, SeenEvent

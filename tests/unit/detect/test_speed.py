@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from slurm_watchdog.analysis.step_statistics import segments
-from slurm_watchdog.config.detectors import LossNan, LossSpike, SlowJob
 from slurm_watchdog.detect import loss_nan, loss_spike, slow_job
+from slurm_watchdog.detect.loss_nan import LossNan
+from slurm_watchdog.detect.loss_spike import LossSpike
+from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from tests.builders.views import cluster, job

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.detectors import CollectiveHang, DeadRank
 from slurm_watchdog.detect import dead_rank
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.dead_rank import DeadRank
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import judge_job

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.diagnose.incident_hints import incident_hints
 from slurm_watchdog.knowledge.remediation_hints import HINTS, MAX_HINTS
-from slurm_watchdog.model.incidents import Kind
 
 BY_NAME = {row.name: row.hint for row in HINTS}
 
@@ -38,7 +38,7 @@ def test_an_evaluation_that_hangs_in_its_data_loader_is_told_what_helped_others(
 
 
 def test_there_are_few_and_none_twice() -> None:
-    for kind in Kind:
+    for kind in KINDS:
         hints = incident_hints(
             kind, "CUDA out of memory", ["CUDA out of memory", "No space left on device", "Killed"] * 50
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.config.detectors import CollectiveHang
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import Judged, judge_job
 

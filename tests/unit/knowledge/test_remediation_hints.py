@@ -6,13 +6,13 @@ import re
 
 import pytest
 
+from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.diagnose.kernel_log.verdict import class_of
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES as KERNEL
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.knowledge.remediation_hints import HINTS, MAX_HINTS, Hint, HintRow, hints_for
 from slurm_watchdog.knowledge.stack_frames import CLASSES
 from slurm_watchdog.knowledge.xids import XIDS
-from slurm_watchdog.model.incidents import Kind
 from slurm_watchdog.parse.kernel_log.line import parse_message
 
 BY_NAME = {row.name: row for row in HINTS}
@@ -83,7 +83,7 @@ OF_A_VERDICT = frozenset({"undumpable", "missing_rank", "hang"})
 
 @pytest.mark.parametrize("row", HINTS, ids=lambda row: row.name)
 def test_a_row_names_only_classes_that_exist(row: HintRow) -> None:
-    known = {each.name for each in SIGNATURES} | set(CLASSES.values()) | {kind.value for kind in Kind}
+    known = {each.name for each in SIGNATURES} | set(CLASSES.values()) | set(KINDS)
     known |= OF_A_VERDICT | {each.name for each in KERNEL} | {each.name for each in XIDS.values()}
     assert set(row.classes) <= known
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.detect.registry import KINDS
 from tests.unit.repository.test_readme import metrics_table
 
 SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
@@ -33,7 +33,7 @@ def test_no_alert_asks_for_a_series_a_label_or_a_kind_that_does_not_exist(checko
                     f"{alert}: {name} has no label {label}"
                 )
                 if label == "kind":
-                    assert set(value.split("|")) <= set(Kind), f"{alert}: {value}"
+                    assert set(value.split("|")) <= set(KINDS), f"{alert}: {value}"
 
 
 @pytest.mark.parametrize("severity", ["page", "ticket"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.detect.registry import KINDS
 from tests.bench.figures import Figures
 from tests.live.__main__ import plan, write
 from tests.live.cases import FAULTS, HEALTHY, SRUN, TORCHRUN
@@ -22,7 +22,7 @@ def test_every_case_has_a_name_of_its_own_a_launcher_and_kinds_that_exist() -> N
     assert len(names) == len(set(names))
     assert {launcher for each in (*FAULTS, *HEALTHY) for launcher in each.launchers} == {SRUN, TORCHRUN}
     for fault in FAULTS:
-        assert {*fault.kinds, *fault.also} <= set(Kind), fault.name
+        assert {*fault.kinds, *fault.also} <= set(KINDS), fault.name
         assert fault.ranks, "somebody is to blame"
 
 

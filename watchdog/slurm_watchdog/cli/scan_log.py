@@ -125,7 +125,8 @@ class _Settings:
 
 def _settings(config_file: str | None) -> _Settings:
     """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file is wrong."""
-    from slurm_watchdog.config.detectors import CollectiveHang, LossNan
+    from slurm_watchdog.detect.collective_hang import CollectiveHang
+    from slurm_watchdog.detect.loss_nan import LossNan
 
     if config_file is None:
         return _Settings(CollectiveHang(), LossNan().steps)
@@ -133,7 +134,7 @@ def _settings(config_file: str | None) -> _Settings:
 
     config = load_or_exit(config_file)
     own = compile_patterns(config.jobs.progress_patterns)
-    return _Settings(config.detectors.collective_hang, config.detectors.loss_nan.steps, own)
+    return _Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
 
 
 def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:

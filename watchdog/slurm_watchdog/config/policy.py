@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, refuse
-from slurm_watchdog.knowledge.default_ladders import OF_A_PROCESS, problem_of, unfit
+from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
+from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.knowledge.default_ladders import problem_of
 from slurm_watchdog.model.actions import Step
-from slurm_watchdog.model.incidents import Kind
 
 
 def _step(value: Any) -> Any:
@@ -143,19 +144,15 @@ class Policy(Section):
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             _check_kind(kind, where, problems)
-            if kind in set(Kind) and treatment.ladder and (why := unfit(Kind(kind), tuple(treatment.ladder))):
+            if kind in KINDS and treatment.ladder and (why := unfit(kind, tuple(treatment.ladder))):
                 problems.append(f"{where}.ladder: {why}")
         for index, override in enumerate(self.overrides):
             where = f"policy.overrides[{index}]"
             for kind in override.kinds:
                 _check_kind(kind, f"{where}.kinds", problems)
-                if (
-                    kind in set(Kind)
-                    and override.ladder
-                    and (why := unfit(Kind(kind), tuple(override.ladder)))
-                ):
+                if kind in KINDS and override.ladder and (why := unfit(kind, tuple(override.ladder))):
                     problems.append(f"{where}.ladder: {why}")
-                elif kind in OF_A_PROCESS:
+                elif spec_of(kind).subject is Subject.PROCESS:
                     problems.append(
                         f"{where}.kinds: {kind} is about a process whose job is over, and an override matches jobs: write it to policy.kinds"
                     )
@@ -170,9 +167,9 @@ class Policy(Section):
 def _check_kind(kind: str, where: str, problems: list[str]) -> None:
     from difflib import get_close_matches
 
-    if kind not in set(Kind):
-        close = get_close_matches(kind, list(Kind), n=1)
+    if kind not in KINDS:
+        close = get_close_matches(kind, KINDS, n=1)
         problems.append(
             f"{where}: {kind[:60]!r} is no kind of incident"
-            + (f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(Kind)}")
+            + (f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(KINDS)}")
         )

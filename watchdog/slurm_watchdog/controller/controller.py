@@ -31,7 +31,7 @@ from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, Decision
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
@@ -365,7 +365,7 @@ class Controller:
         for change in left:  # the journal could not even be opened
             self._tell_change(change, now)
 
-    def _count_failure(self, kind: Kind) -> None:
+    def _count_failure(self, kind: str) -> None:
         self.metrics.detector_failures.labels(kind).inc()
 
     def _tell_change(self, change: Change, now: float) -> None:

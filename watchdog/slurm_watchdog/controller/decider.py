@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from slurm_watchdog.actuate import kill_switch
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
-from slurm_watchdog.controller.incidents.judge import STANDING, proves_stuck
+from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
@@ -31,6 +31,7 @@ from slurm_watchdog.controller.policy.policy import (
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
 from slurm_watchdog.model.cluster_view import JobView
@@ -243,11 +244,11 @@ class Decider:
             crash_loops={
                 job_id: each.summary
                 for each in reversed(self._judgement.incidents)
-                if each.kind is Kind.CRASH_LOOP and each.state is IncidentState.FIRING
+                if each.kind == Kind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
-            outages=tuple(each for each in self._judgement.incidents if each.kind is Kind.FILESYSTEM_OUTAGE),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind is Kind.GPU_FAULT),
+            outages=tuple(each for each in self._judgement.incidents if each.kind == Kind.FILESYSTEM_OUTAGE),
+            faults=_by_node(each for each in self._judgement.incidents if each.kind == Kind.GPU_FAULT),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -313,10 +314,10 @@ class Decider:
         views = [view for node in job.nodes if (view := nodes.view(node)) is not None]
         return broken + lost_mounts(views, nodes.views, now)
 
-    def _rule(self, kind: Kind, job: SlurmJob | None) -> Rule:
+    def _rule(self, kind: str, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
         rule = rule_for(self._book, kind, job)
-        return rule if job is None or kind is Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
+        return rule if job is None or kind == Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
 
     def wish(self, job: SlurmJob) -> OwnerDirectives:
         """What the job's owner has asked for, in its comment or its environment. A switch where none may lie leaves the job alone."""
@@ -326,11 +327,11 @@ class Decider:
         problem = problem_of_path(fill(wish.kill_switch, job), self._config.jobs.kill_switch_prefixes)
         return wish if problem is None else replace(wish, problem=f"kill_switch: {problem}")
 
-    def _turns(self, kind: Kind, view: JobView | None) -> bool | None:
+    def _turns(self, kind: str, view: JobView | None) -> bool | None:
         """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a restart knows himself."""
-        if kind in STANDING:
+        if spec_of(kind).delays_steps:
             return False
-        if kind is Kind.OPERATOR_RESTART or view is None or view.progress is None:
+        if kind == Kind.OPERATOR_RESTART or view is None or view.progress is None:
             return None
         limit_s = self._judgement.limits_s.get(view.job.job_id)
         return True if limit_s is not None and view.progress.age_s <= limit_s else None
@@ -416,7 +417,7 @@ def _stands_alone(incident: Incident) -> bool:
     return (
         incident.state is IncidentState.FIRING
         and incident.inhibited_by is None
-        and incident.kind is not Kind.OPERATOR_RESTART
+        and incident.kind != Kind.OPERATOR_RESTART
     )
 
 

@@ -8,6 +8,8 @@ Note: the jobs on it are unknown, not suspected.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from slurm_watchdog.analysis.slurm_nodes import (
     asked_nodes,
     expected_away,
@@ -15,10 +17,16 @@ from slurm_watchdog.analysis.slurm_nodes import (
     may_be_starting,
     share_silent,
 )
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSilent:
+    """An agent does not report any more (after `controller.agent_silent_after`), and Slurm has the node as well. Never acted on."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -123,3 +131,16 @@ def _judge(
         else (),
         lasted_s=age_s if silent else 0.0,
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.AGENT_SILENT,
+    detect=detect,
+    settings=AgentSilent,
+    takes=(),
+    subject=Subject.NODE,
+    severity=Severity.WARNING,
+    sentence="An agent does not report",
+    explained_by=(Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
+    why_no_action="silence proves nothing about the jobs on the node",
+)

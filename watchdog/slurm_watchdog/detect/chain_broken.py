@@ -12,10 +12,11 @@ Note: a job that a person cancels ends on purpose.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
@@ -32,14 +33,14 @@ BROKE = {
 """Final states in which a training is not done, in words (squeue(1), job state codes). CANCELLED: a person wanted it so."""
 
 
-class Settings(Protocol):
-    """Durations in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class ChainBroken:
+    """A training that goes on from job to job has ended early, and nothing is queued behind it. Never acted on."""
 
-    @property
-    def grace(self) -> float: ...
+    grace: float = span(120.0, "Time for the next job to be submitted.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     return [
         _judge(ended, view.now, settings.grace)
@@ -94,3 +95,14 @@ def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
             "submit the next job of the chain",
         ),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.CHAIN_BROKEN,
+    detect=detect,
+    settings=ChainBroken,
+    subject=Subject.RUN,
+    needs_cluster=True,
+    severity=Severity.WARNING,
+    sentence="The chain of jobs has ended",
+)

@@ -8,11 +8,12 @@ Note: only for a job that has saved twice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -20,16 +21,15 @@ LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 
 
-class Settings(Protocol):
-    """`floor` in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOverdue:
+    """The job makes steps and has not saved for much longer than it used to. Never acted on."""
 
-    @property
-    def factor(self) -> float: ...
-    @property
-    def floor(self) -> float: ...
+    factor: float = option(3.0, "So many times the usual time between its checkpoints, …", ge=1.5)
+    floor: float = span(1800.0, "… and never sooner than this after the last one.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
     return [
         _judge(job, settings)
@@ -38,7 +38,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     ]
 
 
-def _judge(job: JobView, settings: Settings) -> Finding:
+def _judge(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = Finding(
@@ -73,3 +73,13 @@ def _judge(job: JobView, settings: Settings) -> Finding:
         ),
         lasted_s=max(0.0, age_s - limit_s),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.CHECKPOINT_OVERDUE,
+    detect=detect,
+    settings=CheckpointOverdue,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="A checkpoint is overdue",
+)

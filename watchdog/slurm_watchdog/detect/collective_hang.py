@@ -26,7 +26,7 @@ Any of these that is not known clears it.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -34,7 +34,6 @@ from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
-    LoopSettings,
     has_just_grown,
     look_apart_s,
     loop_clock,
@@ -55,31 +54,53 @@ from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
 from slurm_watchdog.base.shortened import SAID, shortened
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.parse.training_log.line import split_prefix
-
-
-class Settings(LoopSettings, Protocol):
-    @property
-    def busy_limit(self) -> float: ...
-
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
 """Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other.
 One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from its end."""
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class CollectiveHang:
+    """Ranks are alive, the training loop does not turn."""
+
+    floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
+    factor: float = option(
+        3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5
+    )
+    startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
+    warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
+    evaluation_floor: float = span(1800.0, "Floor while the log says that an evaluation runs.")
+    checkpoint_floor: float = span(
+        1800.0,
+        "Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
+    )
+    stepless_limit: float = span(
+        600.0,
+        "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x (`factor`) its longest pause.",
+    )
+    busy_limit: float = span(
+        1800.0,
+        "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
+        "Ranks that all wait in one collective are reported at once, and requeued only after this time.",
+    )
+
+
+def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
     return [judge(job, view.now, settings) for job in view.jobs]
 
 
-def judge(job: JobView, now: float, settings: Settings) -> Finding:
+def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     """What is to be said about one job."""
     clock = loop_clock(job, now, settings)
     limit, age_s = clock.limit, clock.age_s
@@ -302,7 +323,7 @@ def has_trained(job: JobView) -> bool:
     return any(run.start_s is not None for run in job.past)
 
 
-def said_within_s(job: JobView, clock: LoopClock, settings: Settings) -> float:
+def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
     """How old an error may be that tells why the loop has stopped: since the last step, or, where steps cannot be read, since the last
     look that found it moving."""
     progress = job.progress
@@ -363,3 +384,24 @@ def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
 def _ranks(number: int, one: str = "", many: str = "") -> str:
     """`1 rank waits`, `5 ranks wait`."""
     return f"1 rank {one}".rstrip() if number == 1 else f"{number} ranks {many}".rstrip()
+
+
+SPEC = DetectorSpec(
+    kind=Kind.COLLECTIVE_HANG,
+    detect=detect,
+    settings=CollectiveHang,
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    sentence="Ranks wait for each other",
+    job_state="hangs",
+    explained_by=(
+        Kind.FILESYSTEM_OUTAGE,
+        Kind.FILESYSTEM_STALL,
+        Kind.LINGERING_JOB,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+    ),
+    has_aftermath=False,
+    wants_evidence=True,
+    ladder=(Step.EVIDENCE, Step.REQUEUE),
+)

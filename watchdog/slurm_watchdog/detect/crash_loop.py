@@ -16,11 +16,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
 from slurm_watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
@@ -31,16 +32,15 @@ QUICK_S = 30.0
 """A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""
 
 
-class Settings(Protocol):
-    @property
-    def runs(self) -> int: ...
-    @property
-    def within(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class CrashLoop:
+    """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a ladder for it: [hold]."""
 
-    """Seconds: a run that lasted longer was no quick death."""
+    runs: int = option(3, "So many runs one after the other have to die, …", ge=2, le=10)
+    within: float = span(1800.0, "… each of them within this time.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
     """One finding for each job that has restarted and goes on, and one for each that ended in such a loop."""
     findings = [_judge(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
     for ended in view.ended:
@@ -50,7 +50,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     return findings
 
 
-def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: Settings) -> Finding:
+def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.CRASH_LOOP, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
@@ -182,3 +182,16 @@ def _line(run: PastRun, cause: Cause | None) -> str:
     step = "no step" if run.last_step is None else f"step {run.last_step}"
     lasted = "over before it was seen" if run.unseen else f"{run.ended_at - run.began_at:.0f} s"
     return f"run {run.restarts}: {lasted}, {step}, said {said}"
+
+
+SPEC = DetectorSpec(
+    kind=Kind.CRASH_LOOP,
+    detect=detect,
+    settings=CrashLoop,
+    subject=Subject.RUN,
+    severity=Severity.CRITICAL,
+    sentence="The job is crash-looping",
+    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.DISK_FULL),
+    site_may_act=True,
+    why_no_action="another restart would fail the same way: a person has to look at it",
+)

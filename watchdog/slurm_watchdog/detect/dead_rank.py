@@ -19,11 +19,12 @@ Note: `lingering_job` follows, if Slurm does not end the job.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
@@ -36,12 +37,14 @@ UNSURE_S = 60.0
 """So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun --wait=60`, as we advise)."""
 
 
-class Settings(Protocol):
-    @property
-    def gone_for(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class DeadRank:
+    """A rank is gone while most of its peers are there. Told at once; `lingering_job` acts if Slurm does not end the job."""
+
+    gone_for: float = span(3.0, "Time since the first report without it.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
     """One finding for each running job."""
     return [_judge(job, settings.gone_for, view.now) for job in view.jobs]
 
@@ -137,3 +140,24 @@ def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
     """How many ranks are left, and their GPUs as far as they are known."""
     living = {rank.process.rank for rank in job.ranks if rank.alive}
     return len(living), [each for each in job.gpus if each.rank in living]
+
+
+SPEC = DetectorSpec(
+    kind=Kind.DEAD_RANK,
+    detect=detect,
+    settings=DeadRank,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="A rank has ended",
+    job_state="has lost a rank",
+    explained_by=(
+        Kind.FILESYSTEM_OUTAGE,
+        Kind.FILESYSTEM_STALL,
+        Kind.LINGERING_JOB,
+        Kind.LOG_ERROR,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+    ),
+    not_delayed_by=(Kind.LINGERING_JOB,),
+    wants_evidence=True,
+)

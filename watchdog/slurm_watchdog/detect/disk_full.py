@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import STORAGE_FULL
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LoggedError
@@ -49,11 +49,6 @@ NETWORK_TYPES = (
 _FILE = re.compile(r"""['"](?P<path>/[^'"]{1,400})['"]|(?:^|[\s(\[=:])(?P<bare>/[\w.+@%,~/-]{1,400})""")
 
 
-class Settings(Protocol):
-    @property
-    def recent(self) -> float: ...
-
-
 @dataclass
 class _Place:
     """One filesystem, or what is known of it, and who said what about it."""
@@ -70,7 +65,14 @@ class _Place:
     """A newer probe could write there."""
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class DiskFull:
+    """No space is left on a filesystem, or a quota is used up: a probe, a kernel or a job's log says so. Never acted on."""
+
+    recent: float = span(600.0, "A line of a log or of the kernel counts for so long.")
+
+
+def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
     """One finding for each filesystem, or job where its mount is not known, about which somebody said so lately, and an OK
     for each that a probe can write to."""
     places: dict[str, _Place] = {}
@@ -267,3 +269,14 @@ def _unique(culprits: list[Culprit]) -> list[Culprit]:
     for culprit in culprits:
         known.setdefault((culprit.node, culprit.rank, culprit.mount), culprit)
     return list(known.values())
+
+
+SPEC = DetectorSpec(
+    kind=Kind.DISK_FULL,
+    detect=detect,
+    settings=DiskFull,
+    subject=Subject.FILESYSTEM,
+    severity=Severity.CRITICAL,
+    sentence="A filesystem is full",
+    why_no_action="a person has to free space",
+)

@@ -8,11 +8,36 @@ again, the timeouts of its jobs are restarted.
 
 from __future__ import annotations
 
-from slurm_watchdog.detect.filesystem_stall import judge
+from dataclasses import dataclass
+
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall, judge
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind
+from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
 
-def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class FilesystemOutage:
+    """A filesystem answers on no node that was asked, or blocks processes on two nodes or more. Never acted on."""
+
+
+def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     """One finding for each filesystem in trouble: BAD if two nodes or more get no answer from it."""
-    return [judge(view, filesystem, Kind.FILESYSTEM_OUTAGE, blocked_for_s) for filesystem in view.filesystems]
+    return [
+        judge(view, filesystem, Kind.FILESYSTEM_OUTAGE, settings.blocked_for)
+        for filesystem in view.filesystems
+    ]
+
+
+SPEC = DetectorSpec(
+    kind=Kind.FILESYSTEM_OUTAGE,
+    detect=detect,
+    settings=FilesystemOutage,
+    takes=(FilesystemStall,),
+    subject=Subject.FILESYSTEM,
+    severity=Severity.CRITICAL,
+    sentence="A filesystem does not answer",
+    job_state="waits for a filesystem",
+    wants_evidence=True,
+    why_no_action="no restart helps while the filesystem is unavailable, and no node is to blame",
+)

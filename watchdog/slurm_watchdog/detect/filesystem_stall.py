@@ -12,8 +12,11 @@ and only this file does not, or where no other node could be asked (15 s past th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,
     FLUSH_PATIENCE_S,
@@ -27,11 +30,12 @@ from slurm_watchdog.diagnose.filesystem import (
     long_blocked,
     probes_wanted,
 )
+from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.observations import Role
 
-SCOPES = {
+SCOPES: dict[str, tuple[Scope, ...]] = {
     Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
     Kind.FILESYSTEM_STALL: (Scope.ONE_NODE, Scope.ONE_FILE, Scope.UNKNOWN),
 }
@@ -48,12 +52,22 @@ report interval of 5 s."""
 MAX_CONSEQUENCES = 8
 
 
-def detect(view: ClusterView, *, blocked_for_s: float) -> list[Finding]:
+@dataclass(frozen=True, kw_only=True)
+class FilesystemStall:
+    """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
+
+    blocked_for: float = span(60.0, "Time in the same call on the same file.")
+
+
+def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     """One finding for each filesystem in trouble: BAD if it is the trouble of one node or one file."""
-    return [judge(view, filesystem, Kind.FILESYSTEM_STALL, blocked_for_s) for filesystem in view.filesystems]
+    return [
+        judge(view, filesystem, Kind.FILESYSTEM_STALL, settings.blocked_for)
+        for filesystem in view.filesystems
+    ]
 
 
-def judge(view: ClusterView, filesystem: FilesystemView, kind: Kind, blocked_for_s: float) -> Finding:
+def judge(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float) -> Finding:
     """What is to be said about one filesystem under the name of `kind`."""
     state = assess(filesystem, blocked_for_s)
     finding = Finding(
@@ -182,3 +196,18 @@ def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[
 
 def _say(finding: Finding, truth: Truth, summary: str) -> Finding:
     return replace(finding, truth=truth, summary=summary)
+
+
+SPEC = DetectorSpec(
+    kind=Kind.FILESYSTEM_STALL,
+    detect=detect,
+    settings=FilesystemStall,
+    subject=Subject.FILESYSTEM,
+    severity=Severity.CRITICAL,
+    sentence="Processes wait for a filesystem",
+    job_state="waits for a filesystem",
+    explained_by=(Kind.FILESYSTEM_OUTAGE,),
+    has_aftermath=False,
+    wants_evidence=True,
+    ladder=(Step.EVIDENCE, Step.REQUEUE),
+)

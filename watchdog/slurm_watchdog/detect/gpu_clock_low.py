@@ -13,11 +13,12 @@ Names: rank, node, GPU, throttle reasons.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
@@ -27,21 +28,23 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 """Throttle reasons that somebody chose, or that are none."""
 
 
-class Settings(Protocol):
-    @property
-    def percent(self) -> float: ...
-    @property
-    def own_percent(self) -> float: ...
-    @property
-    def peers(self) -> int: ...
+@dataclass(frozen=True, kw_only=True)
+class GpuClockLow:
+    """A GPU under load is slower than its peers in the job and than it used to be. Never acted on."""
+
+    percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this, …")
+    own_percent: float = share(
+        7.0, "… and than its own past by more than this, unless the card says what holds it back."
+    )
+    peers: int = option(3, "Busy GPUs of the same model to compare with, at least.", ge=0)
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
     """One finding for each job with GPUs."""
     return [_judge(job, settings) for job in view.jobs if job.gpus]
 
 
-def _judge(job: JobView, settings: Settings) -> Finding:
+def _judge(job: JobView, settings: GpuClockLow) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.GPU_CLOCK_LOW,
@@ -90,7 +93,7 @@ def _judge(job: JobView, settings: Settings) -> Finding:
     )
 
 
-def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: Settings) -> bool:
+def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: GpuClockLow) -> bool:
     own_hz = each.view.usual_sm_clock_hz
     if clock_hz >= peers_hz * (1 - settings.percent / 100):
         return False
@@ -131,3 +134,17 @@ def _facts(each: RankGpu) -> str:
     if each.view.usual_sm_clock_hz is not None:
         parts.append(f"usually {each.view.usual_sm_clock_hz / 1e6:.0f} MHz under load")
     return ", ".join(parts)
+
+
+SPEC = DetectorSpec(
+    kind=Kind.GPU_CLOCK_LOW,
+    detect=detect,
+    settings=GpuClockLow,
+    hold_s=60.0,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="A GPU runs at a low clock",
+    steps_continue=True,
+    explained_by=(Kind.SLOW_NODE,),
+    wants_evidence=True,
+)

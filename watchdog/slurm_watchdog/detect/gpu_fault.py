@@ -14,11 +14,12 @@ any restart of the job avoids the node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
@@ -33,16 +34,18 @@ GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 
 
-class Settings(Protocol):
-    """Durations in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class GpuFault:
+    """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
-    @property
-    def driver_silent_for(self) -> float: ...
-    @property
-    def recent(self) -> float: ...
+    Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what follows from it (a dead rank, a
+    hang) avoids the node where the evidence proves that hardware is broken."""
+
+    driver_silent_for: float = span(60.0, "Time without an answer of the GPU driver on a node.")
+    recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
     """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
     silent = set(view.silent_nodes)
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
@@ -357,3 +360,16 @@ def _finding(
         facts=facts,
         lasted_s=max(0.0, lasted_s),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.GPU_FAULT,
+    detect=detect,
+    settings=GpuFault,
+    subject=Subject.GPU,
+    severity=Severity.CRITICAL,
+    sentence="A GPU has a fault",
+    steps_continue=True,
+    wants_evidence=True,
+    site_may_act=True,
+)

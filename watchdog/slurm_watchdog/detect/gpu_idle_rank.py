@@ -15,13 +15,15 @@ GPU that was never used.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import FEW, Doing, activities, is_on_storage
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
@@ -32,14 +34,15 @@ LEAST_STEPS = 3
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
 
-class Settings(Protocol):
-    @property
-    def idle_for(self) -> float: ...
-    @property
-    def idle_for_while_steps(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class GpuIdleRank:
+    """The GPU of one rank does nothing while those of its peers are busy. Never acted on."""
+
+    idle_for: float = span(60.0, "Time it has to be idle while the job makes no step beyond its limit.")
+    idle_for_while_steps: float = span(900.0, "Time it has to be idle while the job makes steps.")
 
 
-def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: GpuIdleRank, hang: LimitSettings) -> list[Finding]:
     """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
     return [_judge(job, view.now, hang, settings) for job in view.jobs if job.gpus]
 
@@ -60,7 +63,7 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
 
 
-def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:
+def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = Finding(
         kind=Kind.GPU_IDLE_RANK, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
@@ -164,3 +167,28 @@ def _fact(each: RankGpu) -> str:
     )
     told = ", ".join(form.format(value) for form, value in values if value is not None)
     return f"GPU {gpu.index} of {each.view.node}, rank {each.rank}: {told}"
+
+
+SPEC = DetectorSpec(
+    kind=Kind.GPU_IDLE_RANK,
+    detect=detect,
+    settings=GpuIdleRank,
+    takes=(GpuIdleRank, CollectiveHang),
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="A GPU of the job is idle",
+    job_state="a rank is idle",
+    steps_continue=True,
+    explained_by=(
+        Kind.FILESYSTEM_OUTAGE,
+        Kind.FILESYSTEM_STALL,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.STALLED_PROGRESS,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+        Kind.GPU_FAULT,
+    ),
+    wants_evidence=True,
+)

@@ -16,7 +16,7 @@ at the limit of a step if their GPUs spin, else after 10 × `grace` and only if 
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -31,12 +31,15 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StackRequest, Truth
 
 SUSPICION = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
@@ -52,19 +55,21 @@ TOGETHER_S = 10.0
 """Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports); who ended later lost them."""
 
 
-class Settings(Protocol):
-    """Durations in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class LingeringJob:
+    """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
-    @property
-    def grace(self) -> float: ...
+    grace: float = span(
+        30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`)."
+    )
 
 
-def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     return [_judge(job, view.now, settings, limits) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, settings: Settings, limits: LimitSettings) -> Finding:
+def _judge(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.LINGERING_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
@@ -266,3 +271,19 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
 
 def _are_left(number: int) -> str:
     return "1 rank is left" if number == 1 else f"{number} ranks are left"
+
+
+SPEC = DetectorSpec(
+    kind=Kind.LINGERING_JOB,
+    detect=detect,
+    settings=LingeringJob,
+    takes=(LingeringJob, CollectiveHang),
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    sentence="Processes of the job did not end with the others",
+    job_state="cannot end",
+    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL),
+    has_aftermath=False,
+    wants_evidence=True,
+    ladder=(Step.EVIDENCE, Step.REQUEUE),
+)

@@ -12,7 +12,7 @@ Note: the time limit and preemption are normal ends.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -20,6 +20,8 @@ from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import HEADERS
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun
@@ -36,16 +38,18 @@ LAST_WORDS_S = 6.0
 """The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is not named yet gets so long."""
 
 
-class Settings(Protocol):
-    """Durations in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class LogError:
+    """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names the first cause."""
 
-    @property
-    def gone_for(self) -> float: ...
-    @property
-    def recent(self) -> float: ...
+    gone_for: float = span(
+        3.0,
+        "Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
+    )
+    recent: float = span(600.0, "A run that has ended is reported for so long.")
 
 
-def detect(view: ClusterView, settings: Settings, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list[Finding]:
     """One finding for each run that goes on, and for each that is over and of which there is anything to say."""
     findings = []
     for job in view.jobs:
@@ -75,7 +79,7 @@ def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKN
 # ---------------------------------------------------------------------------------------- a run that goes on
 
 
-def _judge_running(job: JobView, view: ClusterView, settings: Settings, limits: LimitSettings) -> Finding:
+def _judge_running(job: JobView, view: ClusterView, settings: LogError, limits: LimitSettings) -> Finding:
     job_id, now = job.job.job_id, view.now
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
@@ -115,7 +119,7 @@ def _judge_running(job: JobView, view: ClusterView, settings: Settings, limits: 
 
 
 def _waited(
-    job: JobView, cause: Cause, age_s: float, settings: Settings, limits: LimitSettings
+    job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings
 ) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
     if cause.pattern in HEADERS and age_s < LAST_WORDS_S:
@@ -141,7 +145,7 @@ def _waited(
 # ---------------------------------------------------------------------------------------- a run that is over
 
 
-def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: Settings) -> Finding:
+def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear cause counts."""
     finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
     age_s = view.now - run.ended_at
@@ -167,7 +171,7 @@ def _is_named(cause: Cause | None) -> bool:
     return cause.error.rank is not None
 
 
-def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Settings) -> Finding:
+def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     job = ended.job
     finding = _finding(job.job_id, job.restarts, f"job {job.job_id} is {job.state}", Truth.OK)
     age_s = view.now - ended.ended_at
@@ -258,3 +262,28 @@ def _accuse(
         facts=tuple(fact for fact in (*facts, *work_lost(run), cause.error.line, more) if fact),
         lasted_s=max(0.0, lasted_s),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.LOG_ERROR,
+    detect=detect,
+    settings=LogError,
+    takes=(LogError, CollectiveHang),
+    subject=Subject.RUN,
+    severity=Severity.CRITICAL,
+    sentence="A log has an error",
+    steps_continue=True,
+    explained_by=(
+        Kind.FILESYSTEM_OUTAGE,
+        Kind.FILESYSTEM_STALL,
+        Kind.DISK_FULL,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
+        Kind.CRASH_LOOP,
+    ),
+    wants_evidence=True,
+    why_no_action="errors in the log are reported only: a restart does not mend a program",
+)

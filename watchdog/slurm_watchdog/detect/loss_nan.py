@@ -8,21 +8,24 @@ Note: single ones are skipped by mixed precision.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
 
 from msgspec.structs import replace
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 
-class Settings(Protocol):
-    @property
-    def steps(self) -> int: ...
+@dataclass(frozen=True, kw_only=True)
+class LossNan:
+    """The loss is NaN or infinite. Never acted on."""
+
+    steps: int = option(3, "So many times in a row: mixed precision skips single ones.", ge=1)
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
     """One finding for each running job."""
     return [_judge(job, view.now, settings.steps) for job in view.jobs]
 
@@ -54,3 +57,13 @@ def _judge(job: JobView, now: float, steps: int) -> Finding:
         facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
         lasted_s=max(0.0, now - first.at),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.LOSS_NAN,
+    detect=detect,
+    settings=LossNan,
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    sentence="The loss is NaN or infinite",
+)

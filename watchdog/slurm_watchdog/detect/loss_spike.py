@@ -7,14 +7,15 @@ Names: no rank or node.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isfinite
 from statistics import median
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -26,19 +27,20 @@ NEWEST = 3
 LEARN_EVERY = 20
 
 
-class Settings(Protocol):
-    @property
-    def deviations(self) -> float: ...
-    @property
-    def percent(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class LossSpike:
+    """The loss jumps far above where it was. Never acted on: most spikes recover."""
+
+    deviations: float = option(8.0, "Standard deviations above the recent losses, …", ge=3)
+    percent: float = option(10.0, "… and more than this above their median.", ge=1)
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
     """One finding for each running job."""
     return [_judge(job, view.now, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, settings: Settings) -> Finding:
+def _judge(job: JobView, now: float, settings: LossSpike) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=Kind.LOSS_SPIKE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
@@ -99,3 +101,13 @@ def _limit(losses: list[float], deviations: float, percent: float) -> tuple[floa
     usual = median(losses)
     sigma = MAD_TO_SIGMA * median([abs(loss - usual) for loss in losses])
     return usual + max(deviations * sigma, abs(usual) * percent / 100), usual
+
+
+SPEC = DetectorSpec(
+    kind=Kind.LOSS_SPIKE,
+    detect=detect,
+    settings=LossSpike,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="The loss has jumped",
+)

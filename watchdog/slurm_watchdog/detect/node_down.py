@@ -7,9 +7,12 @@ Note: Slurm requeues the jobs of the node by itself.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
@@ -20,6 +23,11 @@ LISTINGS, LISTINGS_REPORTING = 2, 3
 ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node back."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDown:
+    """Slurm has lost a node that had an agent. Never acted on: Slurm ends and requeues its jobs by itself."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -70,3 +78,17 @@ def _judge(
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
         lasted_s=age_s if silent else 0.0,
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.NODE_DOWN,
+    detect=detect,
+    settings=NodeDown,
+    takes=(),
+    subject=Subject.NODE,
+    needs_cluster=True,
+    severity=Severity.CRITICAL,
+    sentence="A node is down",
+    explained_by=(Kind.PARTITION_OR_OUTAGE,),
+    why_no_action="Slurm ends and requeues the jobs of a node that it has lost by itself",
+)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -52,6 +53,11 @@ class _Leftovers:
     unknown: list[Held] = field(default_factory=list)
     """Whether their job runs is not known, or their node is silent."""
     released: list[Held] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrphanGpuProcess:
+    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Only told, unless policy.kinds has a ladder."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -216,3 +222,16 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
         comm=holder.comm, job_id=holder.job_id, minors=holder.minors, gpu_uuids=holder.gpu_uuids,
         in_job_group=holder.in_job_group,
     )  # fmt: skip
+
+
+SPEC = DetectorSpec(
+    kind=Kind.ORPHAN_GPU_PROCESS,
+    detect=detect,
+    settings=OrphanGpuProcess,
+    takes=(),
+    subject=Subject.PROCESS,
+    needs_cluster=True,
+    severity=Severity.WARNING,
+    sentence="A process of a job that is over holds a GPU",
+    site_may_act=True,
+)

@@ -8,25 +8,27 @@ Note: no action is taken anywhere while it lasts.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from slurm_watchdog.analysis.slurm_nodes import share_silent
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16
 """Nodes that are named one by one; the number says the rest."""
 
 
-class Settings(Protocol):
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def percent(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class PartitionOrOutage:
+    """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else from acting."""
+
+    nodes: int = option(3, "So many silent nodes at least, …", ge=0)
+    percent: float = share(20.0, "… and more than this share of those that have reported.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
     """One finding about the cluster, none before any agent has reported."""
     silent, known = share_silent(view)
     if known == 0:
@@ -62,3 +64,15 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
             lasted_s=shortest_s,
         )
     ]
+
+
+SPEC = DetectorSpec(
+    kind=Kind.PARTITION_OR_OUTAGE,
+    detect=detect,
+    settings=PartitionOrOutage,
+    subject=Subject.CLUSTER,
+    needs_cluster=True,
+    severity=Severity.CRITICAL,
+    sentence="Many nodes do not report",
+    why_no_action="many nodes at once are no fault of any of them",
+)

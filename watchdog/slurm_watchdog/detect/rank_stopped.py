@@ -11,23 +11,28 @@ limit; never under a debugger.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 
 
-class Settings(Protocol):
-    @property
-    def stopped_for(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class RankStopped:
+    """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job is beyond its limit."""
+
+    stopped_for: float = span(15.0, "Time it has to be stopped.")
 
 
-def detect(view: ClusterView, settings: Settings, limits: LoopSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     return [_judge(job, view.now, settings.stopped_for, limits) for job in view.jobs]
 
@@ -82,3 +87,17 @@ def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
 def _stopped_s(job: JobView, rank: ProcessView) -> float:
     """How long it has been stopped, as the agent saw it; a job that was granted a grace starts anew."""
     return min(rank.process.state_age_s or 0.0, job.run_age_s)
+
+
+SPEC = DetectorSpec(
+    kind=Kind.RANK_STOPPED,
+    detect=detect,
+    settings=RankStopped,
+    takes=(RankStopped, CollectiveHang),
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    sentence="A rank is stopped",
+    job_state="a rank is stopped",
+    wants_evidence=True,
+    ladder=(Step.EVIDENCE, Step.REQUEUE),
+)

@@ -1,12 +1,10 @@
-"""The list of detectors, and the settings that they take.
-
-A new detector is one module here, one line in `DETECTORS`, one block in the configuration, one test.
-"""
+"""The list of detectors, and what is derived from it: a new one is one module here, its line in `SPECS`, and its test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from slurm_watchdog.detect import (
     agent_silent,
@@ -35,102 +33,94 @@ from slurm_watchdog.detect import (
     stalled_progress,
     wedged_teardown,
 )
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind
+from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
-
-class FilesystemSettings(Protocol):
-    @property
-    def blocked_for(self) -> float: ...
-
-
-class Settings(Protocol):
-    """The configuration's block of detectors, as far as detectors know it."""
-
-    @property
-    def filesystem_stall(self) -> FilesystemSettings: ...
-    @property
-    def collective_hang(self) -> collective_hang.Settings: ...
-    @property
-    def stalled_progress(self) -> stalled_progress.Settings: ...
-    @property
-    def wedged_teardown(self) -> wedged_teardown.Settings: ...
-    @property
-    def checkpoint_overdue(self) -> checkpoint_overdue.Settings: ...
-    @property
-    def lingering_job(self) -> lingering_job.Settings: ...
-    @property
-    def partition_or_outage(self) -> partition_or_outage.Settings: ...
-    @property
-    def gpu_fault(self) -> gpu_fault.Settings: ...
-    @property
-    def gpu_clock_low(self) -> gpu_clock_low.Settings: ...
-    @property
-    def rank_stopped(self) -> rank_stopped.Settings: ...
-    @property
-    def dead_rank(self) -> dead_rank.Settings: ...
-    @property
-    def gpu_idle_rank(self) -> gpu_idle_rank.Settings: ...
-    @property
-    def slow_job(self) -> slow_job.Settings: ...
-    @property
-    def loss_spike(self) -> loss_spike.Settings: ...
-    @property
-    def loss_nan(self) -> loss_nan.Settings: ...
-    @property
-    def log_error(self) -> log_error.Settings: ...
-    @property
-    def disk_full(self) -> disk_full.Settings: ...
-    @property
-    def crash_loop(self) -> crash_loop.Settings: ...
-    @property
-    def chain_broken(self) -> chain_broken.Settings: ...
-    @property
-    def slurm_unreachable(self) -> slurm_unreachable.Settings: ...
-
-
-Detector = Callable[[ClusterView, Settings], list[Finding]]
-
-DETECTORS: tuple[tuple[Kind, Detector], ...] = (
-    (
-        Kind.FILESYSTEM_OUTAGE,
-        lambda view, s: filesystem_outage.detect(view, blocked_for_s=s.filesystem_stall.blocked_for),
-    ),
-    (
-        Kind.FILESYSTEM_STALL,
-        lambda view, s: filesystem_stall.detect(view, blocked_for_s=s.filesystem_stall.blocked_for),
-    ),
-    (Kind.PARTITION_OR_OUTAGE, lambda view, s: partition_or_outage.detect(view, s.partition_or_outage)),
-    (Kind.NODE_DOWN, lambda view, s: node_down.detect(view)),
-    (Kind.AGENT_SILENT, lambda view, s: agent_silent.detect(view)),
-    (Kind.SLURM_UNREACHABLE, lambda view, s: slurm_unreachable.detect(view, s.slurm_unreachable)),
-    (Kind.GPU_FAULT, lambda view, s: gpu_fault.detect(view, s.gpu_fault)),
-    (Kind.GPU_CLOCK_LOW, lambda view, s: gpu_clock_low.detect(view, s.gpu_clock_low)),
-    (Kind.ORPHAN_GPU_PROCESS, lambda view, s: orphan_gpu_process.detect(view)),
-    (Kind.DISK_FULL, lambda view, s: disk_full.detect(view, s.disk_full)),
-    (Kind.CRASH_LOOP, lambda view, s: crash_loop.detect(view, s.crash_loop)),
-    (Kind.CHAIN_BROKEN, lambda view, s: chain_broken.detect(view, s.chain_broken)),
-    (Kind.LOG_ERROR, lambda view, s: log_error.detect(view, s.log_error, s.collective_hang)),
-    (Kind.RANK_STOPPED, lambda view, s: rank_stopped.detect(view, s.rank_stopped, s.collective_hang)),
-    (Kind.DEAD_RANK, lambda view, s: dead_rank.detect(view, s.dead_rank)),
-    (Kind.GPU_IDLE_RANK, lambda view, s: gpu_idle_rank.detect(view, s.collective_hang, s.gpu_idle_rank)),
-    (Kind.SLOW_NODE, lambda view, s: slow_node.detect(view, s.slow_job)),
-    (Kind.SLOW_JOB, lambda view, s: slow_job.detect(view, s.slow_job)),
-    (Kind.LOSS_SPIKE, lambda view, s: loss_spike.detect(view, s.loss_spike)),
-    (Kind.LOSS_NAN, lambda view, s: loss_nan.detect(view, s.loss_nan)),
-    (Kind.LINGERING_JOB, lambda view, s: lingering_job.detect(view, s.lingering_job, s.collective_hang)),
-    (Kind.COLLECTIVE_HANG, lambda view, s: collective_hang.detect(view, s.collective_hang)),
-    (
-        Kind.WEDGED_TEARDOWN,
-        lambda view, s: wedged_teardown.detect(view, s.collective_hang, s.wedged_teardown),
-    ),
-    (
-        Kind.STALLED_PROGRESS,
-        lambda view, s: stalled_progress.detect(view, s.collective_hang, s.stalled_progress),
-    ),
-    (Kind.CHECKPOINT_OVERDUE, lambda view, s: checkpoint_overdue.detect(view, s.checkpoint_overdue)),
+SPECS: tuple[DetectorSpec, ...] = (
+    filesystem_outage.SPEC,
+    filesystem_stall.SPEC,
+    partition_or_outage.SPEC,
+    node_down.SPEC,
+    agent_silent.SPEC,
+    slurm_unreachable.SPEC,
+    gpu_fault.SPEC,
+    gpu_clock_low.SPEC,
+    orphan_gpu_process.SPEC,
+    disk_full.SPEC,
+    crash_loop.SPEC,
+    chain_broken.SPEC,
+    log_error.SPEC,
+    rank_stopped.SPEC,
+    dead_rank.SPEC,
+    gpu_idle_rank.SPEC,
+    slow_node.SPEC,
+    slow_job.SPEC,
+    loss_spike.SPEC,
+    loss_nan.SPEC,
+    lingering_job.SPEC,
+    collective_hang.SPEC,
+    wedged_teardown.SPEC,
+    stalled_progress.SPEC,
+    checkpoint_overdue.SPEC,
 )
 """Every detector, causes before their consequences."""
 
-WITHOUT_SLURM: frozenset[Kind] = frozenset({Kind.SLURM_UNREACHABLE})
-"""What can be judged while Slurm does not answer: nothing that is about a job or a node."""
+REQUEST = DetectorSpec(
+    kind=Kind.OPERATOR_RESTART,
+    detect=list,
+    settings=type(None),
+    subject=Subject.JOB,
+    severity=Severity.INFO,
+    sentence="A restart was asked for",
+    ladder=(Step.KILL_SWITCH, Step.REQUEUE),
+)
+"""What an operator asks for travels as an incident, too; nothing detects it."""
+
+_BY_KIND = {spec.kind: spec for spec in (*SPECS, REQUEST)}
+KINDS: tuple[str, ...] = tuple(_BY_KIND)
+"""Every kind of incident."""
+MAY_ACT: tuple[str, ...] = tuple(sorted(kind for kind, spec in _BY_KIND.items() if spec.may_act))
+"""Kinds whose evidence can be good enough to act on. Of all others something is known, and never who or whether."""
+
+Settings = Mapping[type[Any], Any]
+"""Settings class of a detector -> its values."""
+DEFAULTS: Settings = {spec.settings: spec.settings() for spec in SPECS}
+
+
+def findings_of(spec: DetectorSpec, view: ClusterView, settings: Settings) -> list[Finding]:
+    """What one detector says of a view. Raises what the detector raises."""
+    return spec.detect(view, *(settings[each] for each in spec.arguments))
+
+
+def spec_of(kind: str) -> DetectorSpec:
+    """What is declared about a kind. The journal may have one that this release does not know: it delays, explains and answers nothing."""
+    return _BY_KIND.get(kind) or replace(REQUEST, kind=kind, sentence=kind, ladder=())
+
+
+_CAUSES: Mapping[str, frozenset[str]] = {
+    spec.kind: frozenset(spec.explained_by) | {other.kind for other in SPECS if spec.kind in other.explains}
+    for spec in SPECS
+}
+
+
+def causes_of(kind: str) -> frozenset[str]:
+    """Which kinds of incident explain a kind away, if they concern the same job."""
+    return _CAUSES.get(kind, frozenset())
+
+
+def unfit(kind: str, ladder: tuple[Step, ...]) -> str | None:
+    """Why a ladder does not answer this kind, a sentence; None if it may."""
+    spec = spec_of(kind)
+    if not spec.may_act:
+        why = spec.why_no_action or "its evidence is never good enough to act on"
+        return f"{kind} is only told: {why}; kinds with a ladder: {', '.join(MAY_ACT)}"
+    of_a_process = spec.subject is Subject.PROCESS
+    wrong = [step for step in ladder if (step is Step.END_PROCESS) != of_a_process]
+    if not wrong:
+        return None
+    if of_a_process:
+        return f"{kind} is about a process whose job is over: its ladder is [{Step.END_PROCESS}] or [], not {', '.join(wrong)}"
+    kinds = ", ".join(sorted(spec.kind for spec in SPECS if spec.subject is Subject.PROCESS))
+    return f"{Step.END_PROCESS} ends a process whose job is over, and answers {kinds} alone: {kind} is about jobs that run"

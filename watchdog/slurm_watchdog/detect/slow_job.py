@@ -9,16 +9,17 @@ Note: step times alone name no node.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 from statistics import median
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -38,12 +39,19 @@ SURE_BLOCKS = 5.0
 """Standard deviations of a block by which the present has to differ from the fastest of all: chance has chosen that one."""
 
 
-class Settings(Protocol):
-    @property
-    def percent(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class SlowJob:
+    """The steps of a job take longer than they did. Never acted on: the times alone name no node."""
+
+    percent: float = option(
+        5.0,
+        "Change of the step time that is looked for; in a noisier log only larger ones are reported.",
+        ge=2,
+        le=1000,
+    )
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
     return [judge(job, view.now, settings.percent / 100) for job in view.jobs]
 
@@ -203,3 +211,16 @@ def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segmen
             break
         begin = each.begin
     return best, Segment(begin=begin, end=present.end, level=present.level)
+
+
+SPEC = DetectorSpec(
+    kind=Kind.SLOW_JOB,
+    detect=detect,
+    settings=SlowJob,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="The job is slower than it was",
+    steps_continue=True,
+    explained_by=(Kind.SLOW_NODE,),
+    wants_evidence=True,
+)

@@ -16,14 +16,16 @@ Note: what many nodes have in common blames none of them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
+from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
@@ -78,12 +80,13 @@ class Sign(Struct, frozen=True, kw_only=True):
     gpu: RankGpu | None = None
 
 
-class Settings(Protocol):
-    @property
-    def percent(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class SlowNode:
+    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`). Acted on only where
+    `policy.kinds` has a ladder for it."""
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job of more than one node; `settings` are those of slow_job."""
     nodes = {node.name: node for node in view.nodes}
     return [
@@ -93,7 +96,7 @@ def detect(view: ClusterView, settings: Settings) -> list[Finding]:
     ]
 
 
-def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Settings) -> Finding:
+def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
     job_id = job.job.job_id
     slow = slow_job.judge(job, view.now, settings.percent / 100)
     finding = replace(slow, kind=Kind.SLOW_NODE, severity=Severity.WARNING, facts=(), culprits=())
@@ -271,3 +274,17 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
                 text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
                 found.append(Sign(node=node.name, about=name, text=text))
     return found
+
+
+SPEC = DetectorSpec(
+    kind=Kind.SLOW_NODE,
+    detect=detect,
+    settings=SlowNode,
+    takes=(SlowJob,),
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="A node slows its job",
+    steps_continue=True,
+    wants_evidence=True,
+    site_may_act=True,
+)

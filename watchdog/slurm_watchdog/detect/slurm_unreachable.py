@@ -8,18 +8,21 @@ Note: no action is taken until Slurm answers.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 
-class Settings(Protocol):
-    @property
-    def silent_for(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class SlurmUnreachable:
+    """Slurm does not answer. Never acted on: nothing is done while nobody knows what runs."""
+
+    silent_for: float = span(60.0, "Time without an answer to a listing.")
 
 
-def detect(view: ClusterView, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
     silent = age_s >= settings.silent_for
@@ -52,3 +55,15 @@ def _summary(view: ClusterView, age_s: float) -> str:
     if view.slurm_problem:
         return f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem}): {what} it does."
     return f"Slurm has not answered for {age_s:.0f} s: {what} it does."
+
+
+SPEC = DetectorSpec(
+    kind=Kind.SLURM_UNREACHABLE,
+    detect=detect,
+    settings=SlurmUnreachable,
+    subject=Subject.CLUSTER,
+    needs_slurm=False,
+    severity=Severity.CRITICAL,
+    sentence="Slurm does not answer",
+    why_no_action="nobody knows what runs while Slurm does not answer",
+)

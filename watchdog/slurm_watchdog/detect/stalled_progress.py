@@ -19,7 +19,7 @@ Note: a loop that runs without logging looks alike: hence the 30 min.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -36,11 +36,13 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import Standing, few_idle_among_busy, on_storage, standing
 from slurm_watchdog.detect import collective_hang
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
@@ -54,21 +56,37 @@ every few of them, half an hour of writing is more than half an hour without a s
 jobs). One whose files grow may take as long as they do."""
 
 
-class Settings(Protocol):
-    @property
-    def busy_limit(self) -> float: ...
-    @property
-    def still_limit(self) -> float: ...
-    @property
-    def start_limit(self) -> float: ...
+@dataclass(frozen=True, kw_only=True)
+class StalledProgress:
+    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where `policy.kinds` has a ladder for it, as
+    `slurm-watchdog run` does, and the stacks of all ranks are known to stand still."""
+
+    busy_limit: float = span(
+        1800.0,
+        "Limit while a rank works, or that is not known; a loop in which no rank is known to do anything is reported "
+        "at its own limit.",
+    )
+    still_limit: float = span(
+        600.0,
+        "Limit where stacks and processes show that no rank does anything and none waits in a collective.",
+    )
+    start_limit: float = span(
+        5400.0,
+        "Time to the first step of a run, of a training whose log can be read; reported only if it is known that its ranks do "
+        "nothing, or few of them nothing while the others wait on their GPUs.",
+    )
 
 
-def detect(view: ClusterView, hang: collective_hang.Settings, settings: Settings) -> list[Finding]:
+def detect(
+    view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang
+) -> list[Finding]:
     """One finding for each running job. `hang` has what its limits are learnt by."""
     return [_judge(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: Settings) -> Finding:
+def _judge(
+    job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress
+) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = Finding(
         kind=Kind.STALLED_PROGRESS,
@@ -114,7 +132,7 @@ def _judge(job: JobView, now: float, hang: collective_hang.Settings, settings: S
 
 
 def _patient_s(
-    job: JobView, now: float, limit: Limit, hang: collective_hang.Settings, settings: Settings
+    job: JobView, now: float, limit: Limit, hang: collective_hang.CollectiveHang, settings: StalledProgress
 ) -> float:
     """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a checkpoint do not show any
     more what took so long: that they did is remembered until that step is due."""
@@ -139,7 +157,7 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
 
 
 def _without_steps(
-    job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.Settings
+    job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.CollectiveHang
 ) -> Finding:
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
     anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank hangs."""
@@ -170,7 +188,11 @@ def _without_steps(
 
 
 def _before_the_first_step(
-    job: JobView, finding: Finding, now: float, hang: collective_hang.Settings, settings: Settings
+    job: JobView,
+    finding: Finding,
+    now: float,
+    hang: collective_hang.CollectiveHang,
+    settings: StalledProgress,
 ) -> Finding:
     job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
     none = f"no step of job {job_id} has been seen"
@@ -260,3 +282,32 @@ def _who(culprits: tuple[Culprit, ...]) -> str:
         return ", so nobody is named"
     more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
     return f"; {describe(culprits[0])}{more} {culprits[0].reason}"
+
+
+SPEC = DetectorSpec(
+    kind=Kind.STALLED_PROGRESS,
+    detect=detect,
+    settings=StalledProgress,
+    takes=(StalledProgress, CollectiveHang),
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    sentence="There is no progress",
+    job_state="hangs",
+    explained_by=(
+        Kind.FILESYSTEM_OUTAGE,
+        Kind.FILESYSTEM_STALL,
+        Kind.LINGERING_JOB,
+        Kind.COLLECTIVE_HANG,
+        Kind.WEDGED_TEARDOWN,
+        Kind.RANK_STOPPED,
+        Kind.DEAD_RANK,
+        Kind.LOG_ERROR,
+        Kind.DISK_FULL,
+        Kind.GPU_FAULT,
+        Kind.NODE_DOWN,
+    ),
+    not_delayed_by=(Kind.COLLECTIVE_HANG, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN),
+    has_aftermath=False,
+    wants_evidence=True,
+    site_may_act=True,
+)

@@ -15,7 +15,7 @@ Note: `scancel` frees the nodes.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -23,6 +23,8 @@ from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import standing
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -36,23 +38,25 @@ SUSPICION = 0.5
 """From this share of the limit on, stacks are collected."""
 
 
-class Settings(Protocol):
-    """Durations in seconds."""
+@dataclass(frozen=True, kw_only=True)
+class WedgedTeardown:
+    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds` has a ladder for it."""
 
-    @property
-    def grace(self) -> float: ...
-    @property
-    def busy_limit(self) -> float: ...
-    @property
-    def teardown_limit(self) -> float: ...
+    grace: float = span(600.0, "Time that a job gets to end when it has made its last step.")
+    busy_limit: float = span(
+        1800.0, "The same while a rank works (a last checkpoint, an evaluation), or that is not known."
+    )
+    teardown_limit: float = span(
+        120.0, "Time that all ranks may sit motionless in the teardown of their process group."
+    )
 
 
-def detect(view: ClusterView, hang: LimitSettings, settings: Settings) -> list[Finding]:
+def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> list[Finding]:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
     return [_judge(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) -> Finding:
+def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
     finding = Finding(
         kind=Kind.WEDGED_TEARDOWN, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
@@ -81,7 +85,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: Settings) ->
 
 
 def _without_a_word(
-    job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: Settings
+    job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: WedgedTeardown
 ) -> Finding:
     """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or most have left and every
     one that is left is. (Where few have left, `lingering_job` has its say.)"""
@@ -127,7 +131,7 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
 
 
 def _after_last_step(
-    job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: Settings
+    job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: WedgedTeardown
 ) -> Finding:
     """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
@@ -183,3 +187,20 @@ def _say(
         culprits=named,
         facts=(*facts, f"nothing is left to save: scancel {job.job.job_id} frees its nodes"),
     )
+
+
+SPEC = DetectorSpec(
+    kind=Kind.WEDGED_TEARDOWN,
+    detect=detect,
+    settings=WedgedTeardown,
+    takes=(WedgedTeardown, CollectiveHang),
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="The job cannot end",
+    job_state="cannot end",
+    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
+    not_delayed_by=(Kind.LINGERING_JOB,),
+    has_aftermath=False,
+    wants_evidence=True,
+    site_may_act=True,
+)

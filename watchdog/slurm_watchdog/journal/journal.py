@@ -123,7 +123,7 @@ class Journal:
         row = {
             "id": incident.id,
             "state": incident.state.value,
-            "kind": incident.kind.value,
+            "kind": str(incident.kind),
             "opened_at": incident.opened_at,
             "document": encode(incident),
         }

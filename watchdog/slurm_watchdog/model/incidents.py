@@ -108,7 +108,7 @@ Wanted = StackRequest | MountProbeRequest
 class Finding(Struct, frozen=True, kw_only=True):
     """What one detector says about one subject at one moment."""
 
-    kind: Kind
+    kind: str
     subject: str
     """What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject."""
     truth: Truth
@@ -146,7 +146,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
 
     id: str
-    kind: Kind
+    kind: str
     subject: str
     state: IncidentState
     severity: Severity

@@ -141,7 +141,7 @@ def _firing(
     labels = {
         "alertname": "SlurmWatchdogIncident",
         "cluster": cluster,
-        "kind": incident.kind.value,
+        "kind": str(incident.kind),
         "severity": SEVERITIES[
             Severity.WARNING if acted_on and incident.severity is Severity.CRITICAL else incident.severity
         ],

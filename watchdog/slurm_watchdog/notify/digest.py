@@ -56,7 +56,7 @@ class Digest:
         if len(self._called) < MENTIONS and is_loud(notice):
             self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
         if notice.topic is Topic.OPENED:
-            self._opened[incident.kind.value, incident.severity].extend(_names(notice))
+            self._opened[incident.kind, incident.severity].extend(_names(notice))
             if len(self._sentences) <= SINGLE:
                 self._sentences.append(say(notice).sentence)
         elif notice.topic is Topic.DECIDED and notice.decision is not None:

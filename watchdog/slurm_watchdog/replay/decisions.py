@@ -264,7 +264,7 @@ class ReplayDecisions:
             incident is not None
             and decision.process is None
             and decision.incident_id not in self._executor.acting()
-            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+            and (end.ok or incident.kind == Kind.OPERATOR_RESTART)
         ):
             self.close_incident(incident, end.detail)
 

@@ -18,7 +18,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import Change, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.skip_ahead import calm_for_s
@@ -103,7 +103,7 @@ class TracePlayer:
         self._looked_at = float("-inf")
         self._calm_until = float("-inf")
         """Before that nothing is to be looked for, unless there is news."""
-        self._bad: set[tuple[Kind, str]] = set()
+        self._bad: set[tuple[str, str]] = set()
         """What was wrong when it was judged last."""
 
     # ------------------------------------------------------------------------------------ time
@@ -317,11 +317,11 @@ class TracePlayer:
         if incident.state is IncidentState.RESOLVED:
             self.judge.settle(change, now)
 
-    def _count_failure(self, kind: Kind) -> None:
+    def _count_failure(self, kind: str) -> None:
         self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")
 
 
-def bad_ones(findings: Iterable[Finding]) -> set[tuple[Kind, str]]:
+def bad_ones(findings: Iterable[Finding]) -> set[tuple[str, str]]:
     """Kind and subject of what is wrong."""
     return {(finding.kind, finding.subject) for finding in findings if finding.truth is Truth.BAD}
 

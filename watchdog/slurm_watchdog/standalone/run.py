@@ -28,6 +28,7 @@ from slurm_watchdog.controller.app import live, open_doors
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser
+from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Step
 from slurm_watchdog.notify.factory import make_notifier
@@ -47,8 +48,8 @@ TAIL_S: Final = 0.2
 TAIL_BYTES: Final = 1 << 20
 PAGE: Final = "127.0.0.1:9767"
 AGENTS_SOCKET: Final = "agents.sock"
-QUIET: Final = ("orphan_gpu_process", "chain_broken", "node_down", "partition_or_outage")
-"""They compare with what Slurm knows of other jobs and nodes; here nobody knows."""
+QUIET: Final = tuple(spec.kind for spec in SPECS if spec.needs_cluster)
+"""Detectors that are off here: nobody knows of other jobs and nodes."""
 
 
 AS_ROOT: Final = (

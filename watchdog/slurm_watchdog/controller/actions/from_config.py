@@ -7,7 +7,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
 from slurm_watchdog.controller.policy.policy import Limits
 from slurm_watchdog.controller.policy.rules import Change, Match, Override, RuleBook
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.detect.registry import KINDS
 
 RUNG_LIMITS = {
     "kill_switch_limit": "kill_switch_s",
@@ -63,7 +63,7 @@ def rule_book_of(config: Config) -> RuleBook:
     """Which rule holds for which job."""
     policy = config.policy
     return RuleBook(
-        modes={kind: config.mode_of(kind) for kind in Kind},
+        modes={kind: config.mode_of(kind) for kind in KINDS},
         kinds={kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()},
         overrides=tuple(
             Override(

@@ -198,7 +198,7 @@ class Actions:
             not busy
             and run.decision.process is None  # others of its job may be there: the nodes say when none is
             and incident.state is not IncidentState.RESOLVED
-            and (end.ok or incident.kind is Kind.OPERATOR_RESTART)
+            and (end.ok or incident.kind == Kind.OPERATOR_RESTART)
         ):
             self._incidents.close_incident(incident, end.detail)
 

@@ -35,6 +35,8 @@ from slurm_watchdog.controller.state.evidence_collection import (
     gathered_of,
     main_call,
 )
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
@@ -51,14 +53,6 @@ from slurm_watchdog.wire.redact_values import masked
 
 log = logging.getLogger(__name__)
 
-WANTING: Final = frozenset(
-    {
-        Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK,
-        Kind.RANK_STOPPED, Kind.FILESYSTEM_STALL, Kind.FILESYSTEM_OUTAGE, Kind.GPU_FAULT, Kind.GPU_IDLE_RANK,
-        Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR,
-    }
-)  # fmt: skip
-"""Incidents about ranks that are still there to be asked."""
 AT_ONCE: Final = 4
 """Jobs of which evidence is collected at the same time; the others wait."""
 OF_ONE_USER: Final = 3
@@ -105,7 +99,7 @@ class Collector:
         self._keep_s = config.controller.evidence_keep
         self._limit_s = config.ladder.evidence_limit
         self._interval_s = config.agent.interval
-        self._blocked_for_s = config.detectors.filesystem_stall.blocked_for
+        self._blocked_for_s = config.detectors.of(FilesystemStall).blocked_for
         self._known: dict[str, Collected] = {}
         self._of_run: dict[tuple[str, int], list[Collected]] = {}
         """(job, restarts) -> those of them that are of this run, the newest last."""
@@ -125,7 +119,7 @@ class Collector:
 
         `views` are those of its jobs that somebody has looked at in this moment already.
         """
-        if incident.kind not in WANTING or incident.inhibited_by is not None:
+        if not spec_of(incident.kind).wants_evidence or incident.inhibited_by is not None:
             return
         for job_id in incident.jobs_now or incident.job_ids:
             view = views.get(job_id) or self._cluster.job_view(job_id, now)
@@ -224,7 +218,7 @@ class Collector:
         incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
             return decision.decided_at
-        return float("-inf") if incident.kind is Kind.OPERATOR_RESTART else incident.opened_at
+        return float("-inf") if incident.kind == Kind.OPERATOR_RESTART else incident.opened_at
 
     # ------------------------------------------------------------------------------------ collecting
 

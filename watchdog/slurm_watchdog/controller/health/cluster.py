@@ -80,7 +80,7 @@ def is_announced(incident: Incident) -> bool:
     return (
         incident.state is IncidentState.FIRING
         and incident.inhibited_by is None
-        and incident.kind is not Kind.OPERATOR_RESTART
+        and incident.kind != Kind.OPERATOR_RESTART
     )
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from slurm_watchdog.controller.incidents.judge import STANDING
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentState
 
-STILL = STANDING - {Kind.GPU_IDLE_RANK}
-"""Kinds of incidents in which nothing of the job turns; a rank with an idle GPU slows it down."""
 LONGEST_TICK_S = 60.0
 """A longer time between two looks was a standstill of ours: of what happened in it nothing is known."""
 
@@ -34,7 +32,7 @@ class GpuTime:
         kept = set(here)
         for incident in incidents:
             kept.update(incident.job_ids)
-            if incident.state is IncidentState.FIRING and incident.kind in STILL:
+            if incident.state is IncidentState.FIRING and spec_of(incident.kind).stops_steps:
                 for job_id in incident.job_ids:
                     late_s[job_id] = max(late_s.get(job_id, 0.0), incident.detected_after_s or 0.0)
         known: Mapping[str, int] = self._gpus

@@ -15,6 +15,7 @@ from slurm_watchdog.analysis.rank_motion import is_proven
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentState, Kind, Severity
@@ -58,18 +59,6 @@ OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs nobody's attention."""
 PYTHON: Final = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
-STATES: Final[Mapping[Kind, str]] = {
-    Kind.COLLECTIVE_HANG: "hangs",
-    Kind.STALLED_PROGRESS: "hangs",
-    Kind.FILESYSTEM_OUTAGE: "waits for a filesystem",
-    Kind.FILESYSTEM_STALL: "waits for a filesystem",
-    Kind.LINGERING_JOB: "cannot end",
-    Kind.WEDGED_TEARDOWN: "cannot end",
-    Kind.DEAD_RANK: "has lost a rank",
-    Kind.RANK_STOPPED: "a rank is stopped",
-    Kind.GPU_IDLE_RANK: "a rank is idle",
-}
-"""What a job does while an incident that keeps it from making steps is open; see judge.STANDING."""
 
 
 class JobHealth(Struct, frozen=True, kw_only=True):
@@ -123,7 +112,7 @@ def around(
     """The surroundings of the jobs of `view`."""
     by_job: dict[str, list[Incident]] = {}
     for incident in incidents:
-        if incident.kind is not Kind.OPERATOR_RESTART:
+        if incident.kind != Kind.OPERATOR_RESTART:
             for job_id in incident.jobs_now or incident.job_ids:
                 by_job.setdefault(job_id, []).append(incident)
     return Around(
@@ -143,11 +132,11 @@ def job_health(view: JobView, sight: Around) -> JobHealth:
     firing = [each for each in open_ones if each.state is IncidentState.FIRING]
     pending = len(firing) < len(open_ones)
     waits = sight.acting.get(job_id, "")
-    stuck = min((each for each in firing if each.kind in STATES), key=_first_cause, default=None)
+    stuck = min((each for each in firing if spec_of(each.kind).delays_steps), key=_first_cause, default=None)
     if stuck is not None:
         under_way = f"; {waits}" if waits else ""
         return JobHealth(
-            job_id=job_id, state=STATES[stuck.kind], level=Level.CRITICAL, reason=f"{public_sentence(stuck)[:-1]}{under_way}",
+            job_id=job_id, state=spec_of(stuck.kind).job_state, level=Level.CRITICAL, reason=f"{public_sentence(stuck)[:-1]}{under_way}",
             todo=f"slurm-watchdog explain {stuck.id}", by_incident=True,
         )  # fmt: skip
     if waits:

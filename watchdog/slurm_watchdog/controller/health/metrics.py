@@ -17,10 +17,11 @@ from slurm_watchdog.controller.health.gpu_time import GpuTime
 from slurm_watchdog.controller.health.job import Level
 from slurm_watchdog.controller.policy.policy import GUARDS
 from slurm_watchdog.controller.state.crowds import MAX_CROWDS
+from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.notification import Delivery
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
@@ -203,7 +204,7 @@ class ControllerMetrics:
         build.labels(__version__).set(1)
         self._tallies = {
             (kind, state): self._incidents.labels(kind, state)
-            for kind in Kind
+            for kind in KINDS
             for state in (IncidentState.PENDING, IncidentState.FIRING)
         }
         self._show_zeros()
@@ -221,7 +222,7 @@ class ControllerMetrics:
             self.decisions.labels(action, Verdict.OBSERVED, "mode")
         for why in ("standstill", "redone"):
             self.lost_gpu_time.labels(why)
-        for kind in Kind:
+        for kind in KINDS:
             self.incidents_total.labels(kind)
             self.detector_failures.labels(kind)
         for reason in CONNECTION_REASONS:
@@ -293,7 +294,7 @@ class ControllerMetrics:
             self._health.labels(level.value).set(level is found.level)
         unseen = ((each.job_id, each.not_judged.value) for each in found.jobs if each.not_judged is not None)
         wrong = (
-            (job_id, each.kind.value, each.severity.value)
+            (job_id, each.kind, each.severity.value)
             for each in open_incidents
             if is_announced(each)
             for job_id in each.jobs_now or each.job_ids

@@ -8,67 +8,10 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.detect.registry import causes_of, spec_of
+from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.incidents import NOBODY, Culprit, Finding, Incident, IncidentState, Kind, Truth
 from slurm_watchdog.wire.redact_values import mask_words
-
-_STUCK = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
-CAUSES: dict[Kind, tuple[Kind, ...]] = {
-    Kind.FILESYSTEM_STALL: (Kind.FILESYSTEM_OUTAGE,),
-    Kind.LINGERING_JOB: _STUCK,
-    Kind.COLLECTIVE_HANG: (*_STUCK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
-    Kind.WEDGED_TEARDOWN: (*_STUCK, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
-    Kind.STALLED_PROGRESS: (
-        *_STUCK,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.WEDGED_TEARDOWN,
-        Kind.RANK_STOPPED,
-        Kind.DEAD_RANK,
-        Kind.LOG_ERROR,
-        Kind.DISK_FULL,
-        Kind.GPU_FAULT,
-        Kind.NODE_DOWN,
-    ),
-    Kind.DEAD_RANK: (*_STUCK, Kind.LINGERING_JOB, Kind.LOG_ERROR, Kind.GPU_FAULT, Kind.NODE_DOWN),
-    Kind.GPU_IDLE_RANK: (
-        *_STUCK,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.STALLED_PROGRESS,
-        Kind.WEDGED_TEARDOWN,
-        Kind.RANK_STOPPED,
-        Kind.DEAD_RANK,
-        Kind.GPU_FAULT,
-    ),
-    Kind.LOG_ERROR: (
-        *_STUCK,
-        Kind.DISK_FULL,
-        Kind.GPU_FAULT,
-        Kind.NODE_DOWN,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.WEDGED_TEARDOWN,
-        Kind.CRASH_LOOP,
-    ),
-    Kind.CRASH_LOOP: (*_STUCK, Kind.DISK_FULL),
-    Kind.SLOW_JOB: (Kind.SLOW_NODE,),
-    Kind.GPU_CLOCK_LOW: (Kind.SLOW_NODE,),
-    Kind.NODE_DOWN: (Kind.PARTITION_OR_OUTAGE,),
-    Kind.AGENT_SILENT: (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
-}
-"""Which kinds of incident explain a kind away, if they concern the same job."""
-
-WAITS_FOR_NOTHING = frozenset(
-    {
-        (Kind.DEAD_RANK, Kind.LINGERING_JOB),
-        (Kind.STALLED_PROGRESS, Kind.COLLECTIVE_HANG),
-        (Kind.STALLED_PROGRESS, Kind.LINGERING_JOB),
-        (Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN),
-        (Kind.WEDGED_TEARDOWN, Kind.LINGERING_JOB),
-    }
-)
-"""(kind, what would explain it): told at once, although the explanation is already suspected. A dead rank is known in seconds, and
-whether its job lingers only after a grace; a job that stands has waited for a better name before."""
 
 RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
@@ -82,18 +25,12 @@ AFTERMATH_S = 300.0
 next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
 AFTERMATH_OF_RUNS_S = 900.0
 """The same of what a run logged that is over by then: it does not end, it is no longer reported (detectors.log_error.recent, 600 s)."""
-OWN_FAULTS = frozenset(
-    {
-        Kind.COLLECTIVE_HANG,
-        Kind.STALLED_PROGRESS,
-        Kind.WEDGED_TEARDOWN,
-        Kind.LINGERING_JOB,
-        Kind.FILESYSTEM_STALL,
-    }
-)
-"""What still hangs after its explanation has ended is a fault of its own, and acted on: these have no aftermath."""
 BEGINS_AFTER_S = 30.0
 """What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings come one after the other."""
+
+_OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
+_PLACES = frozenset({Subject.NODE, Subject.GPU})
+"""What is about a place, and names no job."""
 
 HARDWARE = ("gpu:", "node:")
 """Beginnings of subjects that outlive the jobs which suffer from them."""
@@ -103,7 +40,7 @@ FORGET_AFTER_S = 3600.0
 
 
 class CorrelateSettings(Struct, frozen=True, kw_only=True):
-    hold_s: Mapping[Kind, float]
+    hold_s: Mapping[str, float]
     resolve_after_s: float = RESOLVE_AFTER_S
 
 
@@ -215,7 +152,7 @@ def _update(
     incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
 ) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
-    if incident.id in moment.acting or incident.kind is Kind.OPERATOR_RESTART:
+    if incident.id in moment.acting or incident.kind == Kind.OPERATOR_RESTART:
         return incident
     by_hardware = incident.subject.startswith(HARDWARE)
     about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
@@ -295,11 +232,11 @@ def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
     return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
 
 
-def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict[Kind, list[Incident]]:
+def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict[str, list[Incident]]:
     """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
     present = {incident.kind for incident in incidents}
     standing = [incident for incident in incidents if _may_explain(incident, moment)]
-    return {kind: [other for other in standing if other.kind in CAUSES.get(kind, ())] for kind in present}
+    return {kind: [other for other in standing if other.kind in causes_of(kind)] for kind in present}
 
 
 def _may_explain(incident: Incident, moment: Moment) -> bool:
@@ -315,7 +252,7 @@ def _inhibit(
 ) -> Incident:
     """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere suspicion, keeps a pending one
     from firing for UNREPORTED_HOLDS_S at most."""
-    kinds = CAUSES.get(incident.kind, ())
+    kinds = causes_of(incident.kind)
     patient = moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
     for other in causes:
         if _same_matter(incident, other) and (patient or other.state is IncidentState.FIRING):
@@ -325,7 +262,7 @@ def _inhibit(
             patient
             and incident.state is IncidentState.PENDING
             and finding.kind in kinds
-            and (incident.kind, finding.kind) not in WAITS_FOR_NOTHING
+            and finding.kind not in spec_of(incident.kind).not_delayed_by
             and finding.lasted_s > 0
             and finding.wanted
             and set(finding.job_ids) & set(incident.job_ids)
@@ -346,14 +283,14 @@ def _in_aftermath(
     if (
         incident.state is not IncidentState.PENDING
         or incident.inhibited_by is not None
-        or incident.kind in OWN_FAULTS
+        or not spec_of(incident.kind).has_aftermath
     ):
         return incident
     lasts_s = AFTERMATH_OF_RUNS_S if run_named(incident.subject) is not None else AFTERMATH_S
     for other in ended:
-        if other.kind not in CAUSES.get(incident.kind, ()) or other.resolved_at is None:
+        if other.kind not in causes_of(incident.kind) or other.resolved_at is None:
             continue
-        of_nodes = other.kind in _OF_NODES
+        of_nodes = spec_of(other.kind).subject in _OF_NODES
         began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -settings.resolve_after_s)
         young = moment.wall - other.resolved_at <= lasts_s
         if young and incident.opened_at < began_before and _same_matter(incident, other):
@@ -370,13 +307,13 @@ def _same_matter(incident: Incident, cause: Incident) -> bool:
     if not _same_run(incident, cause):
         return False
     return bool(set(incident.job_ids) & set(cause.job_ids)) or (
-        cause.kind in _PLACES and _same_place(incident, cause)
+        spec_of(cause.kind).subject in _PLACES and _same_place(incident, cause)
     )
 
 
 def _same_run(incident: Incident, cause: Incident) -> bool:
     """False if one is about one run of a job, and the other about another run of it."""
-    if cause.kind is Kind.CRASH_LOOP:
+    if cause.kind == Kind.CRASH_LOOP:
         return True
     for one, other in ((incident, cause), (cause, incident)):
         named = run_named(one.subject)
@@ -384,11 +321,6 @@ def _same_run(incident: Incident, cause: Incident) -> bool:
         if named is not None and named[0] in runs and runs[named[0]] != named[1]:
             return False
     return True
-
-
-_OF_NODES = (Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN, Kind.AGENT_SILENT)
-_PLACES = (Kind.GPU_FAULT, Kind.NODE_DOWN)
-"""Kinds that are about a place, and name no job."""
 
 
 def _same_place(incident: Incident, cause: Incident) -> bool:

@@ -19,34 +19,15 @@ from slurm_watchdog.controller.incidents.correlate import (
 )
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.detect.registry import DETECTORS, WITHOUT_SLURM
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
+from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.cluster_view import ClusterView, NoData
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
 
 log = logging.getLogger(__name__)
-
-
-STANDING: frozenset[Kind] = frozenset(
-    {
-        Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS,
-        Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK, Kind.RANK_STOPPED, Kind.GPU_IDLE_RANK,
-    }
-)  # fmt: skip
-"""While such an incident is open, a step that takes long teaches nothing about the job. A job with a bad card or a loss that is no
-number makes its steps as ever, and its limits are learnt from them."""
-
-
-JOB_BY_JOB: frozenset[Kind] = frozenset(
-    {
-        Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.WEDGED_TEARDOWN, Kind.DEAD_RANK, Kind.RANK_STOPPED,
-        Kind.GPU_IDLE_RANK, Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOSS_SPIKE, Kind.LOSS_NAN,
-        Kind.CHECKPOINT_OVERDUE,
-    }
-)  # fmt: skip
-"""Detectors of which each finding is about one running job, and of no job that is not in the view. On a large cluster they are not
-asked about every job in every tick: see slurm_watchdog.controller.state.scan_schedule."""
 
 
 MAX_SETTLED = 1000
@@ -59,7 +40,7 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
         (
             each
             for each in incidents
-            if each.kind in STANDING
+            if spec_of(each.kind).delays_steps
             and each.state is IncidentState.FIRING
             and each.actionable
             and job_id in each.jobs_now
@@ -100,7 +81,7 @@ class Judge:
         state: ClusterState,
         incidents: Iterable[Incident],
         new_id: Callable[[], str],
-        on_failure: Callable[[Kind], None] = lambda kind: None,
+        on_failure: Callable[[str], None] = lambda kind: None,
     ):
         """`incidents` are those that are open at the start; `on_failure` is told of a detector that failed."""
         self.config = config
@@ -108,13 +89,12 @@ class Judge:
         self._open = OpenIncidents(incidents)
         self._new_id = new_id
         self._on_failure = on_failure
-        self._watched = [(kind, detect) for kind, detect in DETECTORS if config.mode_of(kind) != "off"]
-        self._holds_s = {
-            kind: float(getattr(getattr(config.detectors, kind), "hold", 0.0)) for kind, _ in DETECTORS
-        }
+        self._settings = config.detectors.settings()
+        self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
+        self._holds_s = config.detectors.holds_s()
         self._settled: list[Incident] = []
         """Those that ended lately: what they explained is no news."""
-        self._said: dict[Kind, dict[str, list[Finding]]] = {}
+        self._said: dict[str, dict[str, list[Finding]]] = {}
         """What detectors that judge job by job said of each when it was looked at last."""
         self.view = ClusterView(now=0.0)
         """What the newest judgement was about."""
@@ -144,30 +124,31 @@ class Judge:
         asked = frozenset(incident.subject for incident in self.incidents)
         self.view, looked_at = self.state.next_view(now, asked)
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
-        settings = self.config.detectors.collective_hang
+        settings = self._settings[CollectiveHang]
         there = {job.job.job_id for job in self.view.jobs}
         self.limits_s = {job_id: limit for job_id, limit in self.limits_s.items() if job_id in there}
         self.limits_s |= {job.job.job_id: progress_limit(job, settings).seconds for job in newest.jobs}
         findings: list[Finding] = []
         fresh = self._slurm_is_fresh()
-        for kind, detect in self._watched:
-            if not (fresh or kind in WITHOUT_SLURM):
+        for spec in self._watched:
+            if spec.needs_slurm and not fresh:
                 continue
             try:
-                if kind in JOB_BY_JOB:
-                    found = self._join(kind, detect(newest, self.config.detectors), looked_at, there)
+                if spec.subject is Subject.JOB:
+                    found = findings_of(spec, newest, self._settings)
+                    found = self._join(spec.kind, found, looked_at, there)
                 else:
-                    found = detect(self.view, self.config.detectors)
+                    found = findings_of(spec, self.view, self._settings)
                 findings.extend(self.state.gpus.name(finding) for finding in found)
             except NoData as error:
-                log.debug("%s cannot judge: %s", kind, error)
+                log.debug("%s cannot judge: %s", spec.kind, error)
             except Exception:  # the boundary: one detector never stops the others
-                log.exception("detector %s failed", kind)
-                self._on_failure(kind)
+                log.exception("detector %s failed", spec.kind)
+                self._on_failure(spec.kind)
         return findings
 
     def _join(
-        self, kind: Kind, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]
+        self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]
     ) -> list[Finding]:
         """What was just found, and of the jobs whose turn it is not, what was said when it was."""
         kept = {
@@ -208,7 +189,7 @@ class Judge:
         self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
         self._open.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         for incident in self.incidents:
-            if incident.kind in STANDING:
+            if spec_of(incident.kind).delays_steps:
                 self.state.note_trouble(incident.job_ids, now)
         return [Change(before=before.get(incident.id), after=incident) for incident in after]
 

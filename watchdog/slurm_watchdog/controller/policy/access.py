@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_watchdog.model.incidents import NOBODY, Incident, Kind
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.model.incidents import NOBODY, Incident
 
 GROUP: Final = "group:"
 """Before the name of a group in `security.operators`."""
@@ -56,34 +57,6 @@ def may_see_incident(incident: Incident, person: Person, operators: Operators) -
     return may_see(incident.owners, person, operators)
 
 
-SENTENCES: Final = {
-    Kind.FILESYSTEM_OUTAGE: "A filesystem does not answer",
-    Kind.FILESYSTEM_STALL: "Processes wait for a filesystem",
-    Kind.LINGERING_JOB: "Processes of the job did not end with the others",
-    Kind.COLLECTIVE_HANG: "Ranks wait for each other",
-    Kind.STALLED_PROGRESS: "There is no progress",
-    Kind.WEDGED_TEARDOWN: "The job cannot end",
-    Kind.DEAD_RANK: "A rank has ended",
-    Kind.RANK_STOPPED: "A rank is stopped",
-    Kind.GPU_FAULT: "A GPU has a fault",
-    Kind.GPU_IDLE_RANK: "A GPU of the job is idle",
-    Kind.GPU_CLOCK_LOW: "A GPU runs at a low clock",
-    Kind.ORPHAN_GPU_PROCESS: "A process of a job that is over holds a GPU",
-    Kind.SLOW_JOB: "The job is slower than it was",
-    Kind.SLOW_NODE: "A node slows its job",
-    Kind.LOSS_SPIKE: "The loss has jumped",
-    Kind.LOSS_NAN: "The loss is NaN or infinite",
-    Kind.LOG_ERROR: "A log has an error",
-    Kind.CRASH_LOOP: "The job is crash-looping",
-    Kind.CHAIN_BROKEN: "The chain of jobs has ended",
-    Kind.CHECKPOINT_OVERDUE: "A checkpoint is overdue",
-    Kind.DISK_FULL: "A filesystem is full",
-    Kind.AGENT_SILENT: "An agent does not report",
-    Kind.NODE_DOWN: "A node is down",
-    Kind.PARTITION_OR_OUTAGE: "Many nodes do not report",
-    Kind.SLURM_UNREACHABLE: "Slurm does not answer",
-    Kind.OPERATOR_RESTART: "A restart was asked for",
-}
 MAX_NAMED: Final = 8
 """Jobs and nodes in a sentence."""
 
@@ -94,7 +67,7 @@ def public_sentence(incident: Incident) -> str:
     jobs = incident.job_ids
     of = f" (job{'s' if len(jobs) > 1 else ''} {_some(jobs)})" if jobs else ""
     where = f" on {_some(nodes)}" if nodes else ""
-    return f"{SENTENCES[incident.kind]}{where}{of}."
+    return f"{spec_of(incident.kind).sentence}{where}{of}."
 
 
 def _some(names: Iterable[str]) -> str:

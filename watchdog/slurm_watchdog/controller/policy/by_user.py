@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, origin
 from slurm_watchdog.model.actions import Decision
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
 
 Uid = int | None
 """None: not known."""
-Trouble = dict[Kind, dict[Uid, set[str]]]
+Trouble = dict[str, dict[Uid, set[str]]]
 """Kind -> user -> his jobs with an incident of that kind."""
 
 
@@ -39,7 +39,7 @@ def in_trouble(incidents: Iterable[Incident], owner_of: Callable[[str], Uid]) ->
     return found
 
 
-def crowd_of(trouble: Trouble, kind: Kind, uid: Uid) -> Crowd:
+def crowd_of(trouble: Trouble, kind: str, uid: Uid) -> Crowd:
     """How many users have this trouble, and how many jobs of this one."""
     users = trouble.get(kind, {})
     return Crowd(users=len(users), own=len(users.get(uid, ())))

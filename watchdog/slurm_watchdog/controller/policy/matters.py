@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from slurm_watchdog.controller.policy.orphan_process import same
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.model.actions import Decision
-from slurm_watchdog.model.incidents import GpuProcess, Incident, Kind
+from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.slurm import SlurmJob
 
 Matter = str | GpuProcess
@@ -17,7 +17,7 @@ Matter = str | GpuProcess
 def matters_of(
     incident: Incident,
     job_of: Callable[[str], SlurmJob | None],
-    rule_of: Callable[[Kind, SlurmJob | None], Rule],
+    rule_of: Callable[[str, SlurmJob | None], Rule],
 ) -> tuple[Matter, ...]:
     """An incident of one filesystem may hold several jobs, one of leftovers many processes; these are decided about where a site has said
     that something is to be done. Where nothing is done about any job one decision says so for all."""

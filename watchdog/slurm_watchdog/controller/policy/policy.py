@@ -16,7 +16,8 @@ from slurm_watchdog.controller.policy.by_user import (
 from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s, same
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of
-from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, WHY_NONE
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
 from slurm_watchdog.model.node_view import NodeView
@@ -178,7 +179,7 @@ def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
 
 def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
     asks = any(step in GENTLE for step in s.rule.ladder)
-    if s.hang is None or s.hang == incident.id or not asks or incident.kind is Kind.OPERATOR_RESTART:
+    if s.hang is None or s.hang == incident.id or not asks or incident.kind == Kind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
@@ -247,7 +248,7 @@ def _attempts(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
 
 
 def _crash_loop(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
-    if s.crash_loop is None or incident.kind is Kind.CRASH_LOOP:
+    if s.crash_loop is None or incident.kind == Kind.CRASH_LOOP:
         return None
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 
@@ -303,12 +304,12 @@ def _is_about(decision: Decision, situation: PolicyInput) -> bool:
 def decide(incident: Incident, situation: PolicyInput, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
-    if incident.kind is not Kind.OPERATOR_RESTART:  # a person says himself what to avoid
+    if incident.kind != Kind.OPERATOR_RESTART:  # a person says himself what to avoid
         avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
         incident = replace(incident, exclude_nodes=tuple(avoided))
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
     ladder, left_out = _possible(rule.ladder, situation)
-    asked = incident.kind is Kind.OPERATOR_RESTART
+    asked = incident.kind == Kind.OPERATOR_RESTART
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
     verdict, by, reason = Verdict.ALLOWED, str(incident.kind), _why_allowed(incident, asked=asked)
     if action is Action.NONE:
@@ -364,7 +365,10 @@ def _why_allowed(incident: Incident, *, asked: bool) -> str:
 def _why_none(incident: Incident, rule: Rule) -> str:
     if rule.mode == "off" and rule.ladder:
         return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
-    return WHY_NONE.get(incident.kind, "this kind of incident is reported, and nothing is done about it")
+    return (
+        spec_of(incident.kind).why_no_action
+        or "this kind of incident is reported, and nothing is done about it"
+    )
 
 
 def _possible(ladder: tuple[Step, ...], situation: PolicyInput) -> tuple[tuple[Step, ...], tuple[str, ...]]:
@@ -422,7 +426,7 @@ def broken_under(
     """
     found: dict[str, str] = {}
     for incident in incidents:
-        if incident.kind is not Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
+        if incident.kind != Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
             continue
         for node in set(incident.exclude_nodes) & set(job.nodes):
             if job.job_id in incident.jobs_now or (not incident.jobs_now and _is_alone(job, node, jobs)):

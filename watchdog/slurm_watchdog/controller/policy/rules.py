@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
-from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, HARMLESS, SHIPPED
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, HARMLESS
 from slurm_watchdog.model.actions import Action, Step
-from slurm_watchdog.model.incidents import Kind
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -78,11 +78,11 @@ class RuleBook(Struct, frozen=True, kw_only=True):
     overrides: tuple[Override, ...] = ()
 
 
-def rule_for(book: RuleBook, kind: Kind, job: SlurmJob | None) -> Rule:
+def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
     """The rule of the administrator: shipped, then the kind's block, then the first override that matches."""
     rule = Rule(
         mode=book.modes.get(kind, "observe"),
-        ladder=SHIPPED.get(kind, ()),
+        ladder=spec_of(kind).ladder,
         source=f"what is shipped for {kind}",
     )
     if kind in book.kinds:
@@ -91,7 +91,7 @@ def rule_for(book: RuleBook, kind: Kind, job: SlurmJob | None) -> Rule:
     return rule if override is None else _change(rule, override.change)
 
 
-def _matches(override: Override, kind: Kind, job: SlurmJob) -> bool:
+def _matches(override: Override, kind: str, job: SlurmJob) -> bool:
     wanted = override.match
     pairs = (
         # A job that waits may name several partitions.

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import duration
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
@@ -213,16 +214,10 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
     }
 
 
-GOES_ON: Final = frozenset(
-    {Kind.GPU_FAULT, Kind.GPU_IDLE_RANK, Kind.GPU_CLOCK_LOW, Kind.SLOW_JOB, Kind.SLOW_NODE, Kind.LOG_ERROR}
-)
-"""Incidents of a job that may make steps all the while: that it does contradicts none of them."""
-
-
-def came_late(diagnosis: Diagnosis, kind: Kind, since_s: float) -> Diagnosis:
+def came_late(diagnosis: Diagnosis, kind: str, since_s: float) -> Diagnosis:
     """The diagnosis of a collection for an incident that began `since_s` seconds before it was complete. Of a job that stood, and makes
     steps by now, it says when that was seen: its stacks may be those of a job that is well."""
-    if diagnosis.kind != "progressing" or kind in GOES_ON:
+    if diagnosis.kind != "progressing" or spec_of(kind).steps_continue:
         return diagnosis
     when = f"{duration(max(0.0, since_s))} after this incident began"
     return replace(

@@ -1,0 +1,134 @@
+"""What a detector declares beside its function: `SPEC = DetectorSpec(…)`, and its options as a frozen dataclass. Pure.
+
+Everything else that has to know of a kind of incident (configuration, correlation, policy, evidence, page, documentation) derives it
+from these values: see slurm_watchdog.detect.registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from slurm_watchdog.knowledge.remediation_hints import HintRow
+from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.incidents import Finding, Severity
+
+_OPTION: Final = "option"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of a detector, besides its default: its text, and which values are accepted."""
+
+    text: str
+    is_duration: bool = False
+    """Seconds in Python; written with a unit in the file."""
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+
+
+def option(default: float, text: str, *, ge: float | None = None, le: float | None = None) -> Any:
+    """A field of a settings class: a number from `ge` to `le`."""
+    return field(default=default, metadata={_OPTION: Option(text=text, ge=ge, le=le)})
+
+
+def span(default_s: float, text: str) -> Any:
+    """A field of a settings class: a duration in seconds, longer than none."""
+    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, gt=0)})
+
+
+def share(default: float, text: str) -> Any:
+    """A field of a settings class: a share from 0 to 100."""
+    return option(default, text, ge=0, le=100)
+
+
+def options_of(settings: type[Any]) -> dict[str, Option]:
+    """Name -> option, of a settings class."""
+    return {each.name: each.metadata[_OPTION] for each in fields(settings)}
+
+
+class Subject(StrEnum):
+    """What a finding is about."""
+
+    JOB = "job"
+    """One running job that is in the view. On a large cluster such a detector is not asked about every job in every tick: see
+    slurm_watchdog.controller.state.scan_schedule."""
+    RUN = "run"
+    """A run of a job that may be over, or several of them."""
+    PROCESS = "process"
+    """A process whose job is over: no rung for jobs answers it."""
+    GPU = "gpu"
+    NODE = "node"
+    FILESYSTEM = "filesystem"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorSpec:
+    """Everything about a kind of incident that other parts of the program have to know."""
+
+    kind: str
+    """Its name everywhere: module, configuration key, metric label, journal."""
+    detect: Callable[..., list[Finding]]
+    """Called with a view and the settings of `takes`."""
+    settings: type[Any]
+    """Frozen dataclass of its options; its docstring is the text of the configuration's block."""
+    takes: tuple[type[Any], ...] | None = None
+    """Settings that `detect` is called with, in this order; None: its own. It may read those of another detector."""
+    hold_s: float = 0.0
+    """Default of its option `hold`: how long the condition has to last before it is reported."""
+    subject: Subject
+    needs_slurm: bool = True
+    """False: it can judge while Slurm does not answer."""
+    needs_cluster: bool = False
+    """It compares with what Slurm knows of other jobs and nodes: off where one machine is watched without Slurm."""
+    severity: Severity
+    """The most severe that its findings can have."""
+    sentence: str
+    """What anybody may read of such an incident: no word of it comes from a user."""
+    job_state: str = ""
+    """What a job does while such an incident is open, if the incident delays its steps: a step that takes long then teaches nothing about
+    the job, and an action on it has to prove nothing more."""
+    steps_continue: bool = False
+    """The job may make steps while such an incident is open."""
+    explained_by: tuple[str, ...] = ()
+    """Kinds that explain this one if they concern the same job: it is then neither announced nor acted on."""
+    explains: tuple[str, ...] = ()
+    """Kinds that this one explains: the same relation, declared by a cause whose consequences are older than itself."""
+    not_delayed_by: tuple[str, ...] = ()
+    """Of those that explain it, the ones whose mere suspicion does not delay it."""
+    has_aftermath: bool = True
+    """False: what persists after its explanation has ended is a fault of its own."""
+    wants_evidence: bool = False
+    """Stacks and other evidence of its job are collected: its ranks are still there."""
+    ladder: tuple[Step, ...] = ()
+    """The rungs that are shipped; none: it is reported only."""
+    site_may_act: bool = False
+    """Without a shipped ladder: the evidence can be good enough for a site to configure one."""
+    why_no_action: str = ""
+    """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
+    hints: tuple[HintRow, ...] = ()
+    """What the fault usually is and what to try next."""
+
+    @property
+    def arguments(self) -> tuple[type[Any], ...]:
+        """The settings that `detect` is called with."""
+        return (self.settings,) if self.takes is None else self.takes
+
+    @property
+    def delays_steps(self) -> bool:
+        """Whether a job's steps take longer, or never come, because of it."""
+        return bool(self.job_state)
+
+    @property
+    def stops_steps(self) -> bool:
+        """Whether the job makes no step at all because of it."""
+        return self.delays_steps and not self.steps_continue
+
+    @property
+    def may_act(self) -> bool:
+        """Whether such an incident can have a ladder."""
+        return bool(self.ladder) or self.site_may_act

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.knowledge.xids import _ROWS, XIDS, describe_xid
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.xids import XIDS, describe_xid, xid_row
 from slurm_watchdog.model.observations import FaultSeverity
 
 
 def test_no_number_is_described_twice() -> None:
-    assert len(XIDS) == len(_ROWS)
+    rows = read_shipped("xids.conf", {"xid": xid_row})["xid"]
+    assert len(XIDS) == len(rows)
     assert all(number == row.number for number, row in XIDS.items())
+
+
+def test_the_signatures_of_logs_name_each_xid_of_lost_gpus_and_of_their_memory() -> None:
+    memory = {48, 57, 58, 64, 94, 95, 140, 171, 172}
+    critical = {
+        each.number for each in XIDS.values() if (each.blame, each.severity) == ("hardware", "critical")
+    }
+    for name, numbers in (("gpu_ecc", memory), ("gpu_lost", critical - memory)):
+        row = next(row for row in SIGNATURES if row.name == name)
+        named = {
+            number for number in XIDS if row.regex.search(f"NVRM: Xid (PCI:0000:18:00): {number}, pid=1")
+        }
+        assert named == numbers
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])

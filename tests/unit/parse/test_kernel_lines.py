@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.knowledge.kernel_signatures import PCI, SIGNATURES, Signature
+from slurm_watchdog.knowledge.entries import parse_entries, parts_of
+from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES, Signature
 from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
+from slurm_watchdog.knowledge.shipped import DATA
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.line import (
     FREE_GATES,
@@ -24,6 +26,7 @@ from slurm_watchdog.parse.kernel_log.line import (
 )
 
 CAPTURES = Path(__file__).parents[2] / "captures/kernel"
+PCI = parts_of(parse_entries((DATA / "kernel_signatures.conf").read_text(), "")[0])["PCI"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ name one name the same, if several do (or the first rank, or nobody in particula
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects
@@ -14,7 +13,6 @@ from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.knowledge.log_signatures import LOST_A_RANK
 
-_LOST = re.compile(LOST_A_RANK, re.IGNORECASE)
 SPEAKERS = 2
 """So many different ranks have to say so, where any of them is named; rank 0 may be the only one that logs."""
 
@@ -24,7 +22,7 @@ def lost_rank(errors: Sequence[Error], ranks: Ranks) -> Suspects | None:
     told = [
         (error, int(next(n for n in match.groups() if n)))
         for error in errors
-        if (match := _LOST.search(error.text))
+        if (match := LOST_A_RANK.search(error.text))
     ]
     peers = {peer for _, peer in told}
     if len(peers) != 1:

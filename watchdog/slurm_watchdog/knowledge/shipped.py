@@ -1,0 +1,20 @@
+"""The knowledge files of the package: `data/*.conf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from slurm_watchdog.knowledge.entries import Reader, read_rows
+
+DATA: Final = Path(__file__).parent / "data"
+
+
+def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[Any, ...]]:
+    """Kind -> rows of one file of the package. Raises ValueError with every error in it: a package that is broken must not start."""
+    text = (DATA / name).read_text(encoding="utf-8")
+    rows = read_rows({name: text}, readers)
+    if rows.problems:
+        raise ValueError("\n".join(rows.problems))
+    return {kind: tuple(rows.of(kind)) for kind in readers}

@@ -50,9 +50,13 @@ example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/slur
 	$(BIN)/python -c "from slurm_watchdog.config.example import example_config; print(example_config(), end='')" > config.example.yaml.new
 	mv config.example.yaml.new config.example.yaml
 
-.PHONY: options
-options: $(STAMP)  ## deploy/OPTIONS.md anew, from the same schema
-	$(BIN)/python -m tools.docs.options
+.PHONY: docs
+docs: $(STAMP)  ## the pages that are generated from the program, with the examples in README.md (ARGS='options cli' for some)
+	$(BIN)/python -m tools.docs $(ARGS)
+
+.PHONY: options metrics rooms
+options metrics rooms: $(STAMP)
+	$(BIN)/python -m tools.docs $@
 
 # What is packed is what the lock has put into .venv: no network is asked. KINDS: wheel sdist hooks archive deb rpm.
 .PHONY: package
@@ -149,14 +153,6 @@ live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and no
 .PHONY: grafana
 grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
 	$(BIN)/python -m tools.docs.grafana
-
-.PHONY: metrics
-metrics: $(STAMP)  ## deploy/prometheus/METRICS.md anew, from the code that serves the series
-	$(BIN)/python -m tools.docs.metrics
-
-.PHONY: rooms
-rooms: $(STAMP)  ## docs/development/rooms.md anew, the folders of the package and what each imports, and the picture printed
-	$(BIN)/python -m tools.docs.rooms
 
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.accuracy import matrix
@@ -12,6 +14,8 @@ from tests.accuracy.cases import CASES
 from tests.accuracy.healthy import THINGS
 from tests.accuracy.run import FINE_EVERY, case_scene, run_case, run_thing, thing_scene, trace_lines
 from tests.bench.figures import Figures, take_standard_output
+
+RESULTS = Path(__file__).parent / "results.json"
 
 
 def main() -> int:
@@ -31,7 +35,11 @@ def main() -> int:
     parser.add_argument(
         "--seed-from", type=int, default=0, help="first seed of every case and thing (default 0)"
     )
-    parser.add_argument("--markdown", metavar="FILE", help="write the README's table there")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="keep the result for docs/evaluation.md, which `make docs` then writes",
+    )
     one = parser.add_argument_group("one run, to look at it closely")
     one.add_argument("--case", help="its full name, such as case_05_lingering_gone or healthy_requeue")
     one.add_argument("--seed", type=int, default=0)
@@ -55,8 +63,9 @@ def main() -> int:
         f"accuracy: {done} of {len(jobs)} runs in {results.seconds:.0f} s; {len(figures.missed)} bounds are missed",
         file=sys.stderr,
     )
-    if options.markdown:
-        Path(options.markdown).write_text("\n".join(matrix.markdown(results)) + "\n", encoding="utf-8")
+    if options.write:
+        today = datetime.now(UTC).date().isoformat()
+        RESULTS.write_text(json.dumps(matrix.summary(results, today), indent=1) + "\n", encoding="utf-8")
     return 1 if figures.missed else 0
 
 

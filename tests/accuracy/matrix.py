@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
@@ -247,26 +248,20 @@ def table(results: Results) -> list[str]:
     return lines
 
 
-def markdown(results: Results) -> list[str]:
-    """The table of the README."""
-    lines = [
-        "| case | runs | found | right culprit | seconds to verdict, p50 / p99 | other incidents |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in rows(results.scores):
-        way = " (plain trace)" if row.way == "trace" else ""
-        lines.append(
-            f"| {row.case.removeprefix('case_').replace('_', ' ')}{way} | {row.runs} | {row.found:.0f} % | {_percent(row.culprit)} | "
-            f"{_s(row.p50_s)} / {_s(row.p99_s)} | {row.false} |"
-        )
-    lines += ["", "| healthy thing | simulated job-hours | false incidents |", "|---|---|---|"]
-    lines += [
-        f"| {key.removeprefix('healthy_').replace('_', ' ')} | {each.hours:,.0f} | {len(each.false)} |"
-        for key, each in sorted(results.healthy.items())
-    ]
-    hours = sum(each.hours for each in results.healthy.values())
-    false = sum(len(each.false) for each in results.healthy.values())
-    return [*lines, f"| **together** | **{hours:,.0f}** | **{false}** |"]
+def summary(results: Results, date: str) -> dict[str, Any]:
+    """What docs/evaluation.md shows of a run of `date` (YYYY-MM-DD), for a file of JSON: tools/docs/evaluation.py makes the tables of it."""
+    return {
+        "date": date,
+        "minutes": round(results.seconds / 60),
+        "cases": [
+            {"case": row.case, "way": row.way, "runs": row.runs, "found": row.found, "culprit": row.culprit, "p50_s": row.p50_s,
+             "p99_s": row.p99_s, "false": row.false}
+            for row in rows(results.scores)
+        ],
+        "healthy": [
+            {"thing": key, "hours": each.hours, "false": len(each.false)} for key, each in sorted(results.healthy.items())
+        ],
+    }  # fmt: skip
 
 
 def _what(score: Score) -> str:

@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "watchdog/slurm_watchdog"
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGE = CHECKOUT / "watchdog/slurm_watchdog"
+PAGES = ("README.md", "docs/*.md", "deploy/README.md", "deploy/ansible/README.md", "hooks/README.md")
+"""What readers are given. docs/development is for those who read the code, too."""
 INSTEAD = {
     r"anew": "again, from the beginning",
     r"once more": "again",
@@ -54,6 +57,18 @@ def test_what_people_read_has_none_of_the_words_to_avoid() -> None:
         for source in [path.read_text()]
         for line, text in (*texts(source), *commands_help(source))
         if (found := WORDS.search(text))
+    ]
+    assert bad == [], "\n".join(bad)
+
+
+def test_the_pages_have_none_of_the_words_to_avoid() -> None:
+    bad = [
+        f"{path.relative_to(CHECKOUT)}:{number}: {found[0]!r} in {line[:160]!r}"
+        for pattern in PAGES
+        for path in sorted(CHECKOUT.glob(pattern))
+        if path.name != "frameworks.md"  # a record of runs: `make frameworks` writes it
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (found := WORDS.search(line))
     ]
     assert bad == [], "\n".join(bad)
 

@@ -1,4 +1,4 @@
-"""Certificates, and the scripts for Slurm, on a real cluster: made, copied and installed by the lines of deploy/README.md.
+"""Certificates, and the scripts for Slurm, on a real cluster: made, copied and installed by the lines of docs/authentication.md and docs/slurm.md.
 
 One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog of the page is a place that is each
 node's own here, and ssh and scp go through namespaces.
@@ -31,15 +31,15 @@ from tests.rig.stack import COMMAND, PORT, ROOT, Watchdog
 
 pytestmark = pytest.mark.timeout(1500)
 DEADLINE_S = 300.0
-PAGE = (ROOT / "deploy" / "README.md").read_text()
+PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("authentication.md", "slurm.md"))
 SLURM = ROOT / "deploy" / "slurm"
 NAME = "controller"
 """What the nodes call the controller's host."""
 
 
 def lines_after(words: str) -> str:
-    """The first block of commands on the page after these words."""
-    return PAGE[PAGE.index(words) :].split("```")[1].strip()
+    """The first block of commands on the pages after these words."""
+    return PAGES[PAGES.index(words) :].split("```")[1].strip()
 
 
 class Site:

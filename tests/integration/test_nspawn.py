@@ -58,8 +58,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, st
 
 
 def of_the_page() -> list[str]:
-    """What deploy/README.md tells an administrator to type, up to the look at it; for this machine, which is node and management node."""
-    text = (Path(__file__).parents[2] / "deploy/README.md").read_text()
+    """What docs/install.md tells an administrator to type, up to the look at it; for this machine, which is node and management node."""
+    text = (Path(__file__).parents[2] / "docs/install.md").read_text()
     blocks = re.findall(r"^<!-- tried -->\n```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert "status" in blocks[-1]
     return [block.replace("mgmt1", "wd1").replace("10.0.0.1", ADDRESS) for block in blocks[:-1]]

@@ -13,11 +13,12 @@ from slurm_watchdog.parse.training_log.line import parse_line
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
 from tests.accuracy.logs import FORMATS, HARMLESS, Step, overflow_skip, pulse
-from tests.accuracy.matrix import Results, markdown, plan, rows, table, write_figures
+from tests.accuracy.matrix import Healthy, Results, plan, rows, summary, table, write_figures
 from tests.accuracy.run import case_scene, run_case, run_thing, trace_lines
 from tests.accuracy.scene import Expect
 from tests.accuracy.score import Score, names, right_ones
 from tests.bench.figures import Figures
+from tools.docs.evaluation import accuracy
 
 REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (
     (
@@ -219,8 +220,6 @@ def test_one_bad_run_among_many_misses_a_bound(bad: dict[str, object]) -> None:
 
 
 def test_a_false_incident_in_a_healthy_hour_misses_a_bound() -> None:
-    from tests.accuracy.matrix import Healthy
-
     figures = Figures(io.StringIO())
     write_figures(figures, Results(healthy={"healthy_day": Healthy(500.0, 90, ["slow_job at 7 s"])}))
     assert figures.rows["accuracy.healthy.false_per_1000_job_hours"] == 2.0
@@ -238,9 +237,18 @@ def test_the_plan_has_every_case_at_every_size_and_the_hours_that_were_asked_for
     assert sum(THINGS[job.place].hours(job.seed) for job in jobs if not job.is_case) >= 1000.0
 
 
-def test_the_readme_table_has_a_row_for_each_case() -> None:
-    results = Results(scores=[result(), result(case="case_06_y", found=False, culprit=None, seconds=None)])
-    lines = markdown(results)
+def test_the_table_of_the_page_has_a_row_for_each_case_and_names_those_that_missed() -> None:
+    results = Results(
+        scores=[result(), result(case="case_06_y", found=False, culprit=None, seconds=None)],
+        healthy={"healthy_day": Healthy(1500.0, 90, [])},
+        seconds=120.0,
+    )
     assert [row.case for row in rows(results.scores)] == ["case_05_x", "case_06_y"]
-    assert lines[2] == "| 05 x | 1 | 100 % | 100 % | 8 s / 8 s | 0 |"
-    assert lines[3] == "| 06 y | 1 | 0 % | - | - / - | 0 |"
+    lines = accuracy(summary(results, "2026-11-23")).splitlines()
+    assert (
+        lines[0]
+        == "On 2026-11-23, in 2 minutes: 2 runs of 2 cases, not as they should be: 06 y; 1,500 healthy job-hours, 0 false incidents."
+    )
+    assert "| 05 x | 1 | 100 % | 100 % | 8 s / 8 s | 0 |" in lines
+    assert "| 06 y | 1 | 0 % | - | - / - | 0 |" in lines
+    assert "| day | 1,500 | 0 |" in lines

@@ -1,4 +1,4 @@
-"""Writes METRICS.md, the reference of every series, from the code that serves them: `python -m tools.docs.metrics`.
+"""Writes docs/metrics.md, the reference of every series, from the code that serves them: `python -m tools.docs metrics`.
 
 Names, types, labels and help come from the registries themselves; what a label holds, and queries that join our series with those of
 other exporters, are tables here. The queries are run by promtool in the tests.
@@ -7,7 +7,7 @@ other exporters, are tables here. The queries are run by promtool in the tests.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,8 +16,7 @@ from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.model.report import Report
 
-FILE = Path(__file__).parents[2] / "deploy/prometheus/METRICS.md"
-README = Path(__file__).parents[2] / "deploy/README.md"
+FILE = Path(__file__).parents[2] / "docs/metrics.md"
 
 UNITS = {
     "timestamp_seconds": "seconds since the epoch", "seconds": "seconds", "bytes": "bytes", "hertz": "hertz", "watts": "watts",
@@ -35,7 +34,7 @@ LABELS = {
     "gpu": "NVML's index on that node, which may change when another GPU goes away",
     "gpu_uuid": "the GPU's UUID, the same as `UUID` of DCGM's exporter",
     "job_id": "Slurm's number, `123` or `123_4`; `other` for what is none",
-    "kind": "a kind of incident (README.md has the list)",
+    "kind": "a kind of incident, see [Detectors](detectors.md)",
     "level": "`ok`, `warning`, `critical`, `unknown`: how everything is, as `status` has it",
     "mount": "a mount point, as in /proc/self/mounts",
     "pattern": "a signature of an error line (watchdog/slurm_watchdog/knowledge/log_signatures.py), or `other`",
@@ -58,6 +57,78 @@ LABELS = {
     "xid": "NVIDIA's number of a fault",
 }
 """What each label holds. None holds a pid, or what a user wrote."""
+
+HEAD = f"""# Metrics and alerts
+
+Generated from the code by `make docs`.
+
+The controller serves `/metrics` and `/healthz` on `controller.listen`, each agent on `agent.metrics_listen`. Every name begins with
+`{PREFIX}`; units are in the names: seconds, bytes, hertz, watts, degrees Celsius, and ratios between 0 and 1. A controller serves at most
+20,000 series, an agent at most 512 of one name: what would be more is left out and counted (`{PREFIX}jobs_without_series`,
+`{PREFIX}agent_series_dropped`).
+
+- **Prometheus:** [deploy/prometheus](../deploy/prometheus/prometheus.example.yaml) has an example of the scrape configuration and of Alertmanager's (pages,
+  tickets, a dead man's switch), and the alert rules ([alerts.yaml](../deploy/prometheus/alerts.yaml)), each with a unit test (`promtool test rules`).
+  Scraping the agents takes `agent.metrics_listen` on an address of the node; with TLS [Prometheus needs a certificate](authentication.md#tls).
+- **Grafana:** four dashboards (cluster, job, node, the watchdog itself) are in `deploy/grafana/dashboards`, with provisioning files beside them. Import them,
+  or copy both directories to `/etc/grafana/provisioning` and the path that `provisioning/dashboards` names.
+
+## Worth an alert
+
+| series | when |
+|---|---|
+| `{PREFIX}controller_last_complete_tick_timestamp_seconds` | it stops rising: no job is watched |
+| `{PREFIX}incidents{{state="firing"}}` | above 0 |
+| `{PREFIX}nodes{{state="silent"}}` | rises |
+| `{PREFIX}probe_hung` | there is one at all: [what each means](collectors.md#what-probe_hung-means) |
+| `{PREFIX}collector_success` | 0 for minutes |
+| `{PREFIX}detector_failures_total` | rises: a defect of ours |
+"""
+
+MORE = {
+    "collector_success": "1 if the collector worked and could see in the last tick",
+    "probes": "Children of the agent, by what they do: `idle`, `busy`, `hung`",
+    "certificate_expiry_timestamp_seconds": "When the own certificate (`own`) and that of the `authority` end. None without TLS",
+    "nvml_driver_seconds": "Time that the last tick spent in NVML, as the child measured it",
+    "probe_hung": "Time that a child has not answered: `nvml`, `files:/scratch`, `probe:/scratch`, `identify`, `stacks`, `state`, `config`. No series if "
+    "none hangs. [What each means](collectors.md#what-probe_hung-means)",
+    "mount_probe_seconds": "Time that the probe of a mount took, in the tick in which it answered, or that it has not answered yet",
+    "node_events_total": "What the kernel's log and NVML reported about this node since the agent started",
+    "gpu_job": "1 for the job and the rank whose processes hold it: joins the series of a GPU with those of a job",
+    "gpu_xid_total": "Xids since the agent started, reported by the kernel's log or NVML, each counted once",
+    "process_uninterruptible_seconds": 'Time that the longest blocked thread of a rank has been in one call; `rank=""`: of any other process of the job',
+    "checkpoint_age_seconds": "Its age, by the file server's clock",
+    "agent_series_dropped": "Series left out because their metric reached its limit of 512",
+    "job_progress_age_seconds": "Time since the job's last step; before the first, since the run was first seen",
+    "job_step": "Newest step of the present run",
+    "job_phase": "1 for the phase that the job is in",
+    "incidents": "Open incidents, of every kind",
+    "decisions_total": "Decisions, with the guard or rule that made them",
+    "actions_total": "Actions that ended: `ok`, `failed`, `needless` (the job trains again, or is over, without it)",
+    "lost_work_seconds_total": "Work that was done again after restarts, where the time of a step is known",
+    "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`: from the last step until it is over, while they hold their GPUs) or did "
+    "work again after a restart (`redone`)",
+    "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself. Times the hours until a person would have: what it saved",
+    "job_rung": "1 for the rung of the ladder at which an action on a job is; `between` two of them. Only while there is an action",
+    "job_log_errors": "Error lines that are kept of the job's present run, by signature. At most 500 series",
+    "job_incident": "1 for an incident that fires and that no other one explains, for each of its jobs; 800 at most",
+    "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most. `status` says what to do about it",
+    "health": "1 for how everything is, 0 for the other levels: the same as `status`, the page's headline and /healthz show",
+    "notifications_total": "Attempts to send messages: `sent`, `failed` (tried again), `dropped`",
+    "nodes": "Nodes by what their agents do: `reporting`, `silent`",
+    "reports_total": "Reports received: `accepted`, `duplicate`, `expired`, and refused ones (`unauthorized`, `no_session`, `replayed`, `wrong_node`, "
+    "`garbage`, `too_large`, `too_slow`, `too_often`, `cut_off`, `busy`, `no_munge`); `wrong_job` beside `accepted`: it reported something about a job "
+    "that its node does not have, which was left out",
+    "refused_connections_total": "Connections that were refused before they asked anything, by the reason: `no_certificate`, `expired`, `not_yet_valid`, "
+    "`unknown_ca`, `no_tls`, `too_many` and the like",
+    "controller_last_complete_tick_timestamp_seconds": "Dead man's switch: has to keep rising",
+    "slurm_requests_total": "Requests to Slurm: `ok`, `refused`, `unavailable`",
+    "detector_failures_total": "Detectors that raised, which is a defect of ours",
+    "jobs_without_series": "Running jobs beyond 3,500: these have no `job_*` series, so that one controller never has more than 20,000",
+    "left_out_total": "Entries of a container (processes, log files, filesystems, …) for which a node, a user or a job had no room left; `status` says whose "
+    "they are",
+}
+"""Series whose HELP text is shorter than what a reader of the page has to know -> the meaning that the page has instead."""
 
 
 class Metric(NamedTuple):
@@ -183,60 +254,42 @@ def controller_metrics() -> list[Metric]:
     ]
 
 
+def series() -> dict[str, Metric]:
+    """Every series of agent and controller, by its name without the common beginning."""
+    return {metric.name: metric for metric in (*agent_metrics(), *controller_metrics())}
+
+
 def table(metrics: Iterable[Metric]) -> list[str]:
     """The rows of a table, by name."""
     rows = ["| series | type | labels | unit | meaning |", "|---|---|---|---|---|"]
     for metric in sorted(metrics):
         labels = " ".join(f"`{label}`" for label in metric.labels)
-        meaning = metric.meaning.replace("|", "\\|").rstrip(".")
+        meaning = MORE.get(metric.name, metric.meaning).replace("|", "\\|").rstrip(".")
         rows.append(f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.unit} | {meaning}. |")
     return rows
 
 
 def write() -> str:
-    """The whole file."""
+    """The whole page."""
     agent, controller = agent_metrics(), controller_metrics()
     used = sorted({label for metric in (*agent, *controller) for label in metric.labels})
     parts = [
-        "# Every series of slurm-watchdog",
-        "",
-        "Generated from the code by `make metrics`. `deploy/README.md` says more about each; `alerts.yaml` has rules on them,",
-        "`../grafana` dashboards. A controller serves at most 20,000 series, an agent at most 512 of one name: what would be more is",
-        f"left out and counted (`{PREFIX}jobs_without_series`, `{PREFIX}agent_series_dropped`).",
-        "",
-        "## The controller",
-        "",
-        "On `controller.listen`, path `/metrics`.",
-        "",
+        HEAD,
+        "## The controller's series\n",
+        "On `controller.listen`, path `/metrics`. Its counters have a `_created` beside them, which its library writes.\n",
         *table(controller),
-        "",
-        "## Each agent",
-        "",
-        "On `agent.metrics_listen`. Which node it is, Prometheus knows by `instance`.",
-        "",
+        "\n## Each agent's series\n",
+        "On `agent.metrics_listen`, which is the node's loopback address unless you change it. Prometheus knows the node by `instance`. A GPU that",
+        "does not answer has no value, instead of its last one.\n",
         *table(agent),
-        "",
-        "## Labels",
-        "",
-        "No label holds a pid, or anything that a user wrote.",
-        "",
+        "\n## Labels\n",
+        "No label holds a pid, or anything that a user wrote.\n",
         "| label | holds |",
         "|---|---|",
         *(f"| `{label}` | {LABELS[label]} |" for label in used),
-        "",
-        "## Joins with other exporters",
-        "",
+        "\n## Joins with other exporters\n",
         "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an exporter of Slurm's jobs.",
     ]
     for example in EXAMPLES:
         parts += ["", f"{example.title}:", "", "```", example.query, "```"]
     return "\n".join(parts) + "\n"
-
-
-def main(save: Callable[[str], object] = FILE.write_text) -> None:
-    """Writes the file anew."""
-    save(write())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Writes OPTIONS.md, every option of the configuration, from its schema: `python -m tools.docs.options` (`make options`)."""
+"""Writes docs/options.md, every option of the configuration, from its schema: `python -m tools.docs options`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import parse_duration, parse_size
 from slurm_watchdog.model.actions import Step
 
-FILE = Path(__file__).parents[2] / "deploy/OPTIONS.md"
+FILE = Path(__file__).parents[2] / "docs/options.md"
 HEAD = """# Options
 
-Generated from the configuration's schema by `make options`; `config.example.yaml` has the same as a file that loads.
+Generated from the configuration's schema by `make docs`; [config.example.yaml](../config.example.yaml) has the same as a file that loads.
 
 - The file is YAML, `/etc/slurm-watchdog/config.yaml`. What it does not name has its default. An unknown key, a number without its unit or a
   contradiction refuses the whole file, with every error at once: `slurm-watchdog check-config FILE`.
 - *duration*: a number and `ms`, `s`, `min`, `h` or `d`, also joined (`1h30min`). *size*: a number and `B`, `KiB`, `MiB` or `GiB`. *mode*:
   `off`, `observe` or `act`. Lists are written `[a, b]`. An empty text or list (`''`, `[]`) means what the line says.
-- How each detector decides, with the options that tune it: [How it decides](../README.md#how-it-decides).
+- What each detector reports, and when: [Detectors](detectors.md). What rules, rungs and guards do: [Acting](acting.md).
+- Which options are worth setting first: [Installing](install.md#worth-setting).
 """
 PLACES: dict[type[BaseModel], str] = {
     Treatment: "policy.kinds.KIND",
@@ -36,13 +37,8 @@ PLACES: dict[type[BaseModel], str] = {
 WORDS = {bool: "true or false", str: "text", int: "number", float: "number"}
 
 
-def main() -> None:
-    """Writes the file."""
-    FILE.write_text(options())
-
-
-def options() -> str:
-    """The text of OPTIONS.md."""
+def write() -> str:
+    """The whole page."""
     parts = [HEAD]
     for name, section in sections(Config(), ""):
         parts.append(table(name, type(section)))
@@ -62,26 +58,29 @@ def sections(section: BaseModel, path: str) -> Iterator[tuple[str, BaseModel]]:
 
 def table(path: str, model: type[BaseModel]) -> str:
     """One block: its heading, what it is, and a row for each of its options."""
-    rows = [row for name, field in model.model_fields.items() if (row := row_of(path, name, field))]
+    rows = rows_of(model)
     lines = [f"## {path or 'Top level'}", "", " ".join((model.__doc__ or "").split()), ""]
     if model is Override:
         lines[2] += " It takes every option of `policy.kinds.KIND`, and:"
-        rows = [
-            row
-            for row, name in zip(rows, model.model_fields, strict=True)
-            if name not in Treatment.model_fields
-        ]
     elif issubclass(model, Detector):
-        common = set(Detector.model_fields)
-        rows = [
-            row
-            for row, name in zip(rows, model.model_fields, strict=True)
-            if name not in common or own_default(model, name)
-        ]
         lines[2] += " Besides: `mode`, `hold`."
     if not rows:
         return "\n".join(lines[:-1]) + "\n"
     return "\n".join([*lines, "| option | default | type | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def rows_of(model: type[BaseModel]) -> list[str]:
+    """A row for each option of a block, without those that another block has already described."""
+    described = Treatment.model_fields if model is Override else {}
+    if issubclass(model, Detector):
+        described = {
+            name: field for name, field in Detector.model_fields.items() if not own_default(model, name)
+        }
+    return [
+        row
+        for name, field in model.model_fields.items()
+        if name not in described and (row := row_of(name, field))
+    ]
 
 
 def own_default(model: type[BaseModel], name: str) -> bool:
@@ -89,7 +88,7 @@ def own_default(model: type[BaseModel], name: str) -> bool:
     return bool(model.model_fields[name].default != Detector.model_fields[name].default)
 
 
-def row_of(path: str, name: str, field: FieldInfo) -> str:
+def row_of(name: str, field: FieldInfo) -> str:
     """The row of one option; empty for a block, which has a heading of its own."""
     if isinstance(field.default, BaseModel):
         return ""
@@ -163,7 +162,3 @@ def word_for_annotation(annotation: Any) -> str:
     """The word for an annotation that may carry metadata itself."""
     metadata = getattr(annotation, "__metadata__", None)
     return word_for([annotation] if metadata is None else [get_args(annotation)[0], *metadata])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""Writes docs/development/rooms.md, the folders of the package and what each imports, from the code: `python -m tools.docs.rooms` (`make rooms`).
+"""Writes docs/development/rooms.md, the folders of the package and what each imports, from the code: `python -m tools.docs rooms` (`make rooms`).
 
-It prints the picture, too. tests/architecture/test_rooms.py holds the code to `ORDER`: no arrow goes up, and nothing goes in a circle.
+`make rooms` prints the picture, too. tests/architecture/test_rooms.py holds the code to `ORDER`: no arrow goes up, and nothing goes in a circle.
 """
 
 from __future__ import annotations
@@ -123,8 +123,13 @@ def picture(imports: Imports) -> str:
     return "\n".join(rows)
 
 
+def write() -> str:
+    """The whole page."""
+    return page(read_imports())
+
+
 def page(imports: Imports) -> str:
-    """The page, whole."""
+    """The page of these imports."""
     rows = []
     between = arrows(imports)
     for room in ORDER:
@@ -147,15 +152,3 @@ def page(imports: Imports) -> str:
         + "\n".join(rows)
         + "\n"
     )
-
-
-def main() -> None:
-    """Writes the page, prints the picture."""
-    imports = read_imports()
-    FILE.parent.mkdir(parents=True, exist_ok=True)
-    FILE.write_text(page(imports), encoding="utf-8")
-    print(picture(imports))
-
-
-if __name__ == "__main__":
-    main()

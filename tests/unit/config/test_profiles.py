@@ -72,7 +72,7 @@ def test_the_safe_profile_leaves_jobs_alone_that_somebody_waits_for(safe: Config
 
 def rows(checkout: Path, heading: str) -> str:
     """The first cells of the table with this heading."""
-    lines = (checkout / "README.md").read_text().splitlines()
+    lines = (checkout / "docs/acting.md").read_text().splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     body = []
     for line in lines[start + 2 :]:
@@ -82,21 +82,21 @@ def rows(checkout: Path, heading: str) -> str:
     return "\n".join(body)
 
 
-def test_the_readme_has_every_guard_in_its_order_and_who_holds_a_person_back(checkout: Path) -> None:
+def test_the_page_on_acting_has_every_guard_in_its_order_and_who_holds_a_person_back(checkout: Path) -> None:
     table = [line.strip() for line in rows(checkout, "guard").splitlines()]
     told = [(line.split("`")[1], line.endswith("*")) for line in table]
     assert told == [*((name, name in ASKED_FOR) for name, _ in GUARDS), ("mode", False)]
 
 
-def test_the_readme_has_every_rung_in_its_order(checkout: Path) -> None:
+def test_the_page_on_acting_has_every_rung_in_its_order(checkout: Path) -> None:
     assert re.findall(r"`(\w+)`", rows(checkout, "rung")) == [str(step) for step in ORDER]
 
 
-def test_the_readme_has_every_key_of_a_rule(checkout: Path) -> None:
+def test_the_page_on_acting_has_every_key_of_a_rule(checkout: Path) -> None:
     told = set(re.findall(r"`(\w+)`", rows(checkout, "key of a rule")))
     assert told == set(Override.model_fields)
 
 
-def test_the_readme_has_every_wish(checkout: Path) -> None:
-    table = rows(checkout, "wish")
+def test_the_page_on_acting_has_every_directive_of_an_owner(checkout: Path) -> None:
+    table = rows(checkout, "directive")
     assert all(name in table for name in ("SLURM_WATCHDOG=", *VARIABLES, *VARIABLES.values()))

@@ -318,7 +318,7 @@ def together(target: Path, *parts: Path) -> None:
 def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
     tmp_path: Path, some_were_revoked: bool
 ) -> None:
-    """The steps of deploy/README.md. Both authorities have the same name, as those that `ca init` makes."""
+    """The steps of docs/authentication.md. Both authorities have the same name, as those that `ca init` makes."""
     old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
     place = shutil.copytree(controller_files(old).directory, tmp_path / "controller")
     nodes = [

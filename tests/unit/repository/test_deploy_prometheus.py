@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slurm_watchdog.detect.registry import KINDS
-from tests.unit.repository.test_readme import metrics_table
+from tools.docs.metrics import series
 
 SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")
@@ -22,7 +22,7 @@ def expressions(checkout: Path) -> dict[str, str]:
 
 
 def test_no_alert_asks_for_a_series_a_label_or_a_kind_that_does_not_exist(checkout: Path) -> None:
-    known = metrics_table(checkout, "an agent") | metrics_table(checkout, "the controller")
+    known = {name: (metric.kind, metric.labels) for name, metric in series().items()}
     for alert, expression in expressions(checkout).items():
         used = SERIES.findall(expression)
         assert used, alert

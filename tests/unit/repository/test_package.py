@@ -24,10 +24,6 @@ from tools.packaging.environment import OURS, PackageError, check, copy_distribu
 from tools.packaging.pages import COMPLETIONS, MAN, pages
 
 
-def test_the_reference_of_options_is_the_one_that_make_options_writes() -> None:
-    assert options.FILE.read_text() == options.options(), "make options"
-
-
 def test_every_option_is_in_the_reference_with_its_default(checkout: Path) -> None:
     text = options.FILE.read_text()
     found = {

@@ -77,7 +77,7 @@ def explain(
     if as_json:
         print_json(document)
     else:
-        _print(found, clock.wall())
+        print_explanation(found, clock.wall())
 
 
 def _fetch_all(document: Any, fetch: Fetch) -> None:
@@ -87,7 +87,8 @@ def _fetch_all(document: Any, fetch: Fetch) -> None:
             piece["document"] = fetch(piece)
 
 
-def _print(found: Explanation, now: float) -> None:
+def print_explanation(found: Explanation, now: float) -> None:
+    """The whole incident, for people; `now` in seconds since the epoch."""
     incident = found.incident
     of_job = f" of job {incident.job_id}" if incident.job_id else ""
     since = ""

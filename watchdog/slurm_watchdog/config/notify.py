@@ -109,7 +109,7 @@ class Alertmanager(Section):
 
 
 class Notify(Section):
-    """Whom to notify. Where nothing is configured, messages go to the controller's log."""
+    """Who is notified. Where nothing is configured, messages go to the controller's log."""
 
     external_url: str = Field(
         "",

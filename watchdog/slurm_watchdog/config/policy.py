@@ -130,7 +130,7 @@ class Policy(Section):
     kinds: dict[str, Treatment] = Field(
         {},
         description="A block for each kind of incident, such as {collective_hang: {mode: act, ladder: [evidence, sigterm, requeue, "
-        "cancel], cooldown: 1h}}. See README for all keys.",
+        "cancel], cooldown: 1h}}. docs/acting.md has all keys.",
     )
     overrides: list[Override] = Field(
         [],

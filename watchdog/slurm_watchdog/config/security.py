@@ -18,7 +18,7 @@ INSTEAD: Final = "set security.mode: munge (by the MUNGE that Slurm has, nothing
 
 
 class Security(Section):
-    """Who may speak to the controller, and whom agents obey."""
+    """Who may speak to the controller, and which controller agents obey."""
 
     mode: Literal["auto", "tls", "munge"] = Field(
         "auto",

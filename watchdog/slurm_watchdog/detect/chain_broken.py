@@ -35,7 +35,7 @@ BROKE = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBroken:
-    """A training that goes on from job to job has ended early, and nothing is queued behind it. Never acted on."""
+    """A training that continues from job to job has ended early, and nothing is queued behind it. Never acted on."""
 
     grace: float = span(120.0, "Time for the next job to be submitted.")
 

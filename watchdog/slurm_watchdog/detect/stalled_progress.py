@@ -59,7 +59,7 @@ jobs). One whose files grow may take as long as they do."""
 @dataclass(frozen=True, kw_only=True)
 class StalledProgress:
     """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where `policy.kinds` has a ladder for it, as
-    `slurm-watchdog run` does, and the stacks of all ranks are known to stand still."""
+    `slurm-watchdog run` does, and the stacks of all ranks are known not to move."""
 
     busy_limit: float = span(
         1800.0,

@@ -263,7 +263,7 @@ def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
     else:
         yield Advice(
             rule="kill_switch", level=Level.HINT, where=script.path, evidence="no program of it could be read",
-            sentence="Whether the trainer looks for the kill switch can't be seen from here.", add="see deploy/trainers/README.md",
+            sentence="Whether the trainer looks for the kill switch can't be seen from here.", add="see docs/trainers.md",
         )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ REFUSALS: tuple[tuple[str, Refusal], ...] = (
 Not here, and so unknown: `Unable to contact slurm controller`, `Socket timed out on send/recv operation`, `Slurm
 backup controller in standby mode`, `Unexpected message received`, and all that we never saw.
 """
-OPERATOR = "; the controller's user has to be a Slurm operator, see deploy/README.md"
+OPERATOR = "; the controller's user has to be a Slurm operator, see docs/install.md, Rights"
 
 
 def parse_refusal(text: str) -> tuple[str, Refusal] | None:

@@ -1,0 +1,75 @@
+"""Writes the tables of docs/evaluation.md from the newest kept run of `make accuracy`: `python -m tools.docs evaluation`.
+
+The rest of the page is prose, and stays as it is. `make accuracy ARGS=--write` keeps a run in tests/accuracy/results.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.docs.marks import between
+
+CHECKOUT = Path(__file__).parents[2]
+FILE = CHECKOUT / "docs/evaluation.md"
+RESULTS = CHECKOUT / "tests/accuracy/results.json"
+
+
+def write() -> str:
+    """The whole page: its text as it is, with new tables."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
+
+
+def sentence(results: Mapping[str, Any]) -> str:
+    """What came of it, for one line."""
+    cases, healthy = results["cases"], results["healthy"]
+    missed = [
+        _name(row) for row in cases if row["found"] < 100 or (row["culprit"] or 0) < 100 or row["false"]
+    ]
+    verdict = (
+        f"not as they should be: {', '.join(missed)}"
+        if missed
+        else "all found, with the right culprit and without another incident"
+    )
+    return (
+        f"{sum(row['runs'] for row in cases)} runs of {len({row['case'] for row in cases})} cases, {verdict}; "
+        f"{sum(row['hours'] for row in healthy):,.0f} healthy job-hours, {sum(row['false'] for row in healthy)} false incidents."
+    )
+
+
+def accuracy(results: Mapping[str, Any]) -> str:
+    """Two tables, and a sentence before each, of what `tests.accuracy.matrix.summary` kept."""
+    cases, healthy = results["cases"], results["healthy"]
+    hours, false = sum(row["hours"] for row in healthy), sum(row["false"] for row in healthy)
+    lines = [
+        f"On {results['date']}, in {results['minutes']} minutes: {sentence(results)}",
+        "",
+        "| case | runs | found | right culprit | seconds to verdict, p50 / p99 | other incidents |",
+        "|---|---|---|---|---|---|",
+        *(f"| {_name(row)} | {row['runs']} | {_percent(row['found'])} | {_percent(row['culprit'])} | {_s(row['p50_s'])} / {_s(row['p99_s'])} | "
+          f"{row['false']} |" for row in cases),
+        "",
+        "What healthy jobs did, for how long:",
+        "",
+        "| healthy thing | simulated job-hours | false incidents |",
+        "|---|---|---|",
+        *(f"| {row['thing'].removeprefix('healthy_').replace('_', ' ')} | {row['hours']:,.0f} | {row['false']} |" for row in healthy),
+        f"| **together** | **{hours:,.0f}** | **{false}** |",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    way = " (plain trace)" if row["way"] == "trace" else ""
+    return f"{row['case'].removeprefix('case_').replace('_', ' ')}{way}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def _s(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f} s"

@@ -1,0 +1,118 @@
+"""Writes what commands print into the pages that show it: `python -m tools.docs examples`.
+
+The commands run on files of tests/captures/pages; `explain` prints what a controller answered that mended a real job
+(tests/captures/explain/record.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from click.testing import CliRunner
+
+from slurm_watchdog.cli.api_types import Explanation
+from slurm_watchdog.cli.explain import print_explanation
+from slurm_watchdog.cli.main import main as group
+from tools.docs import evaluation
+from tools.docs.marks import between
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+SAMPLES = CHECKOUT / "tests/captures/pages"
+INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
+FRAMEWORKS = CHECKOUT / "docs/frameworks.md"
+README = CHECKOUT / "README.md"
+"""It shows `explain` up to its timeline."""
+EVIDENCE = CHECKOUT / "docs/evidence.md"
+"""It shows all of it."""
+
+
+class Example(NamedTuple):
+    """A command that runs in SAMPLES."""
+
+    page: Path
+    name: str
+    command: str
+
+
+EXAMPLES = (
+    Example(CHECKOUT / "docs/slurm.md", "doctor", "doctor train.sbatch"),
+    Example(CHECKOUT / "docs/logs-and-stacks.md", "scan-log", "scan-log slurm-4711.out"),
+    Example(
+        CHECKOUT / "docs/logs-and-stacks.md",
+        "group-stacks",
+        "group-stacks stacks/ --since-last-step 1800 --typical-step 12",
+    ),
+)
+PAGES = (README, EVIDENCE, *dict.fromkeys(example.page for example in EXAMPLES))
+
+
+def write(page: Path) -> str:
+    """A page with its examples as the program prints them today."""
+    text = page.read_text(encoding="utf-8")
+    for example in EXAMPLES:
+        if example.page == page:
+            text = between(text, example.name, console(example.command, run(example.command)))
+    if page in (README, EVIDENCE):
+        incident, printed = explained()
+        shown = printed.partition("\nFacts\n")[0] + "\n…" if page == README else printed
+        text = between(text, "explain", console(f"explain {incident[:4]}", shown))
+    return between(text, "figures", figures()) if page == README else text
+
+
+def figures() -> str:
+    """How well it judges, in two sentences, from the results that the pages show."""
+    results = json.loads(evaluation.RESULTS.read_text(encoding="utf-8"))
+    found = re.search(r"^\d+ frameworks, .+$", FRAMEWORKS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None, "docs/frameworks.md has lost its line of figures"
+    return (
+        f"- **Simulated clusters** ([Evaluation](docs/evaluation.md), with real jobs on a real Slurm): {evaluation.sentence(results)}\n"
+        f"- **Real frameworks** ([page](docs/frameworks.md)): {found[0]}"
+    )
+
+
+def console(command: str, printed: str) -> str:
+    """A block of a page: the command and its output."""
+    return f"```console\n$ slurm-watchdog {command}\n{printed.strip()}\n```"
+
+
+def run(command: str) -> str:
+    """What a command prints."""
+    with contextlib.chdir(SAMPLES):
+        return (
+            CliRunner().invoke(group, command.split(), env={"COLUMNS": "160"}, catch_exceptions=False).output
+        )
+
+
+def explained() -> tuple[str, str]:
+    """The id of the recorded incident, and what `explain` prints of it, in UTC, at the moment when it was resolved."""
+    found = msgspec.json.decode(INCIDENT.read_bytes(), type=Explanation)
+    last = max(each.at for each in found.timeline)
+    printed = io.StringIO()
+    with utc(), contextlib.redirect_stdout(printed):
+        print_explanation(found, last)
+    return found.incident.id, printed.getvalue()
+
+
+@contextlib.contextmanager
+def utc() -> Iterator[None]:
+    """Times are printed as UTC, whatever the machine's zone is."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TZ"]
+        else:
+            os.environ["TZ"] = before
+        time.tzset()

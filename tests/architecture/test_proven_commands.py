@@ -46,4 +46,4 @@ def test_a_reply_is_decoded_in_one_place_of_the_agent_and_commands_are_taken_in_
         for file in AGENT
         if "commands.accept(" in file.read_text()
     }
-    assert accepting == {"agent/service.py"}
+    assert accepting == {"agent/agent.py"}

@@ -170,7 +170,7 @@ SECRET_OF_ROOT = "what-only-the-other-user-may-read"
 
 def set_user_id_rank(stage: Stage) -> bool:
     """A rank that is a set-user-id program of root's: its environment and files are read for Mallory."""
-    from slurm_watchdog.agent.agent import FUNCTIONS
+    from slurm_watchdog.agent.functions import FUNCTIONS
 
     code = "import os, sys, time; os.setresuid(1500, 0, 0); sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
     rank = subprocess.Popen(

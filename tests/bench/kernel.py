@@ -63,11 +63,13 @@ def flood() -> Iterator[str]:
 
 def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
     """Records a second, and how many events came of them."""
-    from slurm_watchdog.agent.collectors.kernel_log import KernelLog
+    from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
 
     records = [record(number, message) for number, message in enumerate(islice(messages, count))]
     ring = Ring(records)
-    log = KernelLog("/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring))
+    log = KernelLogReader(
+        "/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring)
+    )
     events, ticks = 0, 0
     began = time.process_time()
     while True:

@@ -10,7 +10,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
-from slurm_watchdog.agent.metrics import JOB_ID, AgentMetrics
+from slurm_watchdog.agent.collectors.presentation import JOB_ID
+from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.cli import status_screen
 from slurm_watchdog.cli.api_types import Status

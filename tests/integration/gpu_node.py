@@ -47,7 +47,7 @@ class Node:
         self.deadline_s, self.patience_s = 20.0, 10.0
 
     def events(self, later_s: float = 0.0) -> tuple[NodeEvent, ...]:
-        return self.gpus.take_events(clock.monotonic() + self.later_s + later_s)
+        return self.gpus.drain_events(clock.monotonic() + self.later_s + later_s)
 
     def dropped(self) -> int:
         """Events that the last `events` had to leave out."""

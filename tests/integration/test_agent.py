@@ -76,7 +76,7 @@ class Job:
         settings = settings_of(parse_config(CONFIG))
         prefixes = (str(mount),)
         self.agent = Agent(msgspec.structs.replace(settings, kill_switch_prefixes=prefixes))
-        self.agent.logs.watch = {JOB: JobWatch(job_id=JOB, restarts=0, uid=USER)}
+        self.agent.jobs.hear([JobWatch(job_id=JOB, restarts=0, uid=USER)])
 
     def rank(self, rank: int, *command: str, uid: int = USER, talk: bool = False) -> int:
         environment = {
@@ -348,7 +348,7 @@ def test_a_symbolic_link_is_not_followed(job: Job, filesystem: Path) -> None:
 def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) -> None:
     directory = Path(f"/run/slurm-watchdog/jobs/{JOB}.0")
     watch = JobWatch(job_id=JOB, restarts=0, uid=USER, kill_switch=f"{directory}/kill")
-    job.agent.logs.watch = {JOB: watch}
+    job.agent.jobs.hear([watch])
     write = WriteKillSwitch(
         id="w", job_id=JOB, restarts=0, path=f"{directory}/kill", uid=USER, content=compose_line({"by": "x"})
     )
@@ -361,11 +361,11 @@ def test_the_directory_of_the_kill_switch_is_made_ready_for_its_owner(job: Job) 
     assert (about.st_uid, about.st_mode & 0o777, directory.parent.stat().st_uid) == (USER, 0o755, 0)
     (directory / "left").mkdir()
     os.chown(directory / "left", USER, USER)
-    job.agent.logs.watch = {}
+    job.agent.jobs.hear([])
     for _ in range(3):
         job.tick()
     assert directory.exists(), "while nobody says which jobs are here nothing is removed"
-    job.agent.running = (frozenset(), clock.monotonic())
+    job.agent.jobs.hear([], [], clock.monotonic())
     job.until(lambda report: not directory.exists())
 
 
@@ -374,7 +374,7 @@ def test_a_trackers_step_is_a_checkpoint(job: Job, filesystem: Path) -> None:
     tracker.write_text("100")
     job.rank(0)
     watch = JobWatch(job_id=JOB, restarts=0, uid=USER, checkpoint_trackers=(str(tracker),))
-    job.agent.logs.watch = {JOB: watch}
+    job.agent.jobs.hear([watch])
 
     def checkpoints(report: Report) -> list[int | None]:
         # Jobs of another cluster on this machine are seen, too.

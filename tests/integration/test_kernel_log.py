@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors import kernel_log
-from slurm_watchdog.agent.collectors.kernel_log import KernelLog
+from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
 from slurm_watchdog.agent.kernel import position
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -112,7 +112,7 @@ def silent(server: str) -> str:
     return f"nfs: server {server} not responding, still trying"
 
 
-def look(collector: KernelLog, server: str) -> tuple[list[NodeEvent], int]:
+def look(collector: KernelLogReader, server: str) -> tuple[list[NodeEvent], int]:
     """Events about `server` from ticks until the log is read to its end, and what was dropped meanwhile."""
     events: list[NodeEvent] = []
     dropped = 0
@@ -128,7 +128,7 @@ def look(collector: KernelLog, server: str) -> tuple[list[NodeEvent], int]:
 def test_a_record_is_told_with_its_age_once_the_kernel_has_it(
     kmsg: int, probes: WorkerPool, server: str
 ) -> None:
-    collector = KernelLog(KMSG, "boot", "", probes, USER)
+    collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
     say(kmsg, silent(server))
     written_at = clock.monotonic()
@@ -141,7 +141,7 @@ def test_a_record_is_told_with_its_age_once_the_kernel_has_it(
 
 
 def test_a_program_can_not_play_the_kernel(kmsg: int, probes: WorkerPool, server: str) -> None:
-    collector = KernelLog(KMSG, "boot", "", probes)
+    collector = KernelLogReader(KMSG, "boot", "", probes)
     os.write(kmsg, f"<3>{silent(server)}\n".encode())
     os.write(kmsg, f"<0>{silent(server)}\n".encode())
     os.write(kmsg, f"{silent(server)}\n".encode())
@@ -152,14 +152,14 @@ def test_what_stood_there_before_the_first_start_is_a_backlog(
     kmsg: int, probes: WorkerPool, server: str
 ) -> None:
     say(kmsg, silent(server))
-    (event,), _ = look(KernelLog(KMSG, "boot", "", probes, USER), server)
+    (event,), _ = look(KernelLogReader(KMSG, "boot", "", probes, USER), server)
     assert event.backlog
 
 
 def test_escapes_controls_and_long_lines_come_through_bounded(
     kmsg: int, probes: WorkerPool, server: str
 ) -> None:
-    collector = KernelLog(KMSG, "boot", "", probes, USER)
+    collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
     os.write(kmsg, f"<14>{silent(server)} \x1b[31m café ".encode() + b"\xff" * 900 + b"\n")
     (event,), _ = look(collector, server)
@@ -178,7 +178,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
         device.sequences = sequences
         return device
 
-    collector = KernelLog(KMSG, "boot", "", probes, USER, open_counted)
+    collector = KernelLogReader(KMSG, "boot", "", probes, USER, open_counted)
     look(collector, server)
     say(kmsg, silent(server))
     (first,), _ = look(collector, server)
@@ -198,7 +198,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
 
 
 def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: WorkerPool, server: str) -> None:
-    collector = KernelLog(KMSG, "boot", "", probes, USER)
+    collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
     told, lost = [], 0
     for number in range(100_000):
@@ -216,20 +216,20 @@ def test_a_restarted_agent_goes_on_where_it_was(
 ) -> None:
     state = str(tmp_path / "state" / "kernel_log.json")
     say(kmsg, silent(server))
-    first = KernelLog(KMSG, "boot", state, probes, USER)
+    first = KernelLogReader(KMSG, "boot", state, probes, USER)
     assert [event.name for event in look(first, server)[0]] == ["nfs_server_silent"]
     first.close(clock.monotonic())
     assert json.loads(Path(state).read_text())["boot_id"] == "boot"
     say(kmsg, f"nfs: server {server} OK")
-    second = KernelLog(KMSG, "boot", state, probes, USER)
+    second = KernelLogReader(KMSG, "boot", state, probes, USER)
     (event,), dropped = look(second, server)
     assert (event.name, event.backlog, dropped) == ("nfs_server_ok", False, 0)
-    of_another_boot = KernelLog(KMSG, "another", state, probes, USER)
+    of_another_boot = KernelLogReader(KMSG, "another", state, probes, USER)
     assert [event.backlog for event in look(of_another_boot, server)[0]] == [True, True]
 
 
 def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: WorkerPool, tmp_path: Path) -> None:
-    collector = KernelLog(str(tmp_path / "missing"), "boot", "", probes)
+    collector = KernelLogReader(str(tmp_path / "missing"), "boot", "", probes)
     assert collector.collect(clock.monotonic()) == ((), 0)
     assert collector.problem is not None
     assert "ENOENT" in collector.problem
@@ -239,7 +239,7 @@ def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
     kmsg: int, probes: WorkerPool, server: str, disk: Path
 ) -> None:
     state = disk / "kernel_log.json"
-    collector = KernelLog(KMSG, "boot", str(state), probes, USER)
+    collector = KernelLogReader(KMSG, "boot", str(state), probes, USER)
     look(collector, server)
     collector.close(clock.monotonic())
     written = state.read_text()
@@ -267,7 +267,7 @@ def test_a_state_file_that_can_not_be_read_for_ever_delays_the_first_look_by_sec
     state = tmp_path / "kernel_log.json"
     os.mkfifo(state)  # opening it for reading waits for a writer that never comes
     say(kmsg, silent(server))
-    collector = KernelLog(KMSG, "boot", str(state), probes, USER)
+    collector = KernelLogReader(KMSG, "boot", str(state), probes, USER)
     began = clock.monotonic()
     assert collector.collect(began) == ((), 0)
     assert clock.monotonic() - began < 3.0, "the loop itself waits a moment only"

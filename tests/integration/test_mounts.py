@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.agent import FUNCTIONS
 from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber, Wanted, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -234,7 +234,7 @@ class Ticks:
     def __init__(self, probes: WorkerPool, *directories: Path):
         self.probes = probes
         self.logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=True)
-        self.logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=NOBODY)}
+        self.logs.here.hear([JobWatch(job_id="7", restarts=0, uid=NOBODY)])
         self.collector = CheckpointSchedule(probes, self.logs, 0.2)
         self.directories = {"7": tuple(map(str, directories))}
         self.events: list[Event] = []

@@ -55,7 +55,7 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 probes = WorkerPool({"identify": identify.identify, "resolve": identify.resolve, "name_users": identify.name_users})
-processes = ProcessReader(probes, read_mounts())
+processes = ProcessReader(probes, read_mounts)
 holders = GpuHolders(probes, grace_s, devices=devices)
 gpus = (Gpu(uuid="GPU-a", index=1, minor=0), Gpu(uuid="GPU-b", index=0, minor=1))
 while True:

@@ -62,7 +62,7 @@ class Looks:
             "list_open_logs": identify.list_open_logs,
         }
         self.probes = WorkerPool(CheckedFunctions(functions, True, print, own=os.getuid()))
-        self.collector = ProcessReader(self.probes, read_mounts(), owners={JOB: os.getuid()})
+        self.collector = ProcessReader(self.probes, read_mounts, owners={JOB: os.getuid()})
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()
 
@@ -299,7 +299,7 @@ from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 probes = WorkerPool({"identify": identify.identify})
-collector = ProcessReader(probes, read_mounts())
+collector = ProcessReader(probes, read_mounts)
 for _ in range(3):
     processes = collector.collect(clock.monotonic(), 5.0)
     time.sleep(0.3)

@@ -23,6 +23,7 @@ from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEviden
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
 from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, JobWatch, ProbeMount
+from slurm_watchdog.model.report import ProcessSection
 from slurm_watchdog.wire.codec import encode_report
 from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
@@ -212,7 +213,7 @@ class Agent:
         now = self.cluster.timeline.now
         self.cluster.catch_up()
         said = self.cluster.report(self.node)
-        self.commands.processes = tuple(said.processes)
+        self.commands.sections.put(ProcessSection(processes=tuple(said.processes)))
         self.commands.advance(now)
         report = report_of(said, self.reader)
         events = tuple(self._seen(event, now) for event in report.events)

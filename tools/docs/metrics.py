@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_watchdog.agent.metrics import PREFIX, AgentMetrics
+from slurm_watchdog.agent.metrics import DROPPED, PREFIX, AgentMetrics
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.model.report import Report
@@ -205,32 +205,14 @@ EXAMPLES = (
 """A series whose name ends in ` +N` rises by N a minute."""
 
 
-class _Named(AgentMetrics):
-    """Notes every family that is rendered, also those without a row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Metric] = []
-
-    def _family(
-        self,
-        name: str,
-        kind: str,
-        text: str,
-        labels: tuple[str, ...],
-        rows: Iterable[tuple[tuple[str, ...], float]],
-    ) -> list[str]:
-        self.found.append(Metric(name, kind, labels, text))
-        return super()._family(name, kind, text, labels, rows)
-
-
 def agent_metrics() -> list[Metric]:
     """What an agent may serve."""
-    named = _Named()
-    named.update(Report(node="n", boot_id="b", agent_id="a", sequence=1), Isolated(), 0)
-    text = named.render().decode()
+    metrics = AgentMetrics()
+    metrics.update(Report(node="n", boot_id="b", agent_id="a", sequence=1), Isolated(), 0)
+    text = metrics.render().decode()
     histograms = re.findall(rf"^# TYPE {PREFIX}(\w+) histogram$", text, re.MULTILINE)
-    return [*named.found, *(Metric(name, "histogram", (), _help(text, name)) for name in histograms)]
+    found = [Metric(each.name, each.kind, each.labels, each.help) for each in (*metrics.families(), DROPPED)]
+    return [*found, *(Metric(name, "histogram", (), _help(text, name)) for name in histograms)]
 
 
 def _help(text: str, name: str) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.holders import GpuHolders, HolderMemory
 from slurm_watchdog.agent.logs.job_logs import LogMemory
@@ -18,6 +20,7 @@ from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, SystemCa
 from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
+from slurm_watchdog.agent.processes.jobs_here import JobsMemory
 from slurm_watchdog.agent.processes.reader import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
@@ -199,22 +202,28 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
             ),
         ),
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
-        processes=ProcessMemory(
-            entries=(EntryMemory(known, stat, JobMember("4", "0", Role.RANK, 3), None, 5, 1, 90.0),),
-            stuck={7: UnidentifiedProcess("identify:7", True)},
-            tracks=(((7, 70, 7), track),),
-        ),
-        logs=LogMemory(
-            watch=(JobWatch(job_id="4", uid=1000, restarts=0),),
-            rows=((LogFile(job_id="4", path=odd, offset=2**40), 100.0),),
-            recent=((99.0, Event(kind=EventKind.PROGRESS, job_id="4", age_s=1.0, source=odd)),),
-        ),
-        holders=HolderMemory(since=(((7, 70), 50.0),), seen_running=("4",)),
+        memories={
+            "process": ProcessMemory(
+                entries=(EntryMemory(known, stat, JobMember("4", "0", Role.RANK, 3), None, 5, 1, 90.0),),
+                stuck={7: UnidentifiedProcess("identify:7", True)},
+                tracks=(((7, 70, 7), track),),
+            ),
+            "job_log": LogMemory(
+                rows=((LogFile(job_id="4", path=odd, offset=2**40), 100.0),),
+                recent=((99.0, Event(kind=EventKind.PROGRESS, job_id="4", age_s=1.0, source=odd)),),
+            ),
+            "gpu_holders": HolderMemory(since=(((7, 70), 50.0),), seen_running=("4",)),
+        },
+        jobs=JobsMemory(watch=(JobWatch(job_id="4", uid=1000, restarts=0),), running=(("4",), 98.0)),
         commands=("c1",),
-        running=(("4",), 98.0),
         controller_id="k",
     )
-    assert read_handover(write_handover(handover)) == handover
+    read = read_handover(write_handover(handover))
+    kinds = {spec.name: spec.memory for spec in COLLECTORS if spec.memory is not None}
+    memories = {
+        name: msgspec.convert(read.memories[name], kind, str_keys=True) for name, kind in kinds.items()
+    }
+    assert msgspec.structs.replace(read, memories=memories) == handover
     assert caplog.text == ""
 
 

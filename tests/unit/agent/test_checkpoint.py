@@ -745,7 +745,7 @@ def test_a_controller_that_was_started_anew_is_told_the_newest_again(tmp_path: P
         dcp_begin(tmp_path, step)
         dcp_end(tmp_path, step)
         node.look()
-    node.collector.tell_again()
+    node.collector.retell()
     _, events = node.look(6.0)
     assert [event.step for event in events] == [200]
     assert events[0].age_s >= 6
@@ -754,14 +754,14 @@ def test_a_controller_that_was_started_anew_is_told_the_newest_again(tmp_path: P
     node.now += 30
     node.collector.collect(node.now, 10.0, node.directories)
     node.children.answer()
-    node.collector.tell_again()
+    node.collector.retell()
     assert node.events(2.0) == [(300, "directory")], "what is new anyway is not told twice"
 
 
 def test_the_trackers_of_the_configuration_are_read_as_before(tmp_path: Path) -> None:
     node = node_for()
     tracker = tmp_path / "latest_checkpointed_iteration.txt"
-    node.logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=0, checkpoint_trackers=(str(tracker),))}
+    node.logs.here.hear([JobWatch(job_id="7", restarts=0, uid=0, checkpoint_trackers=(str(tracker),))])
     assert node.look() == ((), ())
     tracker.write_text("400\n")
     rows, events = node.look()
@@ -772,7 +772,7 @@ def test_the_trackers_of_the_configuration_are_read_as_before(tmp_path: Path) ->
     assert node.events() == []
     tracker.write_text("iter_0000500")
     assert node.events() == [(500, "tracker")]
-    node.collector.tell_again()
+    node.collector.retell()
     assert node.events(6.0) == [(500, "tracker")]
 
 
@@ -838,7 +838,7 @@ def test_what_is_not_wanted_any_more_is_forgotten(tmp_path: Path) -> None:
     node.look()
     node.directories = {}
     assert node.look() == ((), ())
-    node.collector.tell_again()
+    node.collector.retell()
     assert node.look() == ((), ())
     assert len(node.children.asked) == 1
 

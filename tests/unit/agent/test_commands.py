@@ -39,7 +39,7 @@ def here() -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
     probes = WorkerPool({"remove_kill_switch": as_owner.remove_kill_switch})
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
-    logs.watch = {"7": WATCH}
+    logs.here.hear([WATCH])
     mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
     yield Commands(probes, logs, "n1", 5.0, lambda job_id: {}, mounts)
     probes.close()
@@ -86,7 +86,7 @@ def test_a_kill_switch_that_makes_no_sense_is_not_written(
 
 
 def test_an_owner_that_slurm_did_not_name_is_never_root(here: Commands) -> None:
-    here.logs.watch = {"7": JobWatch(job_id="7", restarts=2, uid=-1, log_paths=("/etc/hostname",))}
+    here.logs.here.hear([JobWatch(job_id="7", restarts=2, uid=-1, log_paths=("/etc/hostname",))])
     (result,) = refusals(here, write(uid=-1))
     assert "-1 is no ordinary user" in (result.error or "")
     rows, _, _ = here.logs.collect(clock.monotonic(), (), {}, 5.0)

@@ -69,11 +69,11 @@ FIRST = 10_000_000
 
 def collector(count: int) -> tuple[ProcessReader, Files]:
     files = Files()
-    made = ProcessReader(Probes(), (), files=files)  # type: ignore[arg-type]
+    made = ProcessReader(Probes(), files=files)  # type: ignore[arg-type]
     made.table = ProcessTable(files)  # type: ignore[arg-type]
     made.table.entries = {pid: entry(pid) for pid in range(FIRST, FIRST + count)}
     made.table._may_be_new = lambda: False  # type: ignore[method-assign]
-    made._assign(False)
+    made._assign(False, {})
     return made, files
 
 
@@ -97,7 +97,7 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
     for now in range(3):
         mine.table.look(float(now), 20)
     assert mine.table.changed
-    mine._assign(False)
+    mine._assign(False, {})
     assert mine.table.entries[last] in mine._mine
     assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB - 1
 
@@ -106,7 +106,7 @@ def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew(
     mine, _ = collector(1000)
     for pid in range(FIRST, FIRST + 900):
         mine.table._remove(pid)
-    mine._assign(True)
+    mine._assign(True, {})
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
     assert len(mine._mine) == 100
 
@@ -119,11 +119,11 @@ def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> Non
         )
         each.member = JobMember("7", None, Role.HELPER, by="claim")
     mine.owners = {"7": MALLORY}
-    mine._assign(False)
+    mine._assign(False, {})
     assert sum(each.member is not None for each in mine.table.entries.values()) == 1000
     mine.owners = {"7": VICTIM}
     assert all(mine._has_new_owner(each) for each in mine.table.entries.values() if each.crowd)
-    mine._assign(False)
+    mine._assign(False, {})
     assert not any(mine._has_new_owner(each) for each in mine.table.entries.values())
     assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.agent import FUNCTIONS
 from slurm_watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
+from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_stat

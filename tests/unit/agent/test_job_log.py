@@ -60,7 +60,7 @@ class Node:
 
     def watch(self, *paths: Path, job_id: str = "4") -> None:
         watch = JobWatch(job_id=job_id, restarts=0, uid=os.getuid(), log_paths=tuple(map(str, paths)))
-        self.logs.watch = {**self.logs.watch, job_id: watch}
+        self.logs.here.hear([*self.logs.watch.values(), watch])
 
     def collect(self, processes: tuple[Process, ...] = (), deadline_s: float = 10.0) -> list[LogFile]:
         now = clock.monotonic() + self.skew_s
@@ -230,7 +230,7 @@ def test_when_the_job_has_ended_its_files_are_let_go(tmp_path: Path, make_node: 
     node.until(lambda rows: rows[0].offset == 9)
     pid = node.pid_of(f"files:{tmp_path}/a:self")
     assert str(path) in {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-    node.logs.watch = {}
+    node.logs.here.hear([])
     node.skew_s = job_logs.KEPT_AFTER_END_S + 1
     assert node.until(lambda rows: not rows) == []
     for _ in range(200):
@@ -353,6 +353,6 @@ def test_the_ranks_that_rays_log_names_are_known_until_another_run_begins(
         lines.write("(RayTrainWorker pid=72) RuntimeError: bad sample in shard 17\n")
     node.until(lambda _: bool(node.events))
     assert node.events[0].rank == 1
-    node.logs.watch = {"4": replace_value(node.logs.watch["4"], restarts=1)}
+    node.logs.here.hear([replace_value(node.logs.watch["4"], restarts=1)])
     node.collect()
     assert node.logs.seats() == {}

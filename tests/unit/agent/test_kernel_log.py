@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLog
+from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
 from slurm_watchdog.agent.kernel import position
 from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
@@ -146,8 +146,8 @@ def state(tmp_path: Path) -> str:
     return str(tmp_path / "state" / "kernel_log.json")
 
 
-def started(ring: Ring, child: Child, state: str, boot: str = BOOT) -> KernelLog:
-    return KernelLog("/dev/kmsg", boot, state, child, open_device=ring.open)
+def started(ring: Ring, child: Child, state: str, boot: str = BOOT) -> KernelLogReader:
+    return KernelLogReader("/dev/kmsg", boot, state, child, open_device=ring.open)
 
 
 def names(events: tuple[NodeEvent, ...]) -> list[str]:
@@ -409,7 +409,7 @@ def test_a_program_that_writes_to_the_log_is_not_believed(ring: Ring, child: Chi
     for priority in (8, 9, 11, 14, 30, 187):
         ring.say(XID_79, 1.0, priority)
     assert collector.collect(2.0) == ((), 0)
-    tested = KernelLog("x", BOOT, "", child, frozenset({0, 1}), ring.open)
+    tested = KernelLogReader("x", BOOT, "", child, frozenset({0, 1}), ring.open)
     assert names(tested.collect(2.0)[0]) == ["xid"]
 
 
@@ -522,7 +522,7 @@ def test_what_is_no_log_of_a_kernel_is_refused(tmp_path: Path, child: Child) -> 
     for path in (str(tmp_path / "file"), "/dev/null", "/dev/zero"):
         with pytest.raises(OSError, match="not the kernel's log"):
             KmsgFile(path)
-        collector = KernelLog(path, BOOT, "", child)
+        collector = KernelLogReader(path, BOOT, "", child)
         assert collector.collect(1.0) == ((), 0)
         assert collector.problem is not None
 
@@ -558,7 +558,7 @@ def test_the_recent_past_is_told_again_to_a_new_controller(ring: Ring, child: Ch
     collector.collect(105.0)
     ring.say(SILENT, 300.0)
     collector.collect(305.0)
-    collector.tell_again()
+    collector.retell()
     ring.say("python[9]: segfault at 0 ip 0 sp 0 error 4 in x[1+1]", 309.0)
     events, _ = collector.collect(310.0)
     assert names(events) == ["xid", "nfs_server_silent", "segfault"], (
@@ -566,7 +566,7 @@ def test_the_recent_past_is_told_again_to_a_new_controller(ring: Ring, child: Ch
     )
     assert events[0].age_s == pytest.approx(210.0, abs=0.1)
     assert collector.collect(315.0) == ((), 0)
-    collector.tell_again()
+    collector.retell()
     assert names(collector.collect(720.0)[0]) == ["nfs_server_silent", "segfault"]
 
 
@@ -575,7 +575,7 @@ def test_the_recent_past_is_bounded(ring: Ring, child: Child) -> None:
     for number in range(10 * MAX_RECENT):
         ring.say(f"nfs: server nas{number} not responding, still trying", float(number))
         collector.collect(float(number))
-    collector.tell_again()
+    collector.retell()
     assert len(collector.collect(float(10 * MAX_RECENT))[0]) == MAX_RECENT
 
 

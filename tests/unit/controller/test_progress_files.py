@@ -85,7 +85,7 @@ def touched(path: Path, at: float) -> None:
 def test_each_change_is_an_event_and_the_first_look_only_tells_where_the_count_stands(tmp_path: Path) -> None:
     children: Any = Children()
     logs = JobLogs(children, (), "n1", (), False)
-    logs.watch = {"7": JobWatch(job_id="7", restarts=0, uid=0, progress_files=(str(tmp_path / "heartbeat"),))}
+    logs.here.hear([JobWatch(job_id="7", restarts=0, uid=0, progress_files=(str(tmp_path / "heartbeat"),))])
     collector = CheckpointSchedule(children, logs, 60.0)
     found: list[tuple[float | None, bool]] = []
     for number, at in enumerate((1000.0, 1000.0, 1040.0, 1100.0)):

@@ -471,7 +471,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
     run.mkdir()
     probes = WorkerPool({"follow": follow.follow, "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
-    logs.watch = {"4": JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))}
+    logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))])
     beat = Heartbeat(str(run / "heartbeat"), writes=True)
     events: list[Event] = []
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.agent.collectors.collector import Sections
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.stacks import choose
@@ -27,7 +28,7 @@ from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line, problem_of_path
-from slurm_watchdog.model.observations import MountProbe, Process
+from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import (
     CollectEvidence,
     Command,
@@ -40,6 +41,7 @@ from slurm_watchdog.model.protocol import (
     RemoveKillSwitch,
     WriteKillSwitch,
 )
+from slurm_watchdog.model.report import MountSection, ProcessSection
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class Refused(Exception):
 
 @dataclass
 class Commands:
-    """Commands on their way. `processes` and `environ_of` tell what is known of jobs on this node."""
+    """Commands on their way. `sections` and `environ_of` give what is known of jobs on this node."""
 
     probes: WorkerPool
     logs: JobLogs
@@ -69,7 +71,8 @@ class Commands:
     environ_of: Callable[[str], Mapping[str, str]]
     mount_collector: MountProber
     """Who probes mounts, for commands as well."""
-    processes: tuple[Process, ...] = ()
+    sections: Sections = field(default_factory=Sections)
+    """What the collectors saw last."""
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
     details_of: Callable[[int, int], ProcessFacts | None] = lambda pid, start_ticks: None
@@ -85,8 +88,6 @@ class Commands:
         "nobody looks at processes here"
     )
     """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
-    mounts: tuple[MountProbe, ...] = ()
-    """The newest word about each mount, as it goes into the report."""
     _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -98,6 +99,11 @@ class Commands:
     """Directories that a child is busy with."""
     _owner_of: dict[str, int] = field(default_factory=dict)
     """Whose each directory is."""
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """Of jobs on this node, as they were seen last."""
+        return self.sections.of(ProcessSection).processes
 
     def accept(self, commands: tuple[Command, ...], now: float) -> None:
         """Takes commands of a reply; those that were seen before are left out, whatever became of them."""
@@ -217,7 +223,7 @@ class Commands:
         if not mine:
             raise Refused(f"no process of job {command.job_id} is on {self.node}")
         self._check_restarts(command.job_id, command.restarts)
-        silent = {probe.mount for probe in self.mounts if not probe.responding}
+        silent = {probe.mount for probe in self.sections.of(MountSection).mounts if not probe.responding}
         silent |= {
             process.blocked.mount
             for process in self.processes

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
+from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.base import clock, loop
 
 log = logging.getLogger(__name__)
@@ -19,9 +20,6 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST: Final = 16 * 1024
 CLIENT_S: Final = 2.0
 """One scrape, from the first byte of the request to the last of the answer: a slow reader delays the next by no more."""
-
-Row = tuple[tuple[str, ...], float]
-"""Values of the labels, in their order, and the value."""
 
 
 def escape_label(value: str) -> str:
@@ -32,13 +30,15 @@ def format_value(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
-def family(name: str, kind: str, text: str, labels: tuple[str, ...], rows: Iterable[Row]) -> list[str]:
-    """The lines of one metric; none if it has no rows. Odd bytes of names become question marks."""
-    lines = []
-    for values, value in rows:
-        pairs = ",".join(f'{key}="{escape_label(each)}"' for key, each in zip(labels, values, strict=True))
+def format_family(prefix: str, family: Family) -> list[str]:
+    """The lines of one metric; none if it has no series. Bytes of names that are no UTF-8 become question marks."""
+    name, lines = prefix + family.name, []
+    for values, value in family.series:
+        pairs = ",".join(
+            f'{key}="{escape_label(each)}"' for key, each in zip(family.labels, values, strict=True)
+        )
         lines.append(f"{name}{{{pairs}}} {format_value(value)}" if pairs else f"{name} {format_value(value)}")
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *lines] if lines else []
+    return [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *lines] if lines else []
 
 
 def histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int], total: float) -> list[str]:

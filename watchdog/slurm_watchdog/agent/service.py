@@ -135,16 +135,12 @@ class Service:
 
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():
-            self.agent.logs.watch = {watch.job_id: watch for watch in reply.watch}
-            if reply.running is not None:
-                self.agent.running = (frozenset(reply.running), now)
             if reply.controller_id != self.controller_id:
                 self.controller_id = reply.controller_id
-                self.agent.tell_again()
+                self.agent.collectors.retell()
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
-            self.agent.commands.watch_jobs(reply.watch, now, self.agent.jobs_here(now))
-            self.agent.commands.accept(reply.commands, now)
+            self.agent.hear(reply, now)
 
 
 def run_agent(

@@ -34,7 +34,8 @@ class Isolated:
 
 
 def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
-    """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and `default` comes back."""
+    """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and `default` comes back. The time of
+    parts with the same name adds up."""
     began = clock.monotonic()
     try:
         return work()
@@ -44,7 +45,7 @@ def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
         seen.failed.add(name)
         return default
     finally:
-        seen.seconds[name] = clock.monotonic() - began
+        seen.seconds[name] = seen.seconds.get(name, 0.0) + clock.monotonic() - began
 
 
 HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

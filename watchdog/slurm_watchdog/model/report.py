@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Final, get_args, get_origin, get_type_hints
+
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import (
@@ -76,8 +80,68 @@ class LeftOut(Struct, frozen=True, kw_only=True):
     count: int
 
 
+# -- sections: what one collector saw in one tick ---------------------------------------------------------------
+
+
+class ProcessSection(Struct, frozen=True, kw_only=True):
+    """Processes of jobs; all of them until the report is made, which names as many as it has room for."""
+
+    processes: tuple[Process, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+
+
+class LogSection(Struct, frozen=True, kw_only=True):
+    """Log files of jobs, and what was read in them."""
+
+    logs: tuple[LogFile, ...] = ()
+    events: tuple[Event, ...] = ()
+    events_dropped: int = 0
+
+
+class MountSection(Struct, frozen=True, kw_only=True):
+    """Filesystems that jobs use: which of them answered."""
+
+    mounts: tuple[MountProbe, ...] = ()
+    unanswered: tuple[NoAnswer, ...] = ()
+
+
+class CheckpointSection(Struct, frozen=True, kw_only=True):
+    """Checkpoints of jobs, and those that have become complete."""
+
+    checkpoints: tuple[Checkpoint, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+class GpuSection(Struct, frozen=True, kw_only=True):
+    """GPUs as NVML shows them, and what it announced."""
+
+    gpus: tuple[Gpu, ...] = ()
+    node_events: tuple[NodeEvent, ...] = ()
+    node_events_dropped: int = 0
+
+
+class GpuHolderSection(Struct, frozen=True, kw_only=True):
+    """Processes that hold a GPU without a job."""
+
+    gpu_holders: tuple[GpuHolder, ...] = ()
+
+
+class KernelLogSection(Struct, frozen=True, kw_only=True):
+    """What the kernel logged about this node."""
+
+    node_events: tuple[NodeEvent, ...] = ()
+    node_events_dropped: int = 0
+
+
+class DirectiveSection(Struct, frozen=True, kw_only=True):
+    """What owners of jobs want of the watchdog."""
+
+    wishes: tuple[JobDirectives, ...] = ()
+
+
 class Report(Struct, frozen=True, kw_only=True):
-    """What one agent saw in one tick."""
+    """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release, spread over fields of the
+    same names: see `with_sections`. A new field has a default, so that an older agent or controller is understood."""
 
     node: str
     boot_id: str
@@ -113,3 +177,30 @@ class Report(Struct, frozen=True, kw_only=True):
     """None: this is the whole of what there is."""
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""
+
+
+def _own_fields() -> dict[type, str]:
+    """Type of a section -> the field of Report that holds it whole."""
+    return {
+        each: name
+        for name, hint in get_type_hints(Report).items()
+        for each in (hint, *get_args(hint))
+        if isinstance(each, type) and issubclass(each, Struct) and get_origin(hint) is not tuple
+    }
+
+
+_OWN_FIELD: Final = _own_fields()
+
+
+def with_sections(report: Report, sections: Iterable[Struct]) -> Report:
+    """The report with these sections of one tick, each seen by another collector. Where two sections share a field of a report
+    (two collectors see events), lists are joined in this order, and counts added."""
+    found: dict[str, object] = {}
+    for section in sections:
+        if type(section) in _OWN_FIELD:
+            found[_OWN_FIELD[type(section)]] = section
+            continue
+        for name in section.__struct_fields__:
+            value = getattr(section, name)
+            found[name] = found[name] + value if name in found else value
+    return replace(report, **found)

@@ -99,7 +99,7 @@ class CheckpointSchedule:
         self._events = []
         return rows, events
 
-    def tell_again(self) -> None:
+    def retell(self) -> None:
         """Puts the newest checkpoint of each place before what is new: the controller was started anew and knows none."""
         past = [each for each in self._recent.values() if each not in self._events]
         self._events = sorted(past, key=lambda each: each[0] - each[1].age_s) + self._events

@@ -7,18 +7,22 @@ again tells nothing twice and misses nothing.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.gpu import GPU
+from slurm_watchdog.agent.collectors.presentation import Family, Row, Series, Table, seconds
 from slurm_watchdog.agent.kernel.deduplicate import Deduplicator, KernelClock, Reported
 from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
 from slurm_watchdog.agent.kernel.position import parse_state
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
+from slurm_watchdog.model.report import GpuSection, KernelLogSection, Report
 from slurm_watchdog.parse.kernel_log.line import (
     KernelFact,
     is_interesting,
@@ -47,7 +51,7 @@ def _parse(message: bytes, level: int) -> KernelFact | None:
     return parse_message(readable(message), level)
 
 
-class KernelLog:
+class KernelLogReader:
     """The kernel's log from where the agent before this one left it."""
 
     def __init__(
@@ -117,7 +121,7 @@ class KernelLog:
         self._save(now)
         return past + events, lost + fold.dropped
 
-    def tell_again(self) -> None:
+    def retell(self) -> None:
         """The next `collect` begins with the recent past: the controller has been started anew and knows none of it."""
         self._again = True
 
@@ -216,3 +220,112 @@ def _take(fold: Deduplicator, sequence: int, data: bytes) -> None:
 def _time_us(data: bytes) -> int:
     record = parse_record(data)
     return record.time_us if record is not None else 0
+
+
+# -- the collector -------------------------------------------------------------------------------------------------
+
+
+class KernelLogCollector:
+    """What the kernel logged, with the GPU that a line is about."""
+
+    def __init__(self, context: CollectorContext):
+        settings, self._sections = context.settings, context.sections
+        kept = settings.state_directory and not context.once
+        state_file = f"{settings.state_directory}/kernel-log.json" if kept else ""
+        self._reader = (
+            KernelLogReader(
+                settings.kernel_log, context.boot_id, state_file, context.workers, open_device=context.open_kernel_log
+            )
+            if settings.kernel_log
+            else None
+        )  # fmt: skip
+
+    def collect(self, now: float) -> KernelLogSection:
+        """What happened since the last tick; a line that names a PCI address gets the UUID of the GPU there."""
+        if self._reader is None:
+            return KernelLogSection()
+        events, lost = self._reader.collect(now)
+        gpus = self._sections.of(GpuSection).gpus
+        uuids = {gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.pci_bus_id and gpu.uuid}
+        named = (
+            replace(event, gpu_uuid=uuids[event.pci_bus_id])
+            if event.gpu_uuid is None and event.pci_bus_id in uuids
+            else event
+            for event in events
+        )
+        return KernelLogSection(node_events=tuple(named), node_events_dropped=lost)
+
+    def problems(self, now: float) -> Iterator[Problem]:
+        """Why the log can't be read."""
+        if self._reader is not None and self._reader.problem:
+            yield Problem(self._reader.problem)
+
+    def retell(self) -> None:
+        """The controller is new."""
+        if self._reader is not None:
+            self._reader.retell()
+
+    def close(self, now: float) -> None:
+        """Keeps how far the log was read."""
+        if self._reader is not None:
+            self._reader.close(now)
+
+
+_STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """What the kernel and the GPU's driver reported."""
+    rows = []
+    for event in report.node_events:
+        again = f" (and {event.repeats} more)" if event.repeats else ""
+        line = f"{event.line or f'Xid {event.xid}'}{again}"
+        cells = (f"{seconds(event.age_s)} ago", event.severity, event.name, line)
+        rows.append(Row(cells, _STYLES.get(event.severity, "")))
+    yield Table("kernel and driver", ("when", "severity", "what", "line"), tuple(rows))
+
+
+class NodeEventCounters:
+    """What the kernel's log and NVML said about this node, since the agent started."""
+
+    def __init__(self) -> None:
+        self._events: Counter[tuple[str, str]] = Counter()
+        self._dropped = 0
+        self._xids: dict[tuple[str, int], Counter[str]] = {}
+        self._gpu_of: dict[str, tuple[str, str]] = {}
+        """UUID, or PCI address, -> labels of the GPU."""
+
+    def update(self, report: Report) -> None:
+        """Adds the events of one report; not those from before the agent's start."""
+        self._dropped += report.node_events_dropped
+        for event in report.node_events:
+            if event.backlog:
+                continue
+            self._events[event.name, event.severity.value] += 1 + event.repeats
+            if event.xid is not None:
+                where = (event.gpu_uuid or event.pci_bus_id or "", event.xid)
+                self._xids.setdefault(where, Counter())[event.source] += 1 + event.repeats
+
+    def families(self, report: Report) -> Iterable[Family]:
+        """Events by name, and Xids by GPU."""
+        for gpu in report.gpus:
+            labels = (gpu.uuid, str(gpu.index))
+            self._gpu_of.update({gpu.uuid: labels, gpu.pci_bus_id or gpu.uuid: labels})
+        text, events = "What the kernel's log and NVML said about this node.", sorted(self._events.items())
+        yield Family("node_events_total", "counter", text, ("name", "severity"), events)
+        text = "Of these, those that could not be read or sent."
+        yield Family("node_events_dropped_total", "counter", text, (), [((), self._dropped)])
+        yield Family(
+            "gpu_xid_total", "counter", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series()
+        )
+
+    def _xid_series(self) -> list[Series]:
+        """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of them is missing."""
+        totals: dict[tuple[str, ...], Counter[str]] = {}
+        for (gpu, xid), by_source in list(self._xids.items()):
+            key = (*self._gpu_of.get(gpu, (gpu, "")), str(xid))
+            totals.setdefault(key, Counter()).update(by_source)
+        return sorted((key, max(by_source.values())) for key, by_source in totals.items())
+
+
+SPEC = CollectorSpec("kernel_log", KernelLogSection, KernelLogCollector, tables, counters=NodeEventCounters)

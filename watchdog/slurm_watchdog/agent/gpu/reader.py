@@ -56,7 +56,7 @@ class GpuReader:
     driver_s: float | None = None
     """Seconds that the answer in the last report spent inside NVML; None if there was none."""
     events_dropped: int = 0
-    """Events that were too many for one report: counted by the last take_events."""
+    """Events that were too many for one report: counted by the last drain_events."""
     _known: dict[str, Gpu] = field(default_factory=dict)
     """UUID -> the GPU without values, since the agent started."""
     _slow: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class GpuReader:
             why = f"NVML has not answered for {max(now - self._asked_at, SETTLE_S):.1f} s"
         return tuple(without_values(gpu, why) for gpu in self._known.values())
 
-    def take_events(self, now: float) -> tuple[NodeEvent, ...]:
+    def drain_events(self, now: float) -> tuple[NodeEvent, ...]:
         """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with `repeats`."""
         events = tuple(
             parse_event(kind, data, self._known.get(uuid or ""), max(now - seen_at, 0.0), times - 1, uuid)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.proc.files import count_open_files
+from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
@@ -81,7 +82,6 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
 
     jobs: dict[str, _Job] = {}
-    watch: tuple[JobWatch, ...] = ()
     rows: tuple[tuple[LogFile, float], ...] = ()
     recent: tuple[tuple[float, Event], ...] = ()
 
@@ -109,7 +109,7 @@ class JobLogs:
     patterns: tuple[str, ...]
     become_owner: bool
     """Whether the agent is root, and its children can become the job's owner."""
-    watch: Mapping[str, JobWatch] = field(default_factory=dict)
+    here: JobsHere = field(default_factory=JobsHere)
     jobs: dict[str, _Job] = field(default_factory=dict)
     dropped: int = 0
     _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
@@ -151,6 +151,11 @@ class JobLogs:
         self._events = []
         return rows, events, dropped
 
+    @property
+    def watch(self) -> Mapping[str, JobWatch]:
+        """What the controller wants followed, by job."""
+        return self.here.watch
+
     def owner_of(self, job_id: str) -> int:
         """The user to read as: the job's owner, or -1 (whoever the agent is) where it cannot become someone else."""
         job = self.jobs.get(job_id)
@@ -186,7 +191,6 @@ class JobLogs:
         """What `remember` of the next agent takes; to be called when all events are in a report."""
         return LogMemory(
             jobs=dict(self.jobs),
-            watch=tuple(self.watch.values()),
             rows=tuple(self._rows.values()),
             recent=tuple(each for recent in self._recent.values() for each in recent),
         )
@@ -194,7 +198,6 @@ class JobLogs:
     def remember(self, memory: LogMemory) -> None:
         """Before the first look: children go on where the last answer that was taken ended."""
         self.jobs |= memory.jobs
-        self.watch = {watch.job_id: watch for watch in memory.watch}
         self._rows = {(row.job_id, row.path): (row, at) for row, at in memory.rows}
         for at, event in memory.recent:
             self._note_recent(at, event)
@@ -429,7 +432,7 @@ class JobLogs:
             key = (event.job_id, event.source, event.kind, event.pattern or "")
             self._recent.setdefault(key, deque(maxlen=limit)).append((at, event))
 
-    def tell_again(self) -> None:
+    def retell(self) -> None:
         """Puts the recent past before what is new: the controller has been started anew and knows none of it."""
         past = sorted(
             (each for recent in self._recent.values() for each in recent),

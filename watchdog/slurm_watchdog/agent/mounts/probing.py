@@ -154,7 +154,7 @@ class MountProber:
         )
         return msgspec.structs.replace(process, blocked=found)
 
-    def take_unanswered(self) -> tuple[NoAnswer, ...]:
+    def drain_unanswered(self) -> tuple[NoAnswer, ...]:
         """Of what was asked since the last call, that of which nothing is known."""
         found, self._unanswered = tuple(self._unanswered), []
         return found

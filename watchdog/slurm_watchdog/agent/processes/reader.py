@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -86,8 +86,8 @@ class ProcessReader:
     """Who belongs to which job, and what they do."""
 
     probes: WorkerPool
-    mounts: tuple[Mount, ...]
-    """The agent's own, read at its start and renewed by a child: where a process's own table cannot be had in time."""
+    read_mounts: Callable[[], tuple[Mount, ...]] = tuple
+    """The agent's own, renewed by a child: where a process's own table does not come in time."""
     machine: str = field(default_factory=lambda: os.uname().machine)
     files: Files = field(default_factory=Files)
     """FarFiles where this process may not read what other users' threads do, and a helper does it."""
@@ -96,8 +96,8 @@ class ProcessReader:
     problem: str | None = None
     """What this agent may not see, in a sentence."""
     owners: Mapping[str, int] = field(default_factory=dict)
-    """The jobs that Slurm has here, as the controller has said, and whose they are."""
-    seats: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
+    """The jobs that Slurm has here, as the controller has said, and whose they are (JobsHere.owners)."""
+    read_seats: Callable[[], Mapping[str, Mapping[int, Seat]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Members of jobs that the last look left aside, by job and user: too many (slurm_watchdog.agent.processes.crowd)."""
@@ -120,11 +120,10 @@ class ProcessReader:
         requests = self.identities.ask(now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
-        all_again = self.seats != self._seated or (
-            bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0
-        )
+        seats = self.read_seats()
+        all_again = seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
         if self.table.changed or all_again or self.owners != self._assigned_for:
-            self._assign(all_again)
+            self._assign(all_again, seats)
         self.crowd = Counter(
             (entry.member.job_id, entry.known.uid)
             for entry in self.table.entries.values()
@@ -186,7 +185,7 @@ class ProcessReader:
         owner = self.owners.get(job_id)
         return known.uid == owner if owner is not None else member.by == BY_SLURM
 
-    def wishes(self) -> tuple[JobDirectives, ...]:
+    def directives(self) -> tuple[JobDirectives, ...]:
         """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of theirs in the run; of jobs
         that Slurm has here, and of nobody else's processes."""
         found: dict[str, tuple[bool, JobDirectives]] = {}
@@ -230,7 +229,7 @@ class ProcessReader:
         ]
         return min(ranks)[1] if ranks else None
 
-    def _assign(self, all_again: bool) -> None:
+    def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, Seat]]) -> None:
         """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless `all_again`."""
         entries = self.table.entries
         watched = {entry.known.pid for entry in self._mine if not entry.crowd}
@@ -242,10 +241,10 @@ class ProcessReader:
         known = {
             pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours
         }
-        self._assigned_for, self._seated = dict(self.owners), dict(self.seats)
+        self._assigned_for, self._seated = dict(self.owners), dict(seats)
         whole = _with_ancestors(known, entries)
         before = {entries[pid].key: member for pid in whole if (member := entries[pid].member) is not None}
-        assigned = assign(whole, before, self.owners, self.seats)
+        assigned = assign(whole, before, self.owners, seats)
         for pid, entry in entries.items():
             if not entry.crowd:
                 entry.member = assigned.get(pid)
@@ -372,7 +371,7 @@ class ProcessReader:
             self.probes.settle(SETTLE_S, [request])
         for track in tracks.values():
             if track.guess is None and is_storage(track.path):
-                track.guess = CallTarget(**describe_mount(track.path or "", self.mounts))
+                track.guess = CallTarget(**describe_mount(track.path or "", self.read_mounts()))
 
 
 def may_look_into_all(status: bytes) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import msgspec
 
 from slurm_watchdog.agent.delivery.spool import Waiting
-from slurm_watchdog.agent.gpu.holders import HolderMemory
-from slurm_watchdog.agent.logs.job_logs import LogMemory
-from slurm_watchdog.agent.processes.reader import ProcessMemory
+from slurm_watchdog.agent.processes.jobs_here import JobsMemory
 from slurm_watchdog.agent.workers.child import decode, encode
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 
@@ -27,12 +26,11 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Those that had something to do, or hung."""
     reports: tuple[Waiting, ...] = ()
     """Encoded, and not taken by the controller yet."""
-    processes: ProcessMemory = ProcessMemory()
-    logs: LogMemory = LogMemory()
-    holders: HolderMemory = HolderMemory()
+    memories: dict[str, Any] = {}
+    """What each collector knew, by its name: of the type that its CollectorSpec says."""
+    jobs: JobsMemory = JobsMemory()
     commands: tuple[str, ...] = ()
     """Ids of those that were done or refused."""
-    running: tuple[tuple[str, ...], float] | None = None
     controller_id: str = ""
 
 

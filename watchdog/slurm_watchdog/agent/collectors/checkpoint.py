@@ -1,0 +1,78 @@
+"""Checkpoints of the jobs on this node: see slurm_watchdog.agent.checkpoints.schedule, which has them looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds, size
+from slurm_watchdog.model.observations import Checkpoint, Role
+from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
+
+
+class CheckpointCollector:
+    """The newest complete checkpoint of each job, and whether one is being written."""
+
+    def __init__(self, context: CollectorContext):
+        self._jobs, self._reader, self._sections = context.jobs, context.processes, context.sections
+        self._deadline_s = context.settings.probe_deadline
+        self._schedule = CheckpointSchedule(
+            context.workers, context.logs, context.settings.checkpoint_interval
+        )
+
+    def collect(self, now: float) -> CheckpointSection:
+        """What the controller names is looked at where it says so; what command lines name, on the node of rank 0 alone."""
+        directories = {
+            job_id: list(watch.checkpoint_directories) for job_id, watch in self._jobs.watch.items()
+        }
+        processes = self._sections.of(ProcessSection).processes
+        for job_id in {each.job_id for each in processes if each.rank == 0 and each.role is Role.RANK}:
+            directories.setdefault(job_id, []).extend(self._reader.checkpoint_directories_of(job_id))
+        rows, events = self._schedule.collect(
+            now, self._deadline_s, directories, self._jobs.awaiting_checkpoints
+        )
+        return CheckpointSection(checkpoints=rows, events=events)
+
+    def retell(self) -> None:
+        """The controller is new."""
+        self._schedule.retell()
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """One row for each directory."""
+    columns = ("job", "directory", "layout", "complete", "age", "size", "being written")
+    yield Table("checkpoints", columns, tuple(_row(each) for each in report.checkpoints))
+
+
+def _row(each: Checkpoint) -> Row:
+    if each.error:
+        return Row((each.job_id, each.directory, each.error, "", "", "", ""), BAD)
+    writing = "" if each.writing_step is None else f"step {each.writing_step}"
+    cells = (
+        each.job_id, each.directory, each.layout or "none yet", "" if each.step is None else f"step {each.step}",
+        "" if each.age_s is None else seconds(each.age_s), "" if each.size_bytes is None else size(each.size_bytes),
+        writing if each.writing or not writing else f"{writing}, left behind",
+    )  # fmt: skip
+    return Row(cells)
+
+
+def metrics(report: Report) -> Iterable[Family]:
+    """The newest of each job, whatever directory it is stored in."""
+    newest: dict[str, Checkpoint] = {}
+    writing: dict[str, bool] = {}
+    for row in report.checkpoints:
+        job = job_label(row.job_id)
+        writing[job] = writing.get(job, False) or row.writing
+        if row.step is not None and (job not in newest or row.step > (newest[job].step or 0)):
+            newest[job] = row
+    of_job = ("job_id",)
+    steps = [((job,), row.step) for job, row in newest.items() if row.step is not None]
+    yield Family("checkpoint_step", "gauge", "Step of the newest complete checkpoint.", of_job, steps)
+    ages = [((job,), row.age_s) for job, row in newest.items() if row.age_s is not None]
+    yield Family("checkpoint_age_seconds", "gauge", "Its age.", of_job, ages)
+    busy = [((job,), value) for job, value in writing.items()]
+    yield Family("checkpoint_writing", "gauge", "1 while a newer one is being written.", of_job, busy)
+
+
+SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector, tables, metrics)

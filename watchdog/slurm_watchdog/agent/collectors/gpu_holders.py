@@ -1,0 +1,72 @@
+"""Processes that hold a GPU without a job: see slurm_watchdog.agent.gpu.holders, which finds them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.gpu import GPU
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
+from slurm_watchdog.agent.gpu.holders import HolderMemory
+from slurm_watchdog.model.observations import GpuHolder
+from slurm_watchdog.model.report import GpuHolderSection, GpuSection, Report
+
+
+class GpuHolderCollector:
+    """Who holds a GPU outside of running jobs."""
+
+    def __init__(self, context: CollectorContext):
+        self._holders, self._reader = context.gpu_holders, context.processes
+        self._jobs, self._sections = context.jobs, context.sections
+
+    def collect(self, now: float) -> GpuHolderSection:
+        """The longest first."""
+        gpus = self._sections.of(GpuSection).gpus
+        table, ours = self._reader.table.entries, self._reader.ours
+        return GpuHolderSection(
+            gpu_holders=self._holders.collect(now, table, ours, gpus, self._jobs.running(now))
+        )
+
+    def memory(self) -> HolderMemory:
+        """Since when each has been without a job."""
+        return self._holders.memory()
+
+    def remember(self, memory: HolderMemory) -> None:
+        """Before the first tick."""
+        self._holders.remember(memory)
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """Every holder, known orphans marked."""
+    columns = ("pid", "command", "user", "state", "came from job", "GPUs", "memory", "orphan")
+    rows = tuple(
+        Row(
+            (
+                holder.pid, holder.comm, holder.user, holder.state, holder.job_id or "", _held(holder),
+                "not listed by NVML" if holder.memory_bytes is None else f"{holder.memory_bytes / 2**20:.0f} MiB",
+                "not known" if holder.orphan_for_s is None else f"for {seconds(holder.orphan_for_s)}",
+            ),
+            BAD if holder.orphan_for_s is not None else "",
+        )
+        for holder in report.gpu_holders
+    )  # fmt: skip
+    yield Table("GPUs held outside of running jobs", columns, rows)
+
+
+def _held(holder: GpuHolder) -> str:
+    return ", ".join(holder.gpu_uuids) or ", ".join(f"/dev/nvidia{minor}" for minor in holder.minors)
+
+
+def metrics(report: Report) -> Iterable[Family]:
+    """How many known orphans each GPU has."""
+    orphans = (holder for holder in report.gpu_holders if holder.orphan_for_s is not None)
+    held = Counter(uuid for holder in orphans for uuid in holder.gpu_uuids)
+    series = [((gpu.uuid, str(gpu.index)), held[gpu.uuid]) for gpu in report.gpus]
+    text = "Processes that hold it and belong to no job that runs here."
+    yield Family("gpu_orphans", "gauge", text, GPU, series)
+
+
+SPEC = CollectorSpec(
+    "gpu_holders", GpuHolderSection, GpuHolderCollector, tables, metrics, memory=HolderMemory
+)

@@ -1,0 +1,85 @@
+"""Logs of the jobs on this node: see slurm_watchdog.agent.logs.job_logs, which has them followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
+from slurm_watchdog.agent.logs.job_logs import LogMemory
+from slurm_watchdog.model.report import LogSection, ProcessSection, Report
+
+SHOWN = 100
+"""Characters of the newest line in the table."""
+
+
+class JobLogCollector:
+    """Which files there are, how far each was read, and what they say."""
+
+    def __init__(self, context: CollectorContext):
+        self._logs, self._reader, self._sections = context.logs, context.processes, context.sections
+        self._deadline_s = context.settings.probe_deadline
+
+    def collect(self, now: float) -> LogSection:
+        """What happened in the logs of all jobs that have processes here, or are watched."""
+        processes = self._sections.of(ProcessSection).processes
+        jobs = {process.job_id for process in processes} | set(self._logs.jobs)
+        environs = {job_id: self._reader.environ_of(job_id) for job_id in jobs}
+        rows, events, dropped = self._logs.collect(now, processes, environs, self._deadline_s)
+        return LogSection(logs=rows, events=events, events_dropped=dropped)
+
+    def retell(self) -> None:
+        """The controller is new."""
+        self._logs.retell()
+
+    def memory(self) -> LogMemory:
+        """How far each file was read, and the recent past."""
+        return self._logs.memory()
+
+    def remember(self, memory: LogMemory) -> None:
+        """Before the first tick."""
+        self._logs.remember(memory)
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """Every log, with the newest line that says something."""
+    rows, newest = [], {(event.job_id, event.source): event.line for event in report.events}
+    for row in report.logs:
+        age = "" if row.growth_age_s is None else f"{seconds(row.growth_age_s)} ago"
+        if row.lag_bytes or row.skipped_bytes:
+            lag, skipped = row.lag_bytes / 2**20, row.skipped_bytes / 2**20
+            age += f", {lag:.1f} MiB not read yet, {skipped:.1f} MiB skipped"
+        line = newest.get((row.job_id, row.path), "")[:SHOWN]
+        rows.append(Row((row.job_id, row.path, row.error or age, line), BAD if row.error else ""))
+    yield Table("logs", ("job", "log", "last grown", "newest fact"), tuple(rows))
+
+
+class LogCounters:
+    """What was left out, in bytes and in events."""
+
+    def __init__(self) -> None:
+        self._events_dropped = self._skipped_bytes = 0
+        self._skipped: dict[tuple[str, str], int] = {}
+
+    def update(self, report: Report) -> None:
+        """Adds what was left out since the report before."""
+        self._events_dropped += report.events_dropped
+        skipped = {(row.job_id, row.path): row.skipped_bytes for row in report.logs if row.skipped_bytes}
+        for key, skipped_bytes in skipped.items():
+            self._skipped_bytes += max(0, skipped_bytes - self._skipped.get(key, 0))
+        self._skipped = skipped
+
+    def families(self, report: Report) -> Iterable[Family]:
+        """Both, and what is still to be read."""
+        text = "Events of logs that were left out of reports."
+        yield Family("log_events_dropped_total", "counter", text, (), [((), self._events_dropped)])
+        text = "Bytes of logs that were passed over unread."
+        yield Family("log_skipped_bytes_total", "counter", text, (), [((), self._skipped_bytes)])
+        text, lag_bytes = (
+            "Bytes of logs that are still to be read.",
+            sum(row.lag_bytes for row in report.logs),
+        )
+        yield Family("log_lag_bytes", "gauge", text, (), [((), lag_bytes)])
+
+
+SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, tables, counters=LogCounters, memory=LogMemory)

@@ -1,0 +1,103 @@
+"""Processes of all jobs on this node, in every tick: see slurm_watchdog.agent.processes.reader, which reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.presentation import (
+    BAD,
+    Family,
+    Row,
+    Table,
+    job_label,
+    largest,
+    seconds,
+)
+from slurm_watchdog.agent.processes.reader import ProcessMemory
+from slurm_watchdog.model.observations import Blocked, Process
+from slurm_watchdog.model.report import ProcessSection, Report
+
+
+class ProcessCollector:
+    """All processes of jobs; those that hang, with what they wait for."""
+
+    def __init__(self, context: CollectorContext):
+        self._reader, self._mounts = context.processes, context.mounts
+        self._deadline_s = context.settings.probe_deadline
+
+    def collect(self, now: float) -> ProcessSection:
+        """Every process; the report names as many as it has room for."""
+        found = self._reader.collect(now, self._deadline_s)
+        return ProcessSection(processes=self._mounts.settled(found, now))
+
+    def problems(self, now: float) -> Iterator[Problem]:
+        """What may not be seen. What is seen is right: no failure."""
+        for problem in (self._reader.problem, self._reader.unseen, *self._reader.identities.problems()):
+            if problem:
+                yield Problem(problem, failed=False)
+
+    def memory(self) -> ProcessMemory:
+        """Who is known, and since when each is blocked."""
+        return self._reader.memory()
+
+    def remember(self, memory: ProcessMemory) -> None:
+        """Before the first tick."""
+        self._reader.remember(memory)
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """All processes, by job, ranks in order."""
+    rows = []
+    for process in sorted(report.processes, key=lambda p: (p.job_id, p.role, p.rank or 0, p.pid)):
+        job = process.job_id if process.step_id is None else f"{process.job_id}.{process.step_id}"
+        cells = (
+            job, process.role, _rank(process), _pid(process), process.comm,
+            "" if process.threads is None else process.threads, _state(process), seconds(process.cpu_s),
+            _blocked(process.blocked),
+        )  # fmt: skip
+        rows.append(Row(cells, BAD if process.blocked else ""))
+    columns = ("job", "role", "rank", "pid", "command", "threads", "state", "CPU", "blocked")
+    yield Table(f"processes of jobs on {report.node}", columns, tuple(rows))
+
+
+def _rank(process: Process) -> str:
+    """`3 of 8 (local 1)`, as far as it is known."""
+    if process.rank is None:
+        return ""
+    world = "" if process.world_size is None else f" of {process.world_size}"
+    local = "" if process.local_rank is None else f" (local {process.local_rank})"
+    return f"{process.rank}{world}{local}"
+
+
+def _pid(process: Process) -> str:
+    inside = process.container_pid
+    return str(process.pid) if inside is None else f"{process.pid} (inside {inside})"
+
+
+def _state(process: Process) -> str:
+    age_s = process.state_age_s
+    return process.state if age_s is None else f"{process.state} for {seconds(age_s)}"
+
+
+def _blocked(blocked: Blocked | None) -> str:
+    if blocked is None:
+        return ""
+    where = f" on {blocked.path} ({blocked.mount})" if blocked.path else ""
+    return f"{blocked.seconds:.0f} s in {blocked.syscall or blocked.wchan or '?'}{where}"
+
+
+def metrics(report: Report) -> Iterable[Family]:
+    """How long ranks have been blocked."""
+    blocked = [
+        ((job_label(process.job_id), "" if process.rank is None else str(process.rank)), process.blocked.seconds)
+        for process in report.processes
+        if process.blocked is not None
+    ]  # fmt: skip
+    text = (
+        'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
+    )
+    yield Family("process_uninterruptible_seconds", "gauge", text, ("job_id", "rank"), largest(blocked))
+
+
+SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, tables, metrics, memory=ProcessMemory)

@@ -1,0 +1,28 @@
+"""All collectors, in the order in which they look: each may use what those before it saw in the same tick."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from slurm_watchdog.agent.collectors import (
+    checkpoint,
+    gpu,
+    gpu_holders,
+    job_directives,
+    job_log,
+    kernel_log,
+    mount,
+    process,
+)
+from slurm_watchdog.agent.collectors.collector import CollectorSpec
+
+COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
+    process.SPEC,
+    job_log.SPEC,
+    mount.SPEC,
+    checkpoint.SPEC,
+    gpu.SPEC,
+    gpu_holders.SPEC,
+    kernel_log.SPEC,
+    job_directives.SPEC,
+)

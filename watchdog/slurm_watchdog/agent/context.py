@@ -1,0 +1,72 @@
+"""What an agent's collectors share, made once at its start from the configuration and from the rights that this process has."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
+from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.gpu.holders import GpuHolders
+from slurm_watchdog.agent.gpu.open_devices import links_of
+from slurm_watchdog.agent.gpu.reader import GpuReader
+from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
+from slurm_watchdog.agent.kernel.kmsg import KmsgFile
+from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.mounts.probing import MountProber
+from slurm_watchdog.agent.proc.files import Files
+from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.jobs_here import JobsHere
+from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
+from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.worker import InheritedWorker
+from slurm_watchdog.base.mounts import read_mounts
+from slurm_watchdog.config.agent_settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def make_context(
+    config: Settings, node: str, boot_id: str, once: bool, left: Iterable[InheritedWorker] = ()
+) -> CollectorContext:
+    """Forks the parent of all workers: to be called from the main thread, before any other thread. `left` are workers of the agent that
+    this process was until now."""
+    settings = config.agent
+    helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
+    personal = config.personal or (helper is None and why_too_mighty() is None)
+    functions = guarded(config, os.getuid() if personal else None) if helper is None else FUNCTIONS
+    workers = WorkerPool(functions, helper=helper, helped=TASKS, left=left)
+    far = FarFiles(workers) if helper is not None else None
+    jobs = JobsHere()
+    becomes = helper is not None or (not personal and may_become_others())
+    logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)
+    return CollectorContext(
+        workers=workers,
+        settings=settings,
+        node=node,
+        boot_id=boot_id,
+        once=once,
+        sections=Sections(),
+        jobs=jobs,
+        processes=ProcessReader(
+            workers, lambda: logs.mounts, files=far or Files(), owners=jobs.owners, read_seats=logs.seats
+        ),
+        logs=logs,
+        mounts=MountProber(
+            workers, node, settings.mount_probe_interval, frozenset(settings.mount_probe_write), stagger=not once
+        ),
+        gpus=GpuReader(workers),
+        gpu_holders=GpuHolders(workers, settings.orphan_grace, links_of=far.devices_of if far else links_of),
+        open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
+    )  # fmt: skip
+
+
+def guarded(config: Settings, own: int | None) -> CheckedFunctions:
+    """What the agent's own children can do where there is no helper: checked as the helper checks it. `own`: see process_owner.OWN."""
+    return CheckedFunctions(
+        FUNCTIONS, True, lambda reason: log.warning("refused: %s", reason), config.kill_switch_prefixes, own,
+        {name: function for name, function in FUNCTIONS.items() if name not in TASKS},
+    )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.docs import cli, detectors, evaluation, examples, metrics, options, rooms
+from tools.docs import alerts, cli, detectors, evaluation, examples, metrics, options, rooms
 
 
 class Page(NamedTuple):
@@ -21,6 +21,7 @@ class Page(NamedTuple):
 PAGES: Mapping[str, Page] = {
     "options": Page(options.FILE, options.write),
     "detectors": Page(detectors.FILE, detectors.write),
+    "alerts": Page(alerts.FILE, alerts.write),
     "metrics": Page(metrics.FILE, metrics.write),
     "cli": Page(cli.FILE, cli.write),
     "evaluation": Page(evaluation.FILE, evaluation.write),

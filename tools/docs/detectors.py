@@ -71,10 +71,8 @@ def read_registry() -> list[Row]:
             may_act=spec.may_act,
             why_none=spec.why_no_action or "its evidence is never good enough to act on",
             explained_by=tuple(other.kind for other in SPECS if other.kind in causes_of(spec.kind)),
-            hint=next(
-                (row.hint for row in (*spec.hints, *HINTS) if spec.kind in row.classes and not row.words),
-                None,
-            ),
+            hint=spec.hint
+            or next((row.hint for row in HINTS if spec.kind in row.classes and not row.words), None),
         )
         for spec in SPECS
     ]

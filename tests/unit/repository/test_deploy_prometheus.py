@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.detect.registry import KINDS, SPECS
 from tools.docs.metrics import series
 
 SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
@@ -34,6 +34,10 @@ def test_no_alert_asks_for_a_series_a_label_or_a_kind_that_does_not_exist(checko
                 )
                 if label == "kind":
                     assert set(value.split("|")) <= set(KINDS), f"{alert}: {value}"
+
+
+def test_an_alert_that_a_detector_names_exists(checkout: Path) -> None:
+    assert {name for spec in SPECS for name in spec.alerts} <= expressions(checkout).keys()
 
 
 @pytest.mark.parametrize("severity", ["page", "ticket"])

@@ -185,9 +185,11 @@ def who(culprit: Culprit) -> str:
 
 def hints_of(incident: Incident) -> tuple[Hint, ...]:
     """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
+    from slurm_watchdog.detect.registry import spec_of
     from slurm_watchdog.diagnose.incident_hints import incident_hints
 
-    return incident_hints(incident.kind, incident.summary, [as_text(fact) for fact in incident.evidence])
+    facts = [as_text(fact) for fact in incident.evidence]
+    return incident_hints(incident.kind, incident.summary, facts, spec_of(incident.kind).hint)
 
 
 def as_text(document: object) -> str:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -105,4 +106,10 @@ SPEC = DetectorSpec(
     needs_cluster=True,
     severity=Severity.WARNING,
     sentence="The chain of jobs has ended",
+    alerts=("SlurmWatchdogCrashLoop",),
+    hint=Hint(
+        usually="Nothing is queued behind a run that should continue: the dependency failed, the array ended, or the resubmission at the end never ran.",
+        try_next="squeue -u USER; --dependency=afterany instead of afterok; submit the next one at the start of the script.",
+        documented="sbatch --dependency",
+    ),
 )

@@ -82,4 +82,5 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="A checkpoint is overdue",
+    alerts=("SlurmWatchdogSlow",),
 )

@@ -24,6 +24,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
 from slurm_watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -194,4 +195,9 @@ SPEC = DetectorSpec(
     explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.DISK_FULL),
     site_may_act=True,
     why_no_action="another restart would fail the same way: a person has to look at it",
+    alerts=("SlurmWatchdogCrashLoop",),
+    hint=Hint(
+        usually="The cause is in what every start does: a checkpoint, a configuration, a node that is always taken.",
+        try_next="The first error of each try: the same line means the program, the same node means the node.",
+    ),
 )

@@ -160,4 +160,5 @@ SPEC = DetectorSpec(
     ),
     not_delayed_by=(Kind.LINGERING_JOB,),
     wants_evidence=True,
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

@@ -279,4 +279,5 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="A filesystem is full",
     why_no_action="a person has to free space",
+    alerts=("SlurmWatchdogFilesystem",),
 )

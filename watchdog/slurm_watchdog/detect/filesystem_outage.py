@@ -40,4 +40,5 @@ SPEC = DetectorSpec(
     job_state="waits for a filesystem",
     wants_evidence=True,
     why_no_action="no restart helps while the filesystem is unavailable, and no node is to blame",
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
 )

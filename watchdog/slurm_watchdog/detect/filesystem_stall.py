@@ -210,4 +210,5 @@ SPEC = DetectorSpec(
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Step.EVIDENCE, Step.REQUEUE),
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
 )

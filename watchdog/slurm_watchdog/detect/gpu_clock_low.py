@@ -147,4 +147,5 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(Kind.SLOW_NODE,),
     wants_evidence=True,
+    alerts=("SlurmWatchdogSlow",),
 )

@@ -191,4 +191,5 @@ SPEC = DetectorSpec(
         Kind.GPU_FAULT,
     ),
     wants_evidence=True,
+    alerts=("SlurmWatchdogSlow",),
 )

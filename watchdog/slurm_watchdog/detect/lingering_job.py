@@ -286,4 +286,5 @@ SPEC = DetectorSpec(
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Step.EVIDENCE, Step.REQUEUE),
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

@@ -286,4 +286,5 @@ SPEC = DetectorSpec(
     ),
     wants_evidence=True,
     why_no_action="errors in the log are reported only: a restart does not mend a program",
+    alerts=("SlurmWatchdogJobHangs",),
 )

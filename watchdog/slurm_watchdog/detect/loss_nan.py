@@ -66,4 +66,5 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="The loss is NaN or infinite",
+    alerts=("SlurmWatchdogSlow",),
 )

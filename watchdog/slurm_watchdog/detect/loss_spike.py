@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -110,4 +111,8 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="The loss has jumped",
+    hint=Hint(
+        usually="Often it recovers by itself within some tens of steps.",
+        try_next="Wait; if not: restart from before and skip the batches, lower the learning rate.",
+    ),
 )

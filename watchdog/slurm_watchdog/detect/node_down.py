@@ -91,4 +91,5 @@ SPEC = DetectorSpec(
     sentence="A node is down",
     explained_by=(Kind.PARTITION_OR_OUTAGE,),
     why_no_action="Slurm ends and requeues the jobs of a node that it has lost by itself",
+    alerts=("SlurmWatchdogNodeTrouble",),
 )

@@ -26,6 +26,7 @@ from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
@@ -234,4 +235,10 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     sentence="A process of a job that is over holds a GPU",
     site_may_act=True,
+    alerts=("SlurmWatchdogNodeTrouble",),
+    hint=Hint(
+        usually="A process of a job that is gone still holds the GPU, often a DataLoader worker.",
+        try_next="Check that its job is over, then kill it; proctrack/cgroup in slurm.conf ends all of a job's processes.",
+        documented="slurm.conf, ProctrackType",
+    ),
 )

@@ -75,4 +75,5 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="Many nodes do not report",
     why_no_action="many nodes at once are no fault of any of them",
+    alerts=("SlurmWatchdogManyAgentsSilent",),
 )

@@ -100,4 +100,5 @@ SPEC = DetectorSpec(
     job_state="a rank is stopped",
     wants_evidence=True,
     ladder=(Step.EVIDENCE, Step.REQUEUE),
+    alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

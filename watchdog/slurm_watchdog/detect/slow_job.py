@@ -20,6 +20,7 @@ from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
@@ -223,4 +224,9 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(Kind.SLOW_NODE,),
     wants_evidence=True,
+    alerts=("SlurmWatchdogSlow",),
+    hint=Hint(
+        usually="One GPU, link or node is slower than the rest, and the rest waits for it; or the storage is.",
+        try_next="Compare clocks and link widths of all nodes; else leave out a few nodes at each restart that happens anyway until the speed is back.",
+    ),
 )

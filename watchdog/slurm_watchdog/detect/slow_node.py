@@ -287,4 +287,5 @@ SPEC = DetectorSpec(
     steps_continue=True,
     wants_evidence=True,
     site_may_act=True,
+    alerts=("SlurmWatchdogSlow",),
 )

@@ -66,4 +66,5 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="Slurm does not answer",
     why_no_action="nobody knows what runs while Slurm does not answer",
+    alerts=("SlurmWatchdogBlind",),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
-from slurm_watchdog.knowledge.remediation_hints import HintRow
+from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.incidents import Finding, Severity
 
@@ -110,8 +110,11 @@ class DetectorSpec:
     """Without a shipped ladder: the evidence can be good enough for a site to configure one."""
     why_no_action: str = ""
     """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
-    hints: tuple[HintRow, ...] = ()
-    """What the fault usually is and what to try next."""
+    hint: Hint | None = None
+    """What the fault usually is and what to try next. What log lines and stacks share with a kind is in
+    slurm_watchdog.knowledge.remediation_hints."""
+    alerts: tuple[str, ...] = ()
+    """Rules of deploy/prometheus/alerts.yaml that ask for incidents of this kind."""
 
     @property
     def arguments(self) -> tuple[type[Any], ...]:

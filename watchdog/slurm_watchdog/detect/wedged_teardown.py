@@ -203,4 +203,5 @@ SPEC = DetectorSpec(
     has_aftermath=False,
     wants_evidence=True,
     site_may_act=True,
+    alerts=("SlurmWatchdogJobHangs",),
 )

@@ -17,8 +17,10 @@ MAX_FACT = 2000
 """Characters of one fact."""
 
 
-def incident_hints(kind: str, summary: str, facts: Iterable[str]) -> tuple[Hint, ...]:
-    """At most `MAX_HINTS`: first of the errors that the summary and the facts quote, then of the kind of incident."""
+def incident_hints(
+    kind: str, summary: str, facts: Iterable[str], own: Hint | None = None
+) -> tuple[Hint, ...]:
+    """At most `MAX_HINTS`: first of the errors that the summary and the facts quote, then of the kind of incident, `own` last."""
     quoted = [summary[:MAX_FACT]]
     for fact in facts:
         if len(quoted) > MAX_FACTS:
@@ -26,7 +28,9 @@ def incident_hints(kind: str, summary: str, facts: Iterable[str]) -> tuple[Hint,
         quoted.append(fact[:MAX_FACT])
     text = "\n".join(quoted)
     found = [hint for line in quoted for name in _classes_of(line) for hint in hints_for(name, line)]
-    return tuple(dict.fromkeys([*found[: MAX_HINTS - 1], *hints_for(kind, text)]))[:MAX_HINTS]
+    return tuple(dict.fromkeys([*found[: MAX_HINTS - 1], *hints_for(kind, text), *([own] if own else [])]))[
+        :MAX_HINTS
+    ]
 
 
 def _classes_of(line: str) -> Iterator[str]:

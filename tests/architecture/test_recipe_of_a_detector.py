@@ -1,0 +1,170 @@
+"""CONTRIBUTING.md, "A new detector": its three files are copied from the page into a copy of the package, and nothing else is changed.
+Then the detector is in the configuration, the replay, the metrics, the page, the alert rules and the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
+SEEN = """
+import json, sys
+from slurm_watchdog.config.example import example_config
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.overview import overview_json
+from slurm_watchdog.controller.health.cluster import Health, Level
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.replay.player import numbered_ids, replay
+from tools.docs import alerts, detectors, options
+
+WELL = Health(level=Level.OK, headline="", reasons=(), jobs=())
+with open(sys.argv[1], "rb") as trace:
+    incidents = replay(trace.read, Config(), numbered_ids()).incidents
+metrics = ControllerMetrics()
+metrics.show_health(WELL, incidents)
+page = overview_json(ClusterView(now=0.0), {}, incidents, 0, lambda _: False, WELL)
+print(json.dumps({
+    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "detectors": detectors.write(), "page": page["open"],
+    "metrics": metrics.text().decode(),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """The package with the new detector in it."""
+
+    root: Path
+    trace: Path
+
+    def run(self, *argv: str, code: int = 0) -> str:
+        """Standard output of a command that imports the copy; it has to end with `code`."""
+        env = {**os.environ, "PYTHONPATH": f"{self.root / 'watchdog'}:{self.root}"}
+        done = subprocess.run(argv, cwd=self.root, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"{argv}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout + done.stderr
+
+    def command(self, *arguments: str, code: int = 0) -> str:
+        """The same of a command of slurm-watchdog."""
+        return self.run(
+            sys.executable, "-c", "from slurm_watchdog.cli.main import main; main()", *arguments, code=code
+        )
+
+
+def apply(lines: str, text: str) -> str:
+    """`text` with each line that begins with + behind the line before it, which `text` has exactly once."""
+    after = ""
+    for line in lines.splitlines(keepends=True):
+        if line.startswith("+"):
+            assert text.count("\n" + after) == 1, after
+            text = text.replace("\n" + after, "\n" + after + line[1:])
+        after = line[1:]
+    return text
+
+
+def a_trace(directory: Path) -> Path:
+    """Two minutes of a job whose loss falls to 0."""
+    lines: list[dict[str, Any]] = [
+        {"t": 0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": ["n0"], "restarts": 0, "name": "m", "user": "u", "batch_host": "n0"}
+    ]  # fmt: skip
+    for step in range(1, 13):
+        said = f" iteration {step:8d}/    1000 | elapsed time per iteration (ms): 10000.0 | lm loss: {0.0 if step > 4 else 2.5:.6E} |"
+        lines += [
+            {"t": 10.0 * step, "kind": "report", "node": "n0"},
+            {"t": 10.0 * step, "kind": "proc", "node": "n0", "job_id": "7", "rank": 0, "pid": 4711, "start": 1.0, "state": "R", "cpu_s": 9.0 * step},
+            {"t": 10.0 * step, "kind": "log", "node": "n0", "job_id": "7", "stream": "stdout", "line": said},
+        ]  # fmt: skip
+    path = directory / "trace.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
+    """The files that CONTRIBUTING.md names, written as it says."""
+    root = tmp_path_factory.mktemp("recipe")
+    for folder in WHEN_COPIED:
+        shutil.copytree(CHECKOUT / folder, root / folder)
+    shutil.copytree(CHECKOUT / "deploy/prometheus", root / "deploy/prometheus")
+    section = (CHECKOUT / "CONTRIBUTING.md").read_text().partition("\n## A new detector\n")[2]
+    blocks = BLOCK.findall(section.partition("\n## ")[0])
+    assert [kind for kind, _, _ in blocks] == ["python", "diff", "python"]
+    for kind, name, text in blocks:
+        path = root / name
+        path.write_text(apply(text, path.read_text()) if kind == "diff" else text)
+    return Copy(root, a_trace(root))
+
+
+@pytest.fixture(scope="module")
+def seen(copy: Copy) -> dict[str, Any]:
+    """What is derived from the detectors, in the copy."""
+    found = json.loads(copy.run(sys.executable, "-c", SEEN, str(copy.trace)))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
+    said = copy.run(
+        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(copy.root),
+        "-c", os.devnull, "-k", "loss_zero or registry", "tests/unit/detect/test_loss_zero.py", "tests/unit/detect/test_every_detector.py",
+        "tests/unit/detect/test_registry.py",
+    )  # fmt: skip
+    assert re.search(r"(\d\d) passed", said), said
+
+
+def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen: dict[str, Any]) -> None:
+    config = copy.root / "config.yaml"
+    config.write_text("detectors: {loss_zero: {steps: 3, mode: 'off'}}\n")
+    assert "is fine" in copy.command("check-config", str(config))
+    config.write_text(
+        "detectors: {loss_zero: {steps: 1}}\npolicy: {kinds: {loss_zero: {ladder: [requeue]}}}\n"
+    )
+    refused = copy.command("check-config", str(config), code=2)
+    assert "detectors.loss_zero.steps" in refused
+    assert "loss_zero is only told: its evidence is never good enough to act on" in refused
+    assert "  loss_zero:\n" in seen["example"]
+    assert "| `steps` | `5` | number, at least 2, at most 20 | So many times in a row. |" in seen["options"]
+
+
+def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:
+    (found,) = json.loads(copy.command("replay", "--json", str(copy.trace), code=1))
+    assert (found["kind"], found["severity"], found["job_id"]) == ("loss_zero", "warning", "7")
+    assert found["summary"] == "The loss of job 7 has been 0 since step 8."
+    config = copy.root / "off.yaml"
+    config.write_text("detectors: {loss_zero: {mode: 'off'}}\n")
+    assert json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace))) == []
+
+
+def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
+    assert 'slurm_watchdog_detector_failures_total{kind="loss_zero"} 0.0' in seen["metrics"]
+    assert (
+        'slurm_watchdog_job_incident{job_id="7",kind="loss_zero",severity="warning"} 1.0' in seen["metrics"]
+    )
+    ((kind, summary),) = ((each["kind"], each["summary"]) for each in seen["page"])
+    assert (kind, summary) == ("loss_zero", "The loss is 0 (job 7).")
+    assert re.search(r'kind=~"[^"]*\bloss_nan\|loss_zero\b', seen["alerts"])
+
+
+def test_the_page_of_detectors_has_its_row_and_its_section(seen: dict[str, Any]) -> None:
+    page = seen["detectors"]
+    assert (
+        "| [`loss_zero`](#loss_zero) | The loss is exactly 0, several times in a row: no label is left to learn from. | none |"
+        in page
+    )
+    section = page.partition("\n## loss_zero\n")[2].partition("\n## ")[0]
+    assert [
+        word in section
+        for word in ("five losses in a row are 0", "`log_error`", "Every label is masked.", "`steps`")
+    ] == [True] * 4

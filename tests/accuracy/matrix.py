@@ -255,7 +255,7 @@ def summary(results: Results, date: str) -> dict[str, Any]:
         "minutes": round(results.seconds / 60),
         "cases": [
             {"case": row.case, "way": row.way, "runs": row.runs, "found": row.found, "culprit": row.culprit, "p50_s": row.p50_s,
-             "p99_s": row.p99_s, "false": row.false}
+             "p99_s": row.p99_s, "late": row.late, "false": row.false}
             for row in rows(results.scores)
         ],
         "healthy": [

@@ -22,7 +22,7 @@ installed (elsewhere: `slurm-watchdog --man | man -l -`).
 
 ## What all commands share
 
-**Exit codes.** {epilog}
+{epilog}
 
 **Where they ask.** They ask the controller's socket, on its node: `--socket`, `$SLURM_WATCHDOG_SOCKET`, what the configuration names, or, where no
 controller answers, your own `run` or `attach`.
@@ -41,7 +41,10 @@ def write() -> str:
     commands = [(name, group.commands[name]) for name in group.list_commands(context)]
     listed = ["| command | does |", "|---|---|"]
     listed += [f"| [`{NAME} {name}`](#{name}) | {command.get_short_help_str(200)} |" for name, command in commands]  # fmt: skip
-    head = HEAD.format(commands="\n".join(listed), epilog=" ".join((group.epilog or "").split()))
+    head = HEAD.format(
+        commands="\n".join(listed),
+        epilog=" ".join((group.epilog or "").split()).replace("Exit codes:", "**Exit codes:**", 1),
+    )
     return "\n".join(
         [head, *(part for name, command in commands for part in section(name, command, context))]
     )
@@ -72,9 +75,9 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def options(command: click.Command, context: click.Context) -> Iterator[str]:
-    """A row for each option that `--help` shows."""
+    """A row for each option that `--help` shows, but `--help` itself."""
     for parameter in command.get_params(context):
-        record = parameter.get_help_record(context)
-        if record is not None and parameter.name != "help":
+        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
+        if record is not None and "--help" not in parameter.opts:
             term, meaning = (cell.replace("|", "\\|") for cell in record)
             yield f"| `{term}` | {' '.join(meaning.split())} |"

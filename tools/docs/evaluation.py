@@ -26,13 +26,11 @@ def write() -> str:
 def sentence(results: Mapping[str, Any]) -> str:
     """What came of it, for one line."""
     cases, healthy = results["cases"], results["healthy"]
-    missed = [
-        _name(row) for row in cases if row["found"] < 100 or (row["culprit"] or 0) < 100 or row["false"]
-    ]
+    missed = [_name(row) for row in cases if not _is_perfect(row)]
     verdict = (
         f"not as they should be: {', '.join(missed)}"
         if missed
-        else "all found, with the right culprit and without another incident"
+        else "all found in time, with the right culprit and without another incident"
     )
     return (
         f"{sum(row['runs'] for row in cases)} runs of {len({row['case'] for row in cases})} cases, {verdict}; "
@@ -60,6 +58,10 @@ def accuracy(results: Mapping[str, Any]) -> str:
         f"| **together** | **{hours:,.0f}** | **{false}** |",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _is_perfect(row: Mapping[str, Any]) -> bool:
+    return row["found"] == row["culprit"] == 100 and not row["late"] and not row["false"]
 
 
 def _name(row: Mapping[str, Any]) -> str:

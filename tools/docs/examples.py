@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from tools.docs import evaluation
 from tools.docs.marks import between
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+WIDTH = 130
+"""Columns of a block on a page."""
 SAMPLES = CHECKOUT / "tests/captures/pages"
 INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
 FRAMEWORKS = CHECKOUT / "docs/frameworks.md"
@@ -80,8 +83,23 @@ def figures() -> str:
 
 
 def console(command: str, printed: str) -> str:
-    """A block of a page: the command and its output."""
-    return f"```console\n$ slurm-watchdog {command}\n{printed.strip()}\n```"
+    """A block of a page: the command and its output, long lines continued below what they say."""
+    lines = [part for line in printed.strip().splitlines() for part in folded(line)]
+    return "\n".join(["```console", f"$ slurm-watchdog {command}", *lines, "```"])
+
+
+def folded(line: str) -> list[str]:
+    """A line as lines of at most WIDTH; a row of a timeline goes on below its text."""
+    column = re.match(r"[\d-]{10} [\d:]{8}  |- |  ", line)
+    indent = " " * len(column[0] if column else "  ")
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    ) or [""]
 
 
 def run(command: str) -> str:

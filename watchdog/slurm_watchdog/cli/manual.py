@@ -14,7 +14,10 @@ FILES = (
     ("/etc/slurm-watchdog/config.yaml", "The configuration, the same on all nodes; see check-config."),
     ("/run/slurm-watchdog/controller.sock", "Where the controller answers the commands."),
     ("/var/lib/slurm-watchdog/", "Its journal: incidents, evidence, decisions, actions."),
-    ("/opt/slurm-watchdog/share/docs/", "Pages on installing, acting, detectors, options, metrics, security."),
+    (
+        "/opt/slurm-watchdog/share/docs/",
+        "Pages on installing, acting, detectors, options, metrics, security.",
+    ),
 )
 VARIABLES = (
     ("SLURM_WATCHDOG_SOCKET", "The socket to ask, if --socket is not given."),

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.docs import alerts, cli, detectors, evaluation, examples, metrics, options, rooms
+from tools.docs import alerts, cli, collectors, detectors, evaluation, examples, metrics, options, rooms
 
 
 class Page(NamedTuple):
@@ -22,6 +22,7 @@ PAGES: Mapping[str, Page] = {
     "options": Page(options.FILE, options.write),
     "detectors": Page(detectors.FILE, detectors.write),
     "alerts": Page(alerts.FILE, alerts.write),
+    "collectors": Page(collectors.FILE, collectors.write),
     "metrics": Page(metrics.FILE, metrics.write),
     "cli": Page(cli.FILE, cli.write),
     "evaluation": Page(evaluation.FILE, evaluation.write),

@@ -11,7 +11,6 @@ import click
 import pytest
 
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
-from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.model.incidents import Kind
@@ -22,7 +21,6 @@ from tools.docs.detectors import facts, read_registry
 from tools.docs.metrics import agent_metrics, series
 from tools.packaging.layout import SHARED
 
-Row = tuple[str, ...]
 CHECKOUT = Path(__file__).parents[3]
 DOCUMENTS = sorted(
     file.relative_to(CHECKOUT).as_posix()
@@ -66,26 +64,6 @@ def test_every_detector_says_when_it_fires_and_whom_it_names() -> None:
 
 
 # ------------------------------------------------------------------------------------------ tables that are written by people
-
-
-def tables(text: str, first_column: str) -> list[Row]:
-    """The rows of all tables whose first column is headed so, a string a cell."""
-    found: list[Row] = []
-    inside = False
-    for line in text.splitlines():
-        cells = tuple(cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]) if line[:1] == "|" else ()
-        if not cells:
-            inside = False
-        elif inside and not set(cells[0]) <= set("-:"):
-            found.append(cells)
-        elif not inside:
-            inside = cells[0] == first_column
-    return found
-
-
-def test_every_collector_has_its_row(checkout: Path) -> None:
-    rows = tables((checkout / "docs/collectors.md").read_text(), "collector")
-    assert {row[0].strip("`") for row in rows} == {spec.name for spec in COLLECTORS}
 
 
 def test_the_reference_has_every_series_that_the_agent_can_render(checkout: Path) -> None:

@@ -1,4 +1,11 @@
-"""Checkpoints of the jobs on this node: see slurm_watchdog.agent.checkpoints.schedule, which has them looked for."""
+"""Checkpoints of the jobs on this node: see slurm_watchdog.agent.checkpoints.schedule, which has them looked for.
+
+Sees: the newest complete checkpoint: step, age, size, and whether a newer one is being written (Megatron,
+    DeepSpeed, PyTorch DCP, Hugging Face, Lightning, NeMo, Composer, Orbax and plain files)
+From: directories that the ranks' command lines or `jobs.checkpoint_directories` name, trackers
+How often: every 30 s, every 5 s while one is awaited; 8 directories a job
+Never: the tensors: of a file its end or its header
+"""
 
 from __future__ import annotations
 

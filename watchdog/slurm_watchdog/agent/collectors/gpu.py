@@ -1,4 +1,13 @@
-"""GPUs of this node: see slurm_watchdog.agent.gpu.reader, which has NVML read them."""
+"""GPUs of this node: see slurm_watchdog.agent.gpu.reader, which has NVML read them.
+
+Sees: UUID, PCI address, minor; utilisation, clocks, power, temperature, memory, throttle reasons; processes
+    with their memory; ECC, remapped rows, retired pages, PCIe, NVLink, MIG; Xid events
+From: NVML, in one child
+How often: values every tick (temperature, memory and throttle reasons every other); processes and health of
+    a GPU once a minute, one GPU after the other, in 5 ms of driver time a tick; all at once only if a rank
+    is under suspicion
+Never: NVML in the loop; a setting, a reset
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Logs of the jobs on this node: see slurm_watchdog.agent.logs.job_logs, which has them followed."""
+"""Logs of the jobs on this node: see slurm_watchdog.agent.logs.job_logs, which has them followed.
+
+Sees: steps, losses, step times, phases, checkpoints, errors; rotation, truncation, carriage returns, broken
+    UTF-8, a flood
+From: standard output and error (on the batch host), logs that ranks have open, `agent.log_patterns`
+How often: every tick; 24 files a job, 32 MiB or 0.25 s of a core a look; behind by more than 256 MiB it
+    skips, and counts what
+Never: a log as root: the child becomes the job's owner
+"""
 
 from __future__ import annotations
 

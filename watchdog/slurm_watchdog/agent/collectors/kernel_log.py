@@ -2,6 +2,13 @@
 
 How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent that is started
 again tells nothing twice and misses nothing.
+
+Sees: faults of GPUs, disks, memory, network, filesystem clients, with the GPU, mount or server that is
+    meant
+From: `/dev/kmsg`
+How often: every tick; 10,000 records read, equal ones folded, 256 reported; its position is kept with the
+    boot's id
+Never: lines that a program wrote there
 """
 
 from __future__ import annotations

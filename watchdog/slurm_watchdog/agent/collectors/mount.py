@@ -1,4 +1,11 @@
-"""Filesystems that jobs use: see slurm_watchdog.agent.mounts.probing, which has them probed."""
+"""Filesystems that jobs use: see slurm_watchdog.agent.mounts.probing, which has them probed.
+
+Sees: whether each filesystem that jobs use answers
+From: `statx` that asks the server; with `agent.mount_probe_write` a 4 KiB file as a job's owner, read back
+    and removed
+How often: every minute, spread over the nodes; 16 mounts, one child each
+Never: the node's own `/`, what is in memory only; a write, unless it is turned on
+"""
 
 from __future__ import annotations
 

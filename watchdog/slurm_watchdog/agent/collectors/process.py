@@ -1,4 +1,14 @@
-"""Processes of all jobs on this node, in every tick: see slurm_watchdog.agent.processes.reader, which reads them."""
+"""Processes of all jobs on this node, in every tick: see slurm_watchdog.agent.processes.reader, which reads them.
+
+Sees: job, step, rank, local rank, world size (torchrun, srun, Open MPI, MPICH, DeepSpeed and others),
+    DataLoader workers, containers; state and for how long; a thread that stays in one system call, with
+    file and mount; CPU time, I/O
+From: `/proc`: `stat`, `status`, `cgroup`, `io`, `wchan`, `syscall`, links in `fd`
+How often: every tick (5 s); other threads than the main ones once in 12 ticks, at most 192 a tick, those of
+    a process that gives cause every 3 ticks
+Never: `cmdline`, `environ`, `maps` in the loop: they block behind a process that hangs. A child reads them,
+    once
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from slurm_watchdog.detect.crash_loop import detect
 from slurm_watchdog.model.cluster_view import EndedJob, JobView, PastRun
 from slurm_watchdog.model.incidents import Finding, Truth
 from tests.builders.views import cluster, job, progress, slurm_job
-from tests.unit.detect.test_log_error import NOW, logged
+from tests.unit.detect.test_log_error import NOW, SEATS, logged
 
 ERROR = "[rank3]: FileNotFoundError: [Errno 2] No such file or directory: '/data/train.idx'"
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
@@ -29,6 +29,7 @@ def run(number: int, *lines: str, **changes: Any) -> PastRun:
     given: dict[str, Any] = {
         "restarts": number, "began_at": began_at, "ended_at": began_at + 40.0, "steps_seen": 0, "log_read": True,
         "errors": logged(*((NOW - began_at - 35.0, line) for line in lines)), "ranks": 4,
+        "nodes": ("n1", "n2"), "seats": SEATS,
     }  # fmt: skip
     return PastRun(**{**given, **changes})
 

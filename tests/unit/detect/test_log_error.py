@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
-from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate, work_lost
-from slurm_watchdog.model.cluster_view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun
+from slurm_watchdog.diagnose.logs.reported_run import who_said
+from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error, work_lost
+from slurm_watchdog.model.cluster_view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun, Seat
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
@@ -39,19 +40,18 @@ def errors(*lines: tuple[float, str], node: str = "n1") -> tuple[ErrorLine, ...]
     return tuple(ErrorLine(node=node, age_s=age_s, event=event(line)) for age_s, line in lines)
 
 
-SEATS = {rank: ("n1" if rank < 2 else "n2", 100 + rank) for rank in range(4)}
+SEATS = tuple(Seat(rank, "n1" if rank < 2 else "n2", 100 + rank) for rank in range(4))
 
 
 def logged(*lines: tuple[float, str]) -> tuple[LoggedError, ...]:
-    return tuple(
-        locate(event(line), "n1", NOW - age_s, slurm_job(batch_host="n1"), SEATS) for age_s, line in lines
-    )
+    return tuple(logged_error(event(line), "n1", NOW - age_s) for age_s, line in lines)
 
 
 def past(*lines: tuple[float, str], **changes: Any) -> PastRun:
     given: dict[str, Any] = {
         "restarts": 0, "began_at": 1000.0, "ended_at": NOW - 20.0, "steps_seen": 49, "first_step": 401, "last_step": 450,
         "rose_at": NOW - 60.0, "step_s": 105.0, "checkpoint_step": 400, "ranks": 4, "log_read": True,
+        "nodes": ("n1", "n2"), "batch_host": "n1", "seats": SEATS,
     }  # fmt: skip
     return PastRun(**{**given, "errors": logged(*lines), **changes})
 
@@ -181,14 +181,23 @@ def test_a_line_without_prefix_gets_its_rank_from_the_task_that_slurm_saw_fail_f
     assert nobody == ()
 
 
-def test_how_many_failed_alike_is_said_once() -> None:
-    lines = [
+def out_of_memory(*ranks: int) -> list[tuple[float, str]]:
+    return [
         (42.0 - r, f"[rank{r}]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-        for r in (2, 0, 1, 3)
+        for r in ranks
     ]
-    finding = judge_ended(*lines, error_ranks=(("cuda_oom", (0, 1, 2, 3)),))
-    assert "(and 3 more ranks alike)" in finding.summary
+
+
+def test_of_a_few_that_failed_alike_the_first_is_named_and_the_others_are_counted() -> None:
+    finding = judge_ended(*out_of_memory(0, 2), error_ranks=(("cuda_oom", (0, 2)),))
+    assert "rank 0 on n1 said first (and 1 more rank alike)" in finding.summary
     assert finding.culprits[0].rank == 0
+
+
+def test_where_nearly_all_failed_alike_none_of_them_is_the_one() -> None:
+    finding = judge_ended(*out_of_memory(2, 0, 1, 3), error_ranks=(("cuda_oom", (0, 1, 2, 3)),))
+    assert "4 ranks failed alike: a GPU ran out of memory" in finding.summary
+    assert finding.culprits == ()
 
 
 def test_a_killed_rank_whose_peers_alone_complain_is_named_by_slurm_or_nobody_is() -> None:
@@ -287,22 +296,25 @@ def test_slurms_own_word_is_enough_for_memory_and_for_a_lost_node() -> None:
     assert detect(cluster(ended=(ended(state="FAILED"),)), Settings(), CollectiveHang()) == []
 
 
+def said(line: str, read_on: str = "n1", **changes: Any) -> tuple[int | None, str | None, int | None]:
+    (found,) = who_said(past(errors=(logged_error(event(line), read_on, NOW),), **changes))
+    return found.rank, found.node, found.pid
+
+
 def test_the_node_of_a_line_is_where_its_rank_runs_not_where_the_log_is_read() -> None:
-    two = slurm_job(batch_host="n1")
-    assert locate(event("KeyError: 1"), "n1", 0.0, two, {}).node is None
-    assert locate(event("KeyError: 1"), "n2", 0.0, two, {}).node == "n2"
-    assert locate(event("KeyError: 1"), "n1", 0.0, slurm_job(nodes=("n1",)), {}).node == "n1"
-    assert locate(event("[n2:3]KeyError: 1"), "n1", 0.0, two, {}).node == "n2"
-    assert locate(event("[rank9]: KeyError: 1"), "n1", 0.0, two, SEATS).node is None
+    assert said("KeyError: 1") == (None, None, None)
+    assert said("KeyError: 1", "n2") == (None, "n2", None)
+    assert said("KeyError: 1", nodes=("n1",)) == (None, "n1", None)
+    assert said("[n2:3]KeyError: 1", seats=(), ranks=0) == (3, "n2", None)
+    assert said("[rank3]: KeyError: 1") == (3, "n2", 103)
+    assert said("[rank9]: KeyError: 1")[1:] == (None, None)
 
 
 def test_a_module_and_its_line_in_brackets_are_no_rank() -> None:
-    two = slurm_job(batch_host="n1")
-    assert locate(event("[n2:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
-    assert locate(event("[n2.cluster:3]KeyError: 1"), "n1", 0.0, two, SEATS).rank == 3
+    assert said("[n2:3]KeyError: 1") == (3, "n2", 103)
+    assert said("[n2.cluster:3]KeyError: 1") == (3, "n2", 103)
     for line in ("[gpt2:3] KeyError: 1", "[core.py:3] KeyError: 1", "[trainer:3] KeyError: 1"):
-        found = locate(event(line), "n1", 0.0, two, SEATS)
-        assert (found.rank, found.node, found.pid) == (None, None, None)
+        assert said(line) == (None, None, None)
 
 
 def test_what_a_failure_costs_is_said_as_far_as_it_is_known() -> None:

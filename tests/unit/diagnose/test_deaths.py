@@ -18,11 +18,11 @@ from slurm_watchdog.diagnose.logs.root_cause import (
     Cause,
     find_cause,
     how_they_ended,
-    locate,
+    logged_error,
     said_before_it_ended,
 )
 from slurm_watchdog.knowledge.launcher_exits import ending_of
-from slurm_watchdog.model.cluster_view import ErrorLine, PastRun
+from slurm_watchdog.model.cluster_view import ErrorLine, PastRun, Seat
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import kept_line, parse_line
@@ -49,8 +49,9 @@ def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cau
 
 
 def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> PastRun:
-    its_job = slurm_job(nodes=nodes, batch_host=nodes[0])
-    seats = {rank: (nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items()} if known else {}
+    seats = (
+        tuple(Seat(rank, nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items()) if known else ()
+    )
     errors = []
     for number, line in enumerate(text.splitlines()):
         fact = parse_line(line)
@@ -58,7 +59,7 @@ def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> 
             event = Event(
                 kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=kept_line(line), pattern=fact.pattern, rank=fact.rank
             )  # fmt: skip
-            errors.append(locate(event, nodes[0], 100.0 + number / 1000, its_job, seats))
+            errors.append(logged_error(event, nodes[0], 100.0 + number / 1000))
     return PastRun(
         restarts=0,
         began_at=0.0,
@@ -69,6 +70,9 @@ def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> 
         errors=tuple(errors),
         ranks=4,
         log_read=True,
+        nodes=nodes,
+        batch_host=nodes[0],
+        seats=seats,
     )
 
 
@@ -203,16 +207,16 @@ def test_a_death_is_the_same_live_and_in_the_whole_log(text: tuple[str, str, int
     assert offline(log) == (name, rank)
     for known in (True, False):
         cause = live(log, known=known)
-        assert cause is not None and (cause.pattern, cause.error.rank, cause.how) == (name, rank, how), known
+        assert cause is not None and (cause.pattern, cause.rank, cause.how) == (name, rank, how), known
         assert not cause.only_consequence
 
 
 def test_mpich_names_a_process_whose_rank_only_the_agents_know() -> None:
     cause = live(MPICH)
-    assert cause is not None and (cause.pattern, cause.error.rank) == ("killed", 2)
+    assert cause is not None and (cause.pattern, cause.rank) == ("killed", 2)
     assert offline(MPICH) == ("killed", None)
     unseen = live(MPICH, known=False)
-    assert unseen is not None and (unseen.pattern, unseen.error.rank) == ("killed", None)
+    assert unseen is not None and (unseen.pattern, unseen.rank) == ("killed", None)
 
 
 CODES = {"torchrun": torchrun(1, ""), "Open MPI": OPEN_MPI_CODE}
@@ -238,7 +242,7 @@ ECHOES = {
 @pytest.mark.parametrize("log", ECHOES.values(), ids=ECHOES)
 def test_who_is_ended_while_it_works_accuses_nobody(log: str) -> None:
     cause = live(log)
-    assert cause is None or (cause.only_consequence and cause.error.rank is None), cause
+    assert cause is None or (cause.only_consequence and cause.rank is None), cause
 
 
 GUESSED = {
@@ -310,7 +314,7 @@ def test_a_source_line_in_a_traceback_is_no_error(line: str) -> None:
 
 def test_how_a_rank_ended_is_said_of_that_rank() -> None:
     run = past_of(OPEN_MPI_4)
-    (line,) = {error.line for error in run.errors if error.rank == 1}
+    (line,) = {error.line for error in run.errors if "process rank 1" in error.line}
     event = Event(kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=line, pattern="launcher")
     seats = tuple(seen(rank, gone_s=3.0 if rank == 1 else None, node="n1") for rank in range(4))
     dead = job(

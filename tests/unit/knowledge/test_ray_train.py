@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.diagnose.logs.root_cause import find_cause, locate
+from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error
 from slurm_watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
 from slurm_watchdog.model.cluster_view import PastRun
+from slurm_watchdog.model.cluster_view import Seat as RankSeat
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
-from tests.builders.views import slurm_job
 from tests.unit.diagnose.test_scan_log_verdicts import verdict_of
 
 BEFORE = b"\x1b[36m(TrainController pid=9371)\x1b[0m "
@@ -88,11 +88,12 @@ Said = tuple[tuple[str, str, int | None], ...]
 """Of each line its text, its row, and the rank whose worker wrote it."""
 
 
+SPEAKER = {None: "", 0: "(RayTrainWorker pid=1010) ", 1: "(RayTrainWorker pid=984) "}
+
+
 def run_with(*said: tuple[str, str, int | None]) -> PastRun:
-    the_job = slurm_job(nodes=("n1",), batch_host="n1")
-    seats = {0: ("n1", 1010), 1: ("n1", 984)}
     errors = [
-        locate(Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=line, pattern=pattern, rank=rank), "n1", 100.0 + at, the_job, seats)
+        logged_error(Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=f"{SPEAKER[rank]}{line}", pattern=pattern, rank=rank), "n1", 100.0 + at)
         for at, (line, pattern, rank) in enumerate(said)
     ]  # fmt: skip
     return PastRun(
@@ -104,6 +105,9 @@ def run_with(*said: tuple[str, str, int | None]) -> PastRun:
         state="FAILED",
         errors=tuple(errors),
         ranks=2,
+        nodes=("n1",),
+        batch_host="n1",
+        seats=(RankSeat(0, "n1", 1010), RankSeat(1, "n1", 984)),
     )
 
 
@@ -115,18 +119,18 @@ def test_the_rank_that_ray_says_has_died_is_the_one_whom_its_peers_lost() -> Non
     )
     cause = find_cause(run_with(*said))
     assert cause is not None
-    assert (cause.error.rank, cause.error.pid, cause.error.node) == (1, 984, "n1")
+    assert (cause.rank, cause.pid, cause.node) == (1, 984, "n1")
 
 
 def test_of_two_workers_that_ray_says_have_died_none_is_named() -> None:
     said = (DIED.format(984), "ray_actor_died", None), (DIED.format(1010), "ray_actor_died", None)
     cause = find_cause(run_with(*said))
-    assert cause is not None and cause.error.rank is None
+    assert cause is not None and cause.rank is None
 
 
 def test_the_word_about_a_process_that_is_no_rank_names_nobody() -> None:
     cause = find_cause(run_with((DIED.format(5), "ray_actor_died", None)))
-    assert cause is not None and cause.error.rank is None
+    assert cause is not None and cause.rank is None
 
 
 def test_what_the_controller_of_a_run_sums_up_is_no_exception_of_the_program() -> None:
@@ -156,7 +160,7 @@ DIED_984 = (DIED.format(984), "ray_actor_died", None)
 def test_what_a_survivor_says_after_rays_word_of_a_death_accuses_it_of_nothing(said: Said) -> None:
     cause = find_cause(run_with(*said))
     assert cause is not None and cause.only_consequence
-    assert (cause.error.rank, cause.error.pid) == (1, 984)
+    assert (cause.rank, cause.pid) == (1, 984)
 
 
 @pytest.mark.parametrize(
@@ -170,4 +174,4 @@ def test_what_a_survivor_says_after_rays_word_of_a_death_accuses_it_of_nothing(s
 )
 def test_rays_word_of_a_death_clears_nobody_who_says_why_it_failed(said: Said, rank: int | None) -> None:
     cause = find_cause(run_with(*said))
-    assert cause is not None and cause.error.rank == rank
+    assert cause is not None and cause.rank == rank

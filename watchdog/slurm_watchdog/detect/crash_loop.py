@@ -167,13 +167,13 @@ def _by_contrast(
     """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node can cause, and the job made steps in a
     run without that node, or failed there on different ranks. The same allocation each time proves nothing about one node of it."""
     known = [cause for cause in causes if cause is not None and cause.pattern in NODE_CAN_CAUSE]
-    nodes = {cause.error.node for cause in known}
+    nodes = {cause.node for cause in known}
     if len(known) != len(runs) or len(nodes) != 1 or None in nodes:
         return None, ""
     node = nodes.pop()
     if any(run.nodes and node not in run.nodes and run.steps_seen > 0 for run in past):
         return node, f"one without {node} made steps"
-    ranks = {cause.error.rank for cause in known if cause.error.rank is not None}
+    ranks = {cause.rank for cause in known if cause.rank is not None}
     several = any(len(run.nodes) > 1 for run in runs)
     return (node, "on different ranks") if several and len(ranks) > 1 else (None, "")
 

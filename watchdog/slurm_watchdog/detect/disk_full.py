@@ -13,14 +13,14 @@ Note: it resolves as soon as something can be written there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.logs.reported_run import who_said
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import STORAGE_FULL
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, LoggedError
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
@@ -86,11 +86,11 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
             _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
         if not job.silent_nodes and any(e.event.pattern in STORAGE_FULL for e in job.errors):
-            _from_log(view, job, running(job, view.now).errors, places, settings.recent)
+            _from_log(view, job, running(job, view.now), places, settings.recent)
     for ended in view.ended:
         if ended.run is not None:
             last = JobView(job=ended.job, run_age_s=0.0)
-            _from_log(view, last, ended.run.errors, places, settings.recent)
+            _from_log(view, last, ended.run, places, settings.recent)
     return [_finding(view, key, place) for key, place in places.items()]
 
 
@@ -152,18 +152,20 @@ def _is_device(probe: MountProbe, device: str | None) -> bool:
 
 
 def _from_log(
-    view: ClusterView, job: JobView, errors: Iterable[LoggedError], places: dict[str, _Place], recent_s: float
+    view: ClusterView, job: JobView, run: PastRun, places: dict[str, _Place], recent_s: float
 ) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
     rose_age_s = None if job.progress is None else job.progress.rose_age_s
     saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
-    for error in errors:
+    said_so = any(error.pattern in STORAGE_FULL for error in run.errors)
+    for said in who_said(run) if said_so else ():
+        error = said.error
         if error.pattern not in STORAGE_FULL:
             continue
         age_s = view.now - error.at
         path = _path(error.line)
-        found = _mount_of(view, job, error, path)
+        found = _mount_of(view, job, said.node, path)
         if found is None:
             place = places.setdefault(
                 f"full:job/{job_id}", _Place(name=f"what job {job_id} writes to", where="")
@@ -181,7 +183,7 @@ def _from_log(
         place.said.append(f"job {job_id}, {age_s:.0f} s ago: {error.line}")
         place.culprits.append(
             Culprit(
-                node=error.node, rank=error.rank, pid=error.pid, path=path,
+                node=said.node, rank=said.rank, pid=said.pid, path=path,
                 mount=found[1].mount if found is not None else None, reason=shortened(error.line, 200),
             )
         )  # fmt: skip
@@ -204,20 +206,20 @@ def _path(line: str) -> str | None:
 
 
 def _mount_of(
-    view: ClusterView, job: JobView, error: LoggedError, path: str | None
+    view: ClusterView, job: JobView, its_node: str | None, path: str | None
 ) -> tuple[str, MountProbe] | None:
     """(node, the newest probe of the mount that `path` lies on), of the rank's node if it is known, else of a shared mount."""
     if path is None:
         return None
     best: tuple[str, MountProbe] | None = None
     for node in view.nodes:
-        if node.name not in job.job.nodes or (error.node is not None and node.name != error.node):
+        if node.name not in job.job.nodes or (its_node is not None and node.name != its_node):
             continue
         for seen in node.mounts:
             probe = seen.probe
             point = probe.mount.rstrip("/")
             inside = path == point or path.startswith(point + "/")
-            if not inside or (error.node is None and not _is_shared(probe)):
+            if not inside or (its_node is None and not _is_shared(probe)):
                 continue
             if best is None or len(probe.mount) > len(best[1].mount):
                 best = (node.name, probe)

@@ -129,7 +129,7 @@ def _waited(
     if dead and len(dead) == len(ranks):
         gone_s = min(dead_for_s(rank) for rank in dead)
         return f"no rank is left since {gone_s:.0f} s" if min(gone_s, age_s) >= ALL_GONE_S else None
-    its = [rank for rank in dead if cause.error.rank is None or rank.process.rank == cause.error.rank]
+    its = [rank for rank in dead if cause.rank is None or rank.process.rank == cause.rank]
     if its:
         first = max(its, key=dead_for_s)
         gone_s = min(dead_for_s(first), age_s)
@@ -168,7 +168,7 @@ def _is_named(cause: Cause | None) -> bool:
     """Whether more lines would hardly name another rank. A traceback whose last line has not come is an unfinished sentence."""
     if cause is None or cause.only_consequence or cause.pattern in HEADERS:
         return False
-    return cause.error.rank is not None
+    return cause.rank is not None
 
 
 def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
@@ -226,9 +226,8 @@ def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple
 
 
 def _who(cause: Cause) -> str:
-    error = cause.error
-    rank = f"rank {error.rank}" if error.rank is not None else "a rank"
-    return f"{rank} on {error.node}" if error.node is not None else rank
+    rank = f"rank {cause.rank}" if cause.rank is not None else "a rank"
+    return f"{rank} on {cause.node}" if cause.node is not None else rank
 
 
 def _accuse(
@@ -236,22 +235,25 @@ def _accuse(
 ) -> Finding:
     culprit = culprit_of(cause)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
-    if cause.how and (not cause.only_consequence or not cause.silent_ranks):
+    if cause.how:
         said = f"{_who(cause)} {cause.how}, and its own words are not in the log"
     elif cause.only_consequence:
         said = f"no line says why; the first of what follows is {cause.words}"
-        if cause.error.rank is not None:
+        if cause.rank is not None:
             said = f"no line says why; {_who(cause)} ended first: {cause.words}"
-        if cause.silent_ranks:
-            silent = ", ".join(str(rank) for rank in cause.silent_ranks[:8])
-            said = f"a collective timed out, and only rank {silent} did not say so"
-            named = tuple(
-                Culprit(rank=rank, reason="said nothing while the collective of all others timed out")
-                for rank in cause.silent_ranks
-            )
+        if cause.suspects:
+            ranks = ", ".join(str(culprit.rank) for culprit in cause.suspects[:8])
+            said = f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
+            named = cause.suspects
     else:
-        alike = f" (and {cause.alike - 1} more ranks alike)" if cause.alike > 1 else ""
+        alike = (
+            f" (and {cause.alike - 1} more rank{'s' if cause.alike > 2 else ''} alike)"
+            if cause.alike > 1
+            else ""
+        )
         said = f"{_who(cause)} said first{alike}: {cause.words}"
+        if cause.rank is None and cause.alike > 1:
+            said = f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
     return replace(
         finding,

@@ -143,17 +143,25 @@ class LossPoint(Struct, frozen=True, kw_only=True):
 
 
 class LoggedError(Struct, frozen=True, kw_only=True):
-    """An error line of a run, and who said it, as far as that is known."""
+    """An error line of a run as an agent reported it: who said it is found when the run is judged (diagnose/logs/reported_run.py)."""
 
     at: float
     """On the clock of `ClusterView.now`."""
     line: str
     pattern: str = ""
     """The row of slurm_watchdog.knowledge.log_signatures that matched."""
-    node: str | None = None
-    """Where the rank that said it ran. A job's log is read on one node, whichever rank wrote to it."""
-    rank: int | None = None
-    pid: int | None = None
+    source: str = ""
+    """Path of the file it stood in."""
+    read_on: str = ""
+    """The node whose agent read it. A job's common log is read on one node, whichever rank wrote to it."""
+
+
+class Seat(Struct, frozen=True):
+    """Where a rank runs."""
+
+    rank: int
+    node: str
+    pid: int
 
 
 class PastRun(Struct, frozen=True, kw_only=True):
@@ -193,6 +201,9 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """(pattern, ranks) of those that said so since the last step."""
     ranks: int = 0
     """How many ranks were known."""
+    seats: tuple[Seat, ...] = ()
+    """Of the ranks that were seen, in their order."""
+    batch_host: str | None = None
 
 
 class EndedJob(Struct, frozen=True, kw_only=True):

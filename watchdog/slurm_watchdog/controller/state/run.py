@@ -13,8 +13,8 @@ from slurm_watchdog.base.capped import Capped, LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
-from slurm_watchdog.diagnose.logs.root_cause import locate
-from slurm_watchdog.model.cluster_view import JobView, LoggedError, Motion, PastRun, Steady
+from slurm_watchdog.diagnose.logs.root_cause import logged_error
+from slurm_watchdog.model.cluster_view import JobView, LoggedError, Motion, PastRun, Seat, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
 from slurm_watchdog.model.slurm import SlurmJob
@@ -183,8 +183,6 @@ class Run:
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     past: tuple[PastRun, ...] = ()
     """The runs before this one, oldest first."""
-    seats_before: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Rank -> (node, pid) in the run before: its last words may come late."""
     early: list[tuple[str, float, Event]] = field(default_factory=list)
     """Error lines that came before this run was seen to begin."""
     disk_steps: Capped[str, int] = field(init=False)
@@ -275,22 +273,23 @@ def past_run(run: Run, now: float) -> PastRun:
         errors=logged_errors(run),
         error_ranks=run.errors.said_by(),
         ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),
+        seats=_seats(run),
+        batch_host=run.job.batch_host,
     )
 
 
 def logged_errors(run: Run) -> tuple[LoggedError, ...]:
-    """The kept error lines, each with the rank that said it and where that ran."""
-    seats = _seats(run)
-    return tuple(locate(event, node, at, run.job, seats) for node, at, event in run.errors.lines)
+    """The kept error lines."""
+    return tuple(logged_error(event, node, at) for node, at, event in run.errors.lines)
 
 
-def _seats(run: Run) -> dict[int, tuple[str, int]]:
-    """Rank -> (node, pid)."""
-    return {
-        process.rank: (key[0], process.pid)
+def _seats(run: Run) -> tuple[Seat, ...]:
+    seats = {
+        process.rank: Seat(process.rank, key[0], process.pid)
         for key, (process, _, _) in sorted(run.processes.items())
         if process.role is Role.RANK and process.rank is not None
     }
+    return tuple(seats.values())
 
 
 def reveal(run: Run) -> None:
@@ -333,7 +332,6 @@ def new_run(
         past=(*before.past, past_run(before, now))[-KEPT_PAST:]
         if before is not None and before.started
         else (),
-        seats_before=_seats(before) if before is not None else {},
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         clocks_before=before.clocks if before is not None and before.started else {},
     )

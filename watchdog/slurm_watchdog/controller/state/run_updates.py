@@ -12,7 +12,7 @@ from slurm_watchdog.controller.state.progress_clock import apply_step, main_cloc
 from slurm_watchdog.controller.state.run import ProcessKey, Rates, Run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
 from slurm_watchdog.controller.state.run_view import snapshot_views
-from slurm_watchdog.diagnose.logs.root_cause import locate
+from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.model.evidence import ProcessStack
@@ -154,7 +154,7 @@ def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
         run.early.append((node, at, event))
     last = run.past[-1]
     if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
-        error = locate(event, node, at, run.job, run.seats_before)
+        error = logged_error(event, node, at)
         run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
 
 

@@ -202,7 +202,9 @@ def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | No
         return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
     words = _SLURM_WHAT.get(name, ())
     tasks = [t for t in ranks.tasks if any(word in t.what for word in words)] if words else []
-    tasks = tasks or [t for t in ranks.tasks if "Exited with exit code" in t.what]
+    # A launcher that leaves says nothing about its node: it may have lost the ranks of another one.
+    left = () if ranks.launcher else ranks.tasks
+    tasks = tasks or [t for t in left if "Exited with exit code" in t.what]
     if len(tasks) != 1:
         return None
     # What ends with a code may be a launcher, one a node; what dies of a signal is hardly one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,6 +43,12 @@ class Verdict:
     first_ranks: tuple[int, ...] = ()
     followed: int = 0
     missing: tuple[int, ...] = ()
+    suspected: str = ""
+    """Why the missing ones are suspect, half a sentence."""
+    explained: bool = True
+    """Whether a line says what went wrong; else only what follows from it is known."""
+    how: str = ""
+    """`was killed (SIGKILL)`, `exited with code 1`, where a launcher or Slurm says it of a process that said nothing itself."""
 
 
 @dataclass
@@ -56,6 +62,8 @@ class Case:
     """By id of the error."""
     timed: bool = True
     """Whether the errors of different files can be put in order."""
+    said: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Row of the signatures -> ranks that said so, where more of them did than lines were kept."""
 
 
 def after_step(case: Case, error: Error | None = None) -> str:

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_watchdog.diagnose.logs.root_cause import FEW_SILENT
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 
+FEW_SILENT = 0.25
+"""Those that say nothing in a cascade are named if they are at most this share of the ranks."""
 LEAST_SAID = 2
 SURELY_MANY = 7
 """So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
@@ -49,17 +50,21 @@ class Suspects:
 
 
 def suspects_of(
-    errors: Sequence[Error], rank_of: dict[int, int | None], known: Iterable[int], world: int | None
+    errors: Sequence[Error],
+    rank_of: dict[int, int | None],
+    known: Iterable[int],
+    world: int | None,
+    more: frozenset[int] = frozenset(),
 ) -> Suspects | None:
     """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None; `known`: ranks seen
-    anywhere in the log; `world`: how many there are, if the log says so."""
+    anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks that said so as well, in lines that were not kept."""
     told = _told(errors)
     if told is not None:
         return told
     timeouts = [
         place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")
     ]
-    said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None}
+    said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None} | more
     if len(said) < LEAST_SAID:
         return None
     return (

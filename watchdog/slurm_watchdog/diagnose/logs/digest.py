@@ -213,15 +213,22 @@ class Collector:
         if segments is not None:
             ordered = [(number, text) for number, text in ordered if number in segments]
             self._facts = [fact for fact in self._facts if fact.line in segments]
-        ordered = _unpadded(ordered)
-        hosts = _hosts([text for _, text in ordered])
-        quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
-        taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
-        lines, headings = with_sections(without_modules(without_line_numbers(taken)))
+        lines, headings = take_apart(ordered)
         digest = Digest(self._facts, lines, self._lines, self._left_out, segments, headings)
         digest.lone_losses = self._lone_losses
-        _put_on_clock(digest)
+        put_on_clock(digest)
         return digest
+
+
+def take_apart(
+    ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()
+) -> tuple[list[Line], list[int]]:
+    """(the lines, the numbers of those that are headings) of (number, text) in the order of a file; `hosts` are known to be hosts."""
+    ordered = _unpadded(ordered)
+    hosts |= _hosts([text for _, text in ordered])
+    quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
+    taken = [read_line(number, text, hosts, quoted) for number, text in ordered]
+    return with_sections(without_modules(without_line_numbers(taken)))
 
 
 def _text(line: bytes) -> str:
@@ -314,7 +321,7 @@ def _hosts(texts: list[str]) -> frozenset[str]:
     return frozenset(word for word, times in counted.items() if times >= HOST_LINES)
 
 
-def _put_on_clock(digest: Digest) -> None:
+def put_on_clock(digest: Digest) -> None:
     """Times of facts and of the last line, on one clock."""
     clock = Clock()
     stamps: list[tuple[int, Stamp, Fact | None]] = [

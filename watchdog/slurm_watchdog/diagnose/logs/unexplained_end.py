@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.logs.attribution import SIGNAL_NAMES, rank_of_dead_process, task_of
@@ -11,7 +11,7 @@ from slurm_watchdog.diagnose.logs.case import Case, Verdict, after_step, sentenc
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
-from slurm_watchdog.diagnose.logs.ranks import Failure, Task
+from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, Task
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
@@ -24,6 +24,11 @@ _FAILED = re.compile(r"Exited with exit code (?!0\b|9\b|15\b|130\b|137\b|143\b)\
 """Not by a signal that ends a run in order."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
+_CODE = re.compile(r"Exited with exit code (\d+)")
+_SLURMS_HOW = (
+    ("Killed", "was killed (SIGKILL)"), ("Segmentation fault", "died of SIGSEGV"), ("Bus error", "died of SIGBUS"),
+    ("Aborted", "died of SIGABRT"), ("Out Of Memory", "was killed: out of memory"), ("Illegal instruction", "died of SIGILL"),
+)  # fmt: skip
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
@@ -75,9 +80,9 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
     for place, error in enumerate(timeouts):
         if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
             by_place[place] = error.group_rank
-    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world) or lost_rank(
-        told, case.ranks
-    )
+    suspects = suspects_of(
+        timeouts, by_place, case.ranks.seen, case.ranks.world, _said(case, TIMED_OUT)
+    ) or lost_rank(told, case.ranks)
     if (
         suspects is not None
         and suspects.silent
@@ -85,7 +90,7 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
         and not set(suspects.ranks) <= case.ranks.files
     ):
         suspects = None  # its file is not here
-    said = sorted({rank for rank in by_place.values() if rank is not None})
+    said = sorted({rank for rank in by_place.values() if rank is not None} | _said(case, TIMED_OUT))
     first = timeouts[0]
     name = (
         "collective_mismatch"
@@ -111,7 +116,13 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
+        suspected=suspects.reason if suspects is not None else "", explained=False,
     )  # fmt: skip
+
+
+def _said(case: Case, names: Iterable[str]) -> frozenset[int]:
+    """The ranks that said so, of those whose lines are not all kept."""
+    return frozenset[int]().union(*(case.said.get(name, frozenset()) for name in names))
 
 
 def _marked_dead(told: Sequence[Error]) -> str | None:
@@ -131,7 +142,7 @@ def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdic
     summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
     return Verdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
-        followed=len(told) - 1, missing=suspects.ranks,
+        followed=len(told) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
     )  # fmt: skip
 
 
@@ -173,8 +184,9 @@ def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
     summary = f"{who} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
     source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
     return Verdict(
-        name, row.line, source, sentence(summary), row.host, row.rank, how, followed=max(0, len(told) - 1)
-    )
+        name, row.line, source, sentence(summary), row.host, row.rank, how,
+        followed=max(0, len(told) - 1), explained=row.code in SIGNAL_NAMES, how=how,
+    )  # fmt: skip
 
 
 def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
@@ -199,8 +211,9 @@ def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
     who = words_of(rank, host)
     summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
     return Verdict(
-        name, first.line, source, sentence(summary), host, rank, first.what, followed=max(0, len(told) - 1)
-    )
+        name, first.line, source, sentence(summary), host, rank, first.what,
+        followed=max(0, len(told) - 1), explained=False, how=how_slurm_says(first.what),
+    )  # fmt: skip
 
 
 def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
@@ -220,8 +233,22 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     who = words_of(rank, host)
     summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
     return Verdict(
-        name, first.line, first.source, sentence(summary), host, rank, first.text, followed=len(told) - 1
-    )
+        name, first.line, first.source, sentence(summary), host, rank, first.text,
+        followed=len(told) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
+    )  # fmt: skip
+
+
+def how_slurm_says(what: str) -> str:
+    """`was killed (SIGKILL)`, `exited with code 1`, from Slurm's word of a task; empty if that says nothing of it."""
+    code = _CODE.search(what)
+    if code:
+        return f"exited with code {code[1]}"
+    return next((how for word, how in _SLURMS_HOW if word in what), "")
+
+
+def _how(first: Error, ranks: Ranks) -> str:
+    codes = {code for _, code in ranks.exits} if first.name == "launcher" else set()
+    return Ending(code=codes.pop()).words if len(codes) == 1 else ""
 
 
 def _is_srun_s_kill(task: Task) -> bool:
@@ -249,6 +276,7 @@ def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Erro
         rank,
         first.text,
         followed=len(told) - 1,
+        explained=False,
     )
 
 
@@ -274,4 +302,5 @@ def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
         None,
         first.text,
         followed=len(told) - 1,
+        explained=False,
     )

@@ -32,7 +32,6 @@ from slurm_watchdog.diagnose.logs.attribution import (
 from slurm_watchdog.diagnose.logs.case import Case, Source, Verdict, after_step, duration, sentence, words_of
 from slurm_watchdog.diagnose.logs.line import Line, Who, classify
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.root_cause import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from slurm_watchdog.knowledge.log_signatures import (
@@ -44,6 +43,8 @@ from slurm_watchdog.knowledge.log_signatures import (
     WORDS,
 )
 
+STEP_SLACK_S = 2.0
+"""A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
 ENOUGH_RISES = 2
 """So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
 LATE_RISES = 5
@@ -78,16 +79,22 @@ _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
 def judge(sources: Sequence[Source], ranks: Ranks) -> Verdict | None:
     """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
-    case = _ordered(sources, ranks)
-    for error in case.errors:
-        place_in_table(error, ranks)
-    verdict = _of_errors(case) or _of_numbers(case)
+    case = ordered_case(sources, ranks)
+    verdict = judge_errors(case) or _of_numbers(case)
     for source in sources:
         source.roles = {place: case.role.get(id(error), "noise") for place, error in enumerate(source.errors)}
     return verdict
 
 
-def _ordered(sources: Sequence[Source], ranks: Ranks) -> Case:
+def judge_errors(case: Case) -> Verdict | None:
+    """What the errors of a case come to; None if none of them ended the run, or somebody ended it. Sets their roles."""
+    for error in case.errors:
+        place_in_table(error, case.ranks)
+    return _of_errors(case)
+
+
+def ordered_case(sources: Sequence[Source], ranks: Ranks) -> Case:
+    """The errors of the files of one job in the order of time, where that is known."""
     errors = []
     for number, source in enumerate(sources):
         for error in source.errors:
@@ -141,7 +148,7 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     roots = [error for error in before if _is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
-    cascade = _cascade(alive)
+    cascade = _cascade(alive, case)
     fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
     if fatal and not _are_cut_off(fatal, alive):
         return _of_cause(case, fatal, alive)
@@ -273,11 +280,19 @@ class _Cascade:
     timed_out_at: float | None
     line_of: Mapping[tuple[int, Who], int]
     """Of each file and stream."""
+    terminated: Mapping[int, int]
+    """Of each file the line of a launcher that ends its processes."""
+    dead_rank: int | None
+    """Of which Ray says that its process has died,"""
+    dead_line: int | None
+    """and where."""
 
     def has_brought(self, error: Error, ranks: Ranks) -> bool:
         """Whether an error came of it: later in time than the first timeout, or what a rank says that had lost the others before."""
         if error.name in FIRST_HAND:
             return False
+        if error.name in AFTER_SIGTERM and self._was_ended_before(error, ranks):
+            return True
         if (
             self.timed_out_at is not None
             and error.own_time
@@ -289,15 +304,31 @@ class _Cascade:
         after = line is not None and line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}
         return after and ranks.is_one_process(error.who)
 
+    def _was_ended_before(self, error: Error, ranks: Ranks) -> bool:
+        """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is ended while it works says that."""
+        ended = self.terminated.get(error.source)
+        if ended is not None and ended < error.line:
+            return True
+        dead, rank = self.dead_rank, ranks.rank_of(error.who)
+        return (
+            dead is not None and dead != rank and self.dead_line is not None and self.dead_line < error.line
+        )
 
-def _cascade(alive: Sequence[Error]) -> _Cascade:
+
+def _cascade(alive: Sequence[Error], case: Case) -> _Cascade:
     felt = [e for e in alive if not e.weak and e.name in FELT and not OWN_CUDA.search(e.text)]
     times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
     line_of: dict[tuple[int, Who], int] = {}
     for error in felt:
         key = (error.source, error.who)
         line_of[key] = min(error.line, line_of.get(key, error.line))
-    return _Cascade(min(times, default=None), line_of)
+    terminated: dict[int, int] = {}
+    for error in alive:
+        if error.name == "terminated":
+            terminated.setdefault(error.source, error.line)
+    dead, _ = rank_of_dead_process(case)
+    died = next((error.line for error in alive if error.name == "ray_actor_died"), None)
+    return _Cascade(min(times, default=None), line_of, terminated, dead, died)
 
 
 def _late_cause(case: Case) -> Error | None:
@@ -323,7 +354,10 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     name = _refined(first)
     rank, host = who_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
-    ranks = sorted({r for error in alike if (r := case.ranks.rank_of(error.who)) is not None})
+    ranks = sorted(
+        {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None}
+        | case.said.get(name, frozenset())
+    )
     unordered = not case.timed and len({error.source for error in alike}) > 1
     if rank is None and not unordered:
         rank, host = placed(first, name, case, host)

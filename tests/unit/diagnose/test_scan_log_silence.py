@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from tests.unit.diagnose.test_scan_log_verdicts import read, verdict_of
+from tests.builders.failed_logs import read, verdict_of
 
 
 def log(begin: str, form: str, steps: int = 60, every_s: float = 30.0) -> str:

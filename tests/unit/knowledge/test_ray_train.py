@@ -10,7 +10,7 @@ from slurm_watchdog.model.cluster_view import PastRun
 from slurm_watchdog.model.cluster_view import Seat as RankSeat
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
-from tests.unit.diagnose.test_scan_log_verdicts import verdict_of
+from tests.builders.failed_logs import verdict_of
 
 BEFORE = b"\x1b[36m(TrainController pid=9371)\x1b[0m "
 STARTED = BEFORE + b"Started training worker group of size 2: \n"

@@ -31,7 +31,8 @@ def lost_rank(errors: Sequence[Error], ranks: Ranks) -> Suspects | None:
     spoke = {ranks.rank_of(error.who) for error in errors}
     speakers = {rank for error, _ in told if (rank := ranks.rank_of(error.who)) is not None}
     enough = not speakers or len(speakers) >= SPEAKERS or speakers == {0}
-    if not enough or peer in spoke or (ranks.world is not None and peer >= ranks.world):
+    unknown = ranks.excerpt and ranks.world is None
+    if not enough or unknown or peer in spoke or (ranks.world is not None and peer >= ranks.world):
         return None
     return Suspects(
         (peer,),

@@ -108,6 +108,8 @@ class Ranks:
     """Of logs with a file for each rank: whose are here. What the others said is not known."""
     by_pid: dict[str, set[tuple[int, str | None]]] = field(default_factory=dict)
     """Pid -> (rank, host) of lines that name both."""
+    excerpt: bool = False
+    """Only some lines are known, and the one that says how many ranks there are may not be among them."""
     dead: set[tuple[str, str | None]] = field(default_factory=set)
     """(pid, host) of processes that Ray says have died."""
 

@@ -113,7 +113,7 @@ def _source(path: str, lines: list[Line]) -> Source:
 
 def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: PastRun) -> Ranks:
     """What the lines say about ranks, with what is known of their processes."""
-    ranks.world = max(ranks.world or 0, run.ranks) or None
+    ranks.world, ranks.excerpt = max(ranks.world or 0, run.ranks) or None, True
     for seat in run.seats:
         ranks.rank_hosts.setdefault(seat.rank, seat.node)
         # On a single node an address in a log can only mean that one.

@@ -1,0 +1,119 @@
+"""The same failed run gives the same cause and culprit with `scan-log` on its whole log and live, from the lines that agents report: through
+trace, state, detectors and correlation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
+from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.replay.player import TracePlayer
+from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
+from slurm_watchdog.trace.records import ParseStats
+from tests.builders.failed_logs import SPEAKERS, VERDICTS, Expected
+
+CASES = {name: (text, expected) for name, text, expected in (*VERDICTS, *SPEAKERS)}
+SLURM_SAYS_S, WAITED_S = 11.0, 30
+
+FEWER_LINES = "agents report the lines that look like an error, and what decides it here is another line"
+NO_RANK_SEEN = (
+    "no rank of the run was seen, and Slurm does not name the task: a number in front may be anything's"
+)
+OTHER_DETECTOR = "a loss that is NaN is what loss_nan watches"
+LESS_IS_KNOWN: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "a lookup that failed is no cause", "the table tells the rank of a local rank", "the table alone: killed",
+            "the table alone: SIGSEGV", "a row that aborted is a victim", "a destructor", "the noise of the end",
+            "NCCL's word for a call of CUDA in its own process", "Paddle's container", "Ray: which rank the killed process was",
+            "Ray: two hosts have the same pid", "a result that is no number", "what gloo's transport says is a consequence",
+            "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its victim",
+            "the output of a rank, as Composer's launcher prints it", "several files in one", "what Horovod waits for",
+            "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after the other",
+        ),
+        FEWER_LINES,
+    ),
+    **dict.fromkeys(
+        (
+            "srun --label", "some fail alike: the first", "a large number after a host, in every line of a traceback", "the numbers of tasks",
+            "a rank in the words of an exception with a dotted name", "a rank that several say they lost",
+            "a rank that the first rank says it lost", "a host of a large job", "labels of equal width",
+        ),
+        NO_RANK_SEEN,
+    ),
+    **{name: OTHER_DETECTOR for name, (_, expected) in CASES.items() if expected == ("loss_nan", None, None)},
+}  # fmt: skip
+"""Cases of which a live incident knows less, and why. It may then name nobody, and never another one."""
+
+
+def trace_of(text: str, nodes: tuple[str, ...]) -> Iterator[dict[str, object]]:
+    """A run that writes `text`, a line a second, and fails: its log is read on the first node, none of its ranks was seen."""
+    yield {
+        "t": 0.0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": nodes, "restarts": 0, "name": "m", "user": "u",
+        "batch_host": nodes[0],
+    }  # fmt: skip
+    at = 0
+    for at, line in enumerate(text.splitlines(), 1):
+        yield {
+            "t": at,
+            "kind": "log",
+            "node": nodes[0],
+            "job_id": "7",
+            "stream": "train.log",
+            "line": line,
+        }
+        if at % 20 == 1:
+            yield from ({"t": at, "kind": "report", "node": node} for node in nodes)
+    yield from ({"t": at + 10, "kind": "report", "node": node} for node in nodes)
+    yield {"t": at + SLURM_SAYS_S, "kind": "job", "job_id": "7", "state": "FAILED"}
+    for later in range(5, WAITED_S + 1, 5):
+        yield from ({"t": at + SLURM_SAYS_S + later, "kind": "report", "node": node} for node in nodes)
+
+
+def live(text: str, nodes: tuple[str, ...]) -> tuple[Cause | None, list[Incident]]:
+    """(the cause that was found, the incidents that were opened about errors in the log)."""
+    data = "".join(json.dumps(record) + "\n" for record in trace_of(text, nodes)).encode()
+    pieces = iter([data])
+    tally, numbers = ParseStats(), count()
+    player = TracePlayer(Config(), tally, lambda: f"i{next(numbers)}", 5.0)
+    flow = list(moments(in_order(read_records(read_blocks(lambda _: next(pieces, b"")), tally), tally)))
+    for moment in flow:
+        player.play(moment)
+    runs = [ended.run for ended in player.state.view(flow[-1].t).ended if ended.run is not None]
+    told = [incident for incident in player.outcome().incidents if incident.kind is Kind.LOG_ERROR]
+    return (find_cause(runs[0]) if runs else None), told
+
+
+def named(cause: Cause | None) -> Expected:
+    """What a cause says, in the shape of a verdict of `scan-log`; a run that somebody ended from outside has none."""
+    if cause is None or cause.from_outside:
+        return None
+    if len(cause.suspects) == 1:
+        return cause.pattern, cause.suspects[0].rank, cause.suspects[0].node
+    return cause.pattern, cause.rank, cause.node
+
+
+def nodes_of(text: str, expected: Expected) -> tuple[str, ...]:
+    host = expected[2] if expected is not None else None
+    return tuple(dict.fromkeys([*([host] if host else []), *re.findall(r"\bn\d+\b", text), "n1", "n2"]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cause_and_culprit_are_the_same_live_and_in_the_whole_log(name: str) -> None:
+    text, expected = CASES[name]
+    cause, incidents = live(text, nodes_of(text, expected))
+    found = named(cause)
+    if name in LESS_IS_KNOWN:
+        assert found != expected, f"it is the same now: take it out of the list ({LESS_IS_KNOWN[name]})"
+        rank, host = expected[1:] if expected is not None else (None, None)
+        assert found is None or (found[1] in (rank, None) and found[2] in (host, None))
+    else:
+        assert found == expected
+    accused = {(culprit.rank, culprit.node) for incident in incidents for culprit in incident.culprits}
+    assert not accused or (found is not None and accused == {found[1:]})

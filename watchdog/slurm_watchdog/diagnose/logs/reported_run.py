@@ -8,7 +8,8 @@ slurm_watchdog.diagnose.logs.verdict for both.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
 from msgspec.structs import replace
 
@@ -22,10 +23,12 @@ from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import STEP_SLACK_S, ordered_case, with_rank
 from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
-from slurm_watchdog.model.cluster_view import LoggedError, PastRun
+from slurm_watchdog.model.cluster_view import LoggedError, PastRun, Seat
 
 APART_S = 10.0
 """Lines of two files without times are known to have come one after the other when so much time lay between: twice an agent's interval."""
+KEPT = 256
+"""Runs whose answer is remembered: each is asked for several times a tick, and few have new lines."""
 
 
 def lines_since_last_step(run: PastRun) -> list[LoggedError]:
@@ -35,14 +38,47 @@ def lines_since_last_step(run: PastRun) -> list[LoggedError]:
     return sorted(lines, key=lambda e: e.at)  # stable: what was read at once stays in its order
 
 
-def case_of(run: PastRun, lines: Sequence[LoggedError]) -> tuple[Case, Mapping[int, LoggedError]]:
-    """(the case, each line by its number) of `lines`, which are in the order of their coming. A second between two lines counts as one
-    line more: what stands far apart in a log is no traceback."""
+class ReportedLine(Struct, frozen=True):
+    """An error line in its place."""
+
+    number: int
+    """In the order of coming. A second between two lines counts as one line more: what stands far apart in a log is no traceback."""
+    seconds: int
+    """Since the first line."""
+    text: str
+    pattern: str
+    source: str
+    read_on: str
+
+
+class ReportedRun(Struct, frozen=True):
+    """What is judged of a run, without what changes from one look to the next: two that are equal come to the same."""
+
+    lines: tuple[ReportedLine, ...]
+    seats: tuple[Seat, ...]
+    nodes: tuple[str, ...]
+    batch_host: str | None
+    ranks: int
+    error_ranks: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
+    """`lines` of `run`, which are in the order of their coming."""
     began = lines[0].at if lines else 0.0
-    numbered = {place + 1 + int(error.at - began): error for place, error in enumerate(lines)}
-    files: dict[tuple[str, str], list[tuple[int, LoggedError]]] = {}
-    for number, error in numbered.items():
-        files.setdefault((error.read_on, error.source), []).append((number, error))
+    placed = []
+    for place, error in enumerate(lines):
+        seconds = round(error.at - began)
+        placed.append(
+            ReportedLine(place + 1 + seconds, seconds, error.line, error.pattern, error.source, error.read_on)
+        )
+    return ReportedRun(tuple(placed), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
+
+
+def case_of(run: ReportedRun) -> Case:
+    """The run as a case for the engine; its lines have the numbers that they have here."""
+    files: dict[tuple[str, str], list[ReportedLine]] = {}
+    for line in run.lines:
+        files.setdefault((line.read_on, line.source), []).append(line)
     paths = [path for _, path in files]
     read = [_lines(of_file, run) for of_file in files.values()]
     read = _named_by_files(paths, read, run)
@@ -52,20 +88,20 @@ def case_of(run: PastRun, lines: Sequence[LoggedError]) -> tuple[Case, Mapping[i
     ranks = _with_seats(ranks, read, run)
     sources = [_source(path, lines) for path, lines in zip(paths, read, strict=True)]
     case = ordered_case(sources, ranks)
-    case.said = _beyond_what_was_kept(run, lines)
+    case.said = _beyond_what_was_kept(run)
     if not case.timed:
-        _order_by_arrival(case, numbered)
-    return case, numbered
+        _order_by_arrival(case, run)
+    return case
 
 
-def _lines(of_file: Sequence[tuple[int, LoggedError]], run: PastRun) -> list[Line]:
+def _lines(of_file: Sequence[ReportedLine], run: ReportedRun) -> list[Line]:
     """The lines of one file taken apart. A name before a line is a host only if it is one of the job's nodes."""
     hosts = frozenset(name for node in run.nodes for name in (node, _short(node)))
-    lines, _ = take_apart([(number, error.line) for number, error in of_file], hosts)
+    lines, _ = take_apart([(line.number, line.text) for line in of_file], hosts)
     return [_without_strangers(line, run) for line in lines]
 
 
-def _without_strangers(line: Line, run: PastRun) -> Line:
+def _without_strangers(line: Line, run: ReportedRun) -> Line:
     """The line without a host and a number that are no node of the job and no rank: a logger puts a module and its line there."""
     who = line.who
     if who.number is None or who.host is None or not run.nodes or _is_node(who.host, run):
@@ -85,7 +121,7 @@ def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
     ]
 
 
-def _named_by_files(paths: Sequence[str], read: list[list[Line]], run: PastRun) -> list[list[Line]]:
+def _named_by_files(paths: Sequence[str], read: list[list[Line]], run: ReportedRun) -> list[list[Line]]:
     """The lines, each with the rank that its file's name has, where there are several files."""
     if len(paths) < 2:
         return read
@@ -99,9 +135,9 @@ def _named_by_files(paths: Sequence[str], read: list[list[Line]], run: PastRun) 
     return filled
 
 
-def _beyond_what_was_kept(run: PastRun, lines: Sequence[LoggedError]) -> dict[str, frozenset[int]]:
+def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
     """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines tell it better."""
-    kept = Counter(error.pattern for error in lines)
+    kept = Counter(line.pattern for line in run.lines)
     return {pattern: frozenset(said) for pattern, said in run.error_ranks if len(said) > kept[pattern]}
 
 
@@ -111,7 +147,7 @@ def _source(path: str, lines: list[Line]) -> Source:
     return Source(path, digest, Progress(), find_errors(lines))
 
 
-def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: PastRun) -> Ranks:
+def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) -> Ranks:
     """What the lines say about ranks, with what is known of their processes."""
     ranks.world, ranks.excerpt = max(ranks.world or 0, run.ranks) or None, True
     for seat in run.seats:
@@ -132,7 +168,7 @@ def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: PastRun) -> R
     return ranks
 
 
-def _name_failures(ranks: Ranks, read: Sequence[Sequence[Line]], run: PastRun) -> None:
+def _name_failures(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) -> None:
     """Gives the rows of launchers that name a process or a local rank their ranks."""
     known = {row.pid for row in ranks.failures}
     for lines in read:
@@ -155,22 +191,23 @@ def _row(ending: Ending, line: int, root: bool) -> Failure:
     )  # fmt: skip
 
 
-def _order_by_arrival(case: Case, numbered: Mapping[int, LoggedError]) -> None:
+def _order_by_arrival(case: Case, run: ReportedRun) -> None:
     """Files without comparable times: what was read long before all of the others came first."""
-    first: dict[int, float] = {}
+    seconds = {line.number: line.seconds for line in run.lines}
+    first: dict[int, int] = {}
     for error in case.errors:
-        at = numbered[error.line].at
+        at = seconds[error.line]
         first[error.source] = min(at, first.get(error.source, at))
     times = sorted(first.values())
     case.errors.sort(key=lambda error: error.line)
     case.timed = len(times) > 1 and times[1] - times[0] >= APART_S
 
 
-def _is_node(host: str, run: PastRun) -> bool:
+def _is_node(host: str, run: ReportedRun) -> bool:
     return _short(host) in {_short(node) for node in run.nodes}
 
 
-def _node_of(host: str | None, run: PastRun) -> str | None:
+def _node_of(host: str | None, run: ReportedRun) -> str | None:
     """The node of the job that a host's name means; None if it is none of them, or an address."""
     return next((node for node in run.nodes if host is not None and _short(node) == _short(host)), None)
 
@@ -190,23 +227,30 @@ class Said(Struct, frozen=True):
 
 def who_said(run: PastRun) -> list[Said]:
     """All error lines of a run, each with its speaker."""
-    case, numbered = case_of(run, sorted(run.errors, key=lambda e: e.at))
+    errors = sorted(run.errors, key=lambda e: e.at)
+    return [Said(error, *who) for error, who in zip(errors, _speakers(reported(run, errors)), strict=True)]
+
+
+@lru_cache(maxsize=KEPT)
+def _speakers(run: ReportedRun) -> tuple[tuple[str | None, int | None, int | None], ...]:
+    """(node, rank, pid) of each line."""
+    case = case_of(run)
+    taken = {line.number: line for source in case.sources for line in source.digest.lines}
     found = []
-    for line in sorted(
-        (line for source in case.sources for line in source.digest.lines), key=lambda each: each.number
-    ):
-        rank, error = case.ranks.rank_of(line.who), numbered[line.number]
-        node = node_of(case.ranks.host_of(line.who, rank), rank, error, run)
-        found.append(Said(error, node, rank, pid_of(rank, node, run)))
-    return found
+    for line in run.lines:
+        who = taken[line.number].who
+        rank = case.ranks.rank_of(who)
+        node = node_of(case.ranks.host_of(who, rank), rank, line, run)
+        found.append((node, rank, pid_of(rank, node, run)))
+    return tuple(found)
 
 
-def pid_of(rank: int | None, node: str | None, run: PastRun) -> int | None:
+def pid_of(rank: int | None, node: str | None, run: ReportedRun) -> int | None:
     """The process of a rank, if it is the one that runs on that node."""
     return next((seat.pid for seat in run.seats if (seat.rank, seat.node) == (rank, node)), None)
 
 
-def node_of(host: str | None, rank: int | None, error: LoggedError, run: PastRun) -> str | None:
+def node_of(host: str | None, rank: int | None, line: ReportedLine, run: ReportedRun) -> str | None:
     """The job's node that a verdict means: by its host, by where its rank runs, or by where the line was read, if that can be only one."""
     named = _node_of(host, run)
     if named is not None:
@@ -216,7 +260,7 @@ def node_of(host: str | None, rank: int | None, error: LoggedError, run: PastRun
         return seat.node
     if host is not None and run.nodes and not host[:1].isdigit():
         return None
-    if run.nodes == (error.read_on,):
-        return error.read_on
-    elsewhere = run.batch_host not in (None, error.read_on) and error.read_on in run.nodes
-    return error.read_on if elsewhere else None
+    if run.nodes == (line.read_on,):
+        return line.read_on
+    elsewhere = run.batch_host not in (None, line.read_on) and line.read_on in run.nodes
+    return line.read_on if elsewhere else None

@@ -6,10 +6,22 @@ The engine is that of `scan-log` (slurm_watchdog.diagnose.logs.verdict): cause b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import SAID, shortened
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.reported_run import case_of, lines_since_last_step, node_of, pid_of
+from slurm_watchdog.diagnose.logs.reported_run import (
+    KEPT,
+    ReportedLine,
+    ReportedRun,
+    case_of,
+    lines_since_last_step,
+    node_of,
+    pid_of,
+    reported,
+)
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
 from slurm_watchdog.knowledge.log_signatures import FROM_OUTSIDE, HEADERS, WORDS
 from slurm_watchdog.model.cluster_view import JobView, LoggedError, PastRun, Seat
@@ -49,37 +61,47 @@ class Cause(Struct, frozen=True, kw_only=True):
 def find_cause(run: PastRun) -> Cause | None:
     """What went wrong since the last step of `run`; None if no error was logged since, or none that ended it."""
     lines = lines_since_last_step(run)
-    if not lines:
+    judged = _judge(reported(run, lines)) if lines else None
+    if judged is None:
         return None
-    case, numbered = case_of(run, lines)
-    verdict = judge_errors(case)
-    followed = len(lines) - 1
+    place, cause = judged
+    return replace(cause, error=lines[place])
+
+
+@lru_cache(maxsize=KEPT)
+def _judge(run: ReportedRun) -> tuple[int, Cause] | None:
+    """(the place of the line that says most, the cause with its text alone)."""
+    verdict = judge_errors(case_of(run))
+    followed = len(run.lines) - 1
     if verdict is None:
-        ended = next((error for error in lines if error.pattern in FROM_OUTSIDE), None)
-        return (
-            Cause(
-                error=ended,
-                pattern=ended.pattern,
-                only_consequence=True,
-                followed=followed,
-                from_outside=True,
-            )
-            if ended is not None
-            else None
+        place = next((at for at, line in enumerate(run.lines) if line.pattern in FROM_OUTSIDE), None)
+        if place is None:
+            return None
+        line = run.lines[place]
+        return place, Cause(
+            error=_text(line),
+            pattern=line.pattern,
+            only_consequence=True,
+            followed=followed,
+            from_outside=True,
         )
-    error = numbered[verdict.line or 0]
-    named = verdict.rank is not None or verdict.host is not None
-    node = node_of(verdict.host, verdict.rank, error, run) if named or verdict.explained else None
+    place, line = next(each for each in enumerate(run.lines) if each[1].number == verdict.line)
     if verdict.suspected:
         suspects = tuple(
-            Culprit(rank=rank, node=node_of(None, rank, error, run), reason=verdict.suspected)
+            Culprit(rank=rank, node=node_of(None, rank, line, run), reason=verdict.suspected)
             for rank in verdict.missing
         )
-        return Cause(
-            error=error, pattern=verdict.name, only_consequence=True, followed=followed, suspects=suspects
+        return place, Cause(
+            error=_text(line),
+            pattern=verdict.name,
+            only_consequence=True,
+            followed=followed,
+            suspects=suspects,
         )
-    return Cause(
-        error=error,
+    named = verdict.rank is not None or verdict.host is not None
+    node = node_of(verdict.host, verdict.rank, line, run) if named or verdict.explained else None
+    return place, Cause(
+        error=_text(line),
         pattern=verdict.name,
         node=node,
         rank=verdict.rank,
@@ -89,6 +111,10 @@ def find_cause(run: PastRun) -> Cause | None:
         followed=followed,
         how=verdict.how,
     )
+
+
+def _text(line: ReportedLine) -> LoggedError:
+    return LoggedError(at=0.0, line=line.text)
 
 
 def running(job: JobView, now: float) -> PastRun:

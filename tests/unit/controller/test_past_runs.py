@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.diagnose.logs.reported_run import who_said
 from slurm_watchdog.model.incidents import Culprit, Kind, Truth
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
@@ -33,7 +34,9 @@ def test_a_run_that_is_over_keeps_its_errors_with_their_ranks_and_its_last_check
     cluster.slurm(restarts=1)
     (run,) = cluster.job.past
     assert (run.restarts, run.first_step, run.last_step, run.checkpoint_step, run.ranks) == (0, 10, 12, 10, 2)
-    assert [(e.rank, e.node, e.pid, e.line) for e in run.errors] == [(1, "n1", 101, ERROR)]
+    assert [(each.rank, each.node, each.pid, each.error.line) for each in who_said(run)] == [
+        (1, "n1", 101, ERROR)
+    ]
 
 
 def test_last_words_that_come_after_the_listing_belong_to_the_run_before() -> None:
@@ -41,7 +44,7 @@ def test_last_words_that_come_after_the_listing_belong_to_the_run_before() -> No
     cluster.report(process(0), process(1), events=(progress_event(1),))
     cluster.slurm(state="PENDING", restarts=1)
     cluster.report(wait=1.0, events=(said(ERROR),))
-    assert [e.rank for e in cluster.job.past[0].errors] == [1]
+    assert [each.rank for each in who_said(cluster.job.past[0])] == [1]
     cluster.slurm(restarts=1)
     assert cluster.job.errors == ()
 

@@ -12,6 +12,7 @@ import pytest
 
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.model.incidents import Kind
 from tools.docs import marks
@@ -19,6 +20,7 @@ from tools.docs.__main__ import PAGES
 from tools.docs.__main__ import main as write_pages
 from tools.docs.detectors import facts, read_registry
 from tools.docs.metrics import agent_metrics, series
+from tools.docs.options import sections
 from tools.packaging.layout import SHARED
 
 CHECKOUT = Path(__file__).parents[3]
@@ -89,6 +91,39 @@ def test_series_that_a_page_speaks_of_are_served(page: str) -> None:
 
 NOT_SERIES = {"hooks"}
 """The package for trainers."""
+
+
+FILES = (".crt", ".key", ".service", ".conf", ".md")
+GONE = {"security.token_file"}
+"""What a page says to delete."""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in DOCUMENTS if page.startswith(("README", "docs/", "deploy/README"))]
+)
+def test_options_that_a_page_speaks_of_exist(page: str) -> None:
+    blocks = list(sections(Config(), ""))
+    known = {
+        f"{path}.{name}".lstrip(".") for path, block in blocks for name in type(block).model_fields
+    } | GONE
+    spoken_of = re.findall(
+        rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_.]+)", (CHECKOUT / page).read_text()
+    )
+    named = {
+        re.sub(r"^(policy\.kinds)\..*", r"\1", option) for option in spoken_of if not option.endswith(FILES)
+    }
+    assert named <= known, sorted(named - known)
+
+
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if not page.startswith("CHANGELOG")])
+def test_targets_of_make_that_a_page_speaks_of_exist(page: str, checkout: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (checkout / "Makefile").read_text(), re.MULTILINE)) | {
+        "options",
+        "metrics",
+        "rooms",
+    }
+    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (checkout / page).read_text(), re.MULTILINE))
+    assert named <= targets, sorted(named - targets)
 
 
 def anchors(page: Path) -> set[str]:

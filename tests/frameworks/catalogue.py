@@ -67,19 +67,19 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "lock",
-        "a thread waits for a lock that nobody gives back",
+        "a thread waits for a lock that is never released",
         frozenset({"collective_hang", "stalled_progress"}),
         r"\block\b|waits in forward",
     ),
     Fault(
         "exception",
-        "an exception, and a thread that keeps the interpreter from its end",
+        "an exception, and a thread that keeps the interpreter from exiting",
         frozenset({"collective_hang", "stalled_progress", "log_error", "wedged_teardown", "lingering_job"}),
         r"bad sample in shard 17",
     ),
     Fault("save", "a checkpoint that takes a minute"),
     Fault("evaluation", "an evaluation that takes a minute"),
-    Fault("none", "nothing, to its end"),
+    Fault("none", "no fault, to the end"),
 )
 
 UNREAD = 305

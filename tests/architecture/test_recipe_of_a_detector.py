@@ -25,6 +25,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.overview import overview_json
 from slurm_watchdog.controller.health.cluster import Health, Level
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.replay.player import numbered_ids, replay
 from tools.docs import alerts, detectors, options
@@ -37,6 +38,7 @@ metrics.show_health(WELL, incidents)
 page = overview_json(ClusterView(now=0.0), {}, incidents, 0, lambda _: False, WELL)
 print(json.dumps({
     "example": example_config(), "options": options.write(), "alerts": alerts.write(), "detectors": detectors.write(), "page": page["open"],
+    "causes": {kind: sorted(causes_of(kind)) for kind in ("loss_zero", "loss_spike")},
     "metrics": metrics.text().decode(),
 }))
 """
@@ -145,6 +147,10 @@ def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:
     config = copy.root / "off.yaml"
     config.write_text("detectors: {loss_zero: {mode: 'off'}}\n")
     assert json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace))) == []
+
+
+def test_what_explains_it_and_what_it_explains_is_known_to_correlation(seen: dict[str, Any]) -> None:
+    assert seen["causes"] == {"loss_zero": ["log_error"], "loss_spike": ["loss_zero"]}
 
 
 def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:

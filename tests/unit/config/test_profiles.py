@@ -15,7 +15,7 @@ from slurm_watchdog.controller.policy.owner_directives import VARIABLES
 from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.registry import KINDS, MAY_ACT
-from slurm_watchdog.knowledge.default_ladders import GENTLE, ORDER
+from slurm_watchdog.knowledge.rungs import GENTLE, ORDER
 from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.incidents import Kind
 from tests.builders.views import slurm_job

@@ -20,7 +20,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
-from slurm_watchdog.knowledge.default_ladders import (
+from slurm_watchdog.knowledge.rungs import (
     ENDINGS,
     HARMLESS,
     ORDER,

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, refuse
 from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
 from slurm_watchdog.detect.spec import Subject
-from slurm_watchdog.knowledge.default_ladders import problem_of
+from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Step
 
 

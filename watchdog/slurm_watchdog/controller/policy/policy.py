@@ -17,7 +17,7 @@ from slurm_watchdog.controller.policy.orphan_process import job_of, objection, o
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
 from slurm_watchdog.model.node_view import NodeView

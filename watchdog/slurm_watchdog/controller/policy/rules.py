@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.knowledge.default_ladders import ENDINGS, GENTLE, HARMLESS
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
 from slurm_watchdog.model.actions import Action, Step
 from slurm_watchdog.model.slurm import SlurmJob
 

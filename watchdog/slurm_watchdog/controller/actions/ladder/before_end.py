@@ -26,7 +26,7 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     wait_for_mounts,
     why_failed,
 )
-from slurm_watchdog.knowledge.default_ladders import GENTLE
+from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
 from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 

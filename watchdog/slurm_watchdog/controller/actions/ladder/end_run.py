@@ -30,7 +30,7 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     wait_for_mounts,
     why_failed,
 )
-from slurm_watchdog.knowledge.default_ladders import ENDINGS
+from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, Step
 from slurm_watchdog.model.slurm import SlurmJob
 

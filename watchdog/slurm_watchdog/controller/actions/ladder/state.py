@@ -8,7 +8,7 @@ import msgspec
 
 from slurm_watchdog.base.structs import Struct  # fmt: skip
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
-from slurm_watchdog.knowledge.default_ladders import GENTLE
+from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,

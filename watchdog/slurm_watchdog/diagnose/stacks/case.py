@@ -42,6 +42,8 @@ class StackCase(Struct, frozen=True, kw_only=True):
     """True if several dumps of every rank are alike, False if a rank moved, None if there is one dump of each."""
     waiting: tuple[RankPlace, ...]
     outside: tuple[RankPlace, ...]
+    crowd: bool = False
+    """Whether more stand outside than wait."""
     topology: Topology | None = None
 
     @property
@@ -72,10 +74,10 @@ def case_of(found: RankAssignment, given: Options, commands: Sequence[str] = ())
         repeated=repeated, waiting=(), outside=(),
     )  # fmt: skip
     still = frozenset(p.key for p in places) if case.late or repeated else frozenset()
-    waiting, outside, _ = sides(places, still)
+    waiting, outside, crowd = sides(places, still)
     world = found.world or len(found.ranks)
     topology = parse_topology(given.topology, world) if given.topology else topology_of(commands, world)
-    return replace(case, waiting=tuple(waiting), outside=tuple(outside), topology=topology)
+    return replace(case, waiting=tuple(waiting), outside=tuple(outside), crowd=crowd, topology=topology)
 
 
 def _missing(found: RankAssignment) -> tuple[int, ...]:

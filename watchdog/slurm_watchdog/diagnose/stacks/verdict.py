@@ -30,7 +30,15 @@ from slurm_watchdog.diagnose.stacks.sentences import (
     why_no_hang,
 )
 from slurm_watchdog.diagnose.stacks.topology import late_replica, odd_in_tensor_group
-from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, UNHURRIED, collective_of, odd_one
+from slurm_watchdog.diagnose.stacks.waiting import (
+    ENDLESS,
+    LONG,
+    UNHURRIED,
+    accused,
+    collective_of,
+    is_unhurried,
+    odd_one,
+)
 from slurm_watchdog.diagnose.stacks.wording import class_word, fold, group_places, whom
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
@@ -156,14 +164,15 @@ def _with_waiting(case: StackCase) -> _Ruling:
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)
-    proven = [p for p in outside if _convicts(case, p)]
-    few = len(outside) < len(case.waiting)
+    proven = accused([p for p in outside if _convicts(case, p)])
+    clocked = case.late or bool(case.repeated)
+    few = len(outside) < len(case.waiting) or (clocked and not case.crowd)
     same = len({p.place for p in outside}) == 1
     if not few and not (same and case.late and outside[0].place in ENDLESS):
         proven = []
     if proven:
         return True, class_of(proven), proven, who_does(case, proven)
-    hang = case.late and not few and all(_patience_is_over(case, p) for p in outside)
+    hang = case.late and not few and all(_patience_is_over(case, p) for p in accused(outside))
     cls = class_of(outside)
     if hang:
         return True, cls, (), f"Nobody can be named: {where_all_are(case, lower=True)}"
@@ -208,7 +217,9 @@ def _patience_is_over(case: StackCase, p: RankPlace) -> bool:
     if since_s is None or since_s < case.base_s:
         return False
     unhurried_s = max(UNHURRIED_S, UNHURRIED_STEPS * typical_s)
-    saving = any(place_of(f.function, f.file) in UNHURRIED for f in p.raw)
+    saving = any(place_of(f.function, f.file) in UNHURRIED for f in p.raw) or any(
+        is_unhurried(each) for each in case.outside
+    )
     if p.place in LONG or "startup" in p.contexts:
         return since_s >= max(STARTUP_S, unhurried_s)
     evaluates = "evaluation" in p.contexts and p.place not in ENDLESS

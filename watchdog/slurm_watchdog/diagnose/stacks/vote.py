@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, locate, place_of
+from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import (
-    ENDLESS,
-    LONG,
-    UNHURRIED,
     ProcessKey,
+    accused,
     frames_key,
+    is_unhurried,
+    makes_its_own_samples,
     odd_one,
     sides,
+    takes_its_time,
 )
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ProcessView, StackSnapshot
@@ -85,7 +86,10 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     waiting, outside, crowd = sides(dumped, still)
     named = [
         Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.doing}, in {call_of(p.frames[0])}")
-        for p in sorted([] if crowd else outside, key=lambda p: (p.rank, p.node, p.pid))
+        for p in sorted(
+            [] if crowd and not _at_a_prompt(outside) else accused(outside),
+            key=lambda p: (p.rank, p.node, p.pid),
+        )
     ]
     odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
@@ -103,8 +107,8 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         missing=tuple(
             sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
         ),
-        checkpointing=any(_is_unhurried(p) for p in dumped),
-        patient=bool(outside or sole) and all(_takes_its_time(p) for p in (outside or sole)),
+        checkpointing=any(is_unhurried(p) for p in dumped) and not _at_a_prompt(dumped),
+        patient=bool(outside or sole) and all(takes_its_time(p) for p in (outside or sole)),
         in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
@@ -148,23 +152,8 @@ def _is_starved(seen: Sequence[ProcessStack]) -> bool:
     return _cpu_used_s(seen[0], seen[-1]) > 0.0
 
 
-def _is_unhurried(place: RankPlace) -> bool:
-    return any(place_of(frame.function, frame.file) in UNHURRIED for frame in place.frames)
-
-
-def _takes_its_time(place: RankPlace) -> bool:
-    """In an evaluation a rank that waits for data, a lock or a file is as stuck as anywhere."""
-    if place.place in LONG:
-        return True
-    stuck = {place.place, place.doing} & ENDLESS and not makes_its_own_samples(place)
-    return "evaluation" in place.contexts and not stuck
-
-
-def makes_its_own_samples(place: RankPlace) -> bool:
-    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and waits for nobody."""
-    inner = next(iter(place.frames), None)
-    made = place.place is Place.DATALOADER and inner is not None
-    return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
+def _at_a_prompt(places: Sequence[RankPlace]) -> bool:
+    return any(p.place is Place.DEBUGGER for p in places)
 
 
 def _groups(

@@ -66,6 +66,33 @@ def sides(
     return waiting, outside, len(outside) > len(waiting)
 
 
+def accused(outside: Sequence[RankPlace]) -> list[RankPlace]:
+    """Of the ranks that stand outside, those to be named: who sits at a debugger's prompt; else who is in nothing that takes its time, for
+    the others may well be busy because of that one; else all of them."""
+    prompt = [p for p in outside if p.place is Place.DEBUGGER]
+    return prompt or [p for p in outside if not (is_unhurried(p) or takes_its_time(p))] or list(outside)
+
+
+def is_unhurried(place: RankPlace) -> bool:
+    """Whether a rank saves, restores or uploads."""
+    return any(place_of(frame.function, frame.file) in UNHURRIED for frame in place.frames)
+
+
+def takes_its_time(place: RankPlace) -> bool:
+    """In an evaluation a rank that waits for data, a lock or a file is as stuck as anywhere."""
+    if place.place in LONG:
+        return True
+    stuck = {place.place, place.doing} & ENDLESS and not makes_its_own_samples(place)
+    return "evaluation" in place.contexts and not stuck
+
+
+def makes_its_own_samples(place: RankPlace) -> bool:
+    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and waits for nobody."""
+    inner = next(iter(place.frames), None)
+    made = place.place is Place.DATALOADER and inner is not None
+    return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
+
+
 def _wait_for_the_others(
     maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
 ) -> bool:

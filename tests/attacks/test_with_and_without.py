@@ -37,6 +37,7 @@ from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.owner import OWN
 from slurm_watchdog.agent.service import Service
+from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.agent_settings import settings_of
@@ -170,8 +171,6 @@ SECRET_OF_ROOT = "what-only-the-other-user-may-read"
 
 def set_user_id_rank(stage: Stage) -> bool:
     """A rank that is a set-user-id program of root's: its environment and files are read for Mallory."""
-    from slurm_watchdog.agent.functions import FUNCTIONS
-
     code = "import os, sys, time; os.setresuid(1500, 0, 0); sys.stdout.write('x'); sys.stdout.flush(); time.sleep(600)"
     rank = subprocess.Popen(
         [sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, cwd="/",
@@ -180,7 +179,7 @@ def set_user_id_rank(stage: Stage) -> bool:
     assert rank.stdout is not None and rank.stdout.read(1) == b"x"
     told: list[Any] = []
     try:
-        FUNCTIONS["identify"]([[rank.pid, None]], {"tell": told.append})
+        identify.identify([(rank.pid, None)], {"tell": told.append})
     finally:
         rank.kill()
         rank.communicate()
@@ -228,7 +227,7 @@ def memory_after_the_call(stage: Stage) -> bool:
             return found
 
         stage.patch.setattr(identify, "_read_path", slowly)
-        asked = {"pid": child.pid, "thread": child.pid, "syscall": "openat", "args": list(call.args)}
+        asked = BlockedCall(child.pid, child.pid, "openat", list(call.args))
         (answer,) = identify.resolve([asked], {OWN: os.getuid()})
         return bool(answer.get("path"))
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_watchdog.agent.logs import follow
+from slurm_watchdog.agent.workers.request_types import Follow
 from tests.bench.figures import Figures, say
 
 MIN_LINES_PER_SECOND = 1e6
@@ -154,7 +155,7 @@ def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM
 
 
 def _look(path: Path, state: dict[str, Any]) -> dict[str, Any]:
-    answer = follow.follow({"files": [["1", str(path), 0]], "globs": [], "trackers": []}, state)
+    answer = follow.follow(Follow([("1", str(path), 0)], taken=state.get("token")), state)
     row: dict[str, Any] = answer["files"][0]
     if row["error"]:
         raise RuntimeError(f"the log can't be read: {row['error']}")

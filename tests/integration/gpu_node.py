@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
+from tests.builders.requests import do
 from tests.rig.standin_nvml.standin import Scenario
 
 SHORT_DEADLINE_S = 0.5
@@ -29,7 +29,7 @@ class Node:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
                 os.environ.update(scenario.environment)
-            return nvml.read_gpus(args, state)
+            return do("read_gpus", args, state)
 
         self.probes = WorkerPool({"read_gpus": read_gpus})
         self.gpus = GpuReader(self.probes)

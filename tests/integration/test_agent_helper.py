@@ -64,14 +64,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 ASKER = """
 import json, os, sys, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.functions import FUNCTIONS
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.helper.requests import TASKS
+from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 
 assert is_usable(sys.argv[1])
 link = HelperLink(sys.argv[1])
-probes = WorkerPool(FUNCTIONS, helper=link, helped=[*TASKS, "sleep", "write_state"])
+probes = WorkerPool(Dispatch(OWN_TASKS, True, print), helper=link, helped=[*TASKS, "sleep", "write_state"])
 
 def ask(key, function, args, uid=-1, deadline_s=60.0):
     answers = []

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.collectors import kernel_log
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
 from slurm_watchdog.agent.kernel import position
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
@@ -28,7 +27,7 @@ from tests.rig.cluster import set_frozen, wait_until
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 USER = frozenset({0, 1})
-FUNCTIONS = {"read_state": position.read_state, "write_state": kernel_log.write_state}
+FUNCTIONS = {"read_state": position.read_state, "write_state": position.write_state}
 
 pytestmark = [
     pytest.mark.exclusive,

@@ -16,17 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
-from slurm_watchdog.agent.files import as_owner
-from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber, Wanted, wanted_mounts
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.requests import functions
 from tests.rig.cluster import set_frozen
 
 NOBODY = 60983
@@ -35,7 +34,7 @@ DEADLINE_S = 0.5
 
 @pytest.fixture
 def probes() -> Iterator[WorkerPool]:
-    probes = WorkerPool({**FUNCTIONS, "probe_mount": as_owner.probe_mount, "look_at_checkpoints": scan.look})
+    probes = WorkerPool(functions(*OWN_TASKS))
     yield probes
     probes.close()
 

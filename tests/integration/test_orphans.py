@@ -45,16 +45,17 @@ while (!-e $go) { select(undef, undef, undef, 0.1); }
 
 # What the agent does in its ticks, with the list of jobs that a controller would send.
 WATCHER = r"""
-import json, sys, time
+import json, os, sys, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.helper.requests import Dispatch
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.gpu.holders import GpuHolders
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
-probes = WorkerPool({"identify": identify.identify, "resolve": identify.resolve, "name_users": identify.name_users})
+probes = WorkerPool(Dispatch(OWN_TASKS, True, print, own=os.getuid()))
 processes = ProcessReader(probes, read_mounts)
 holders = GpuHolders(probes, grace_s, devices=devices)
 gpus = (Gpu(uuid="GPU-a", index=1, minor=0), Gpu(uuid="GPU-b", index=0, minor=1))

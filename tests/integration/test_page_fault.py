@@ -16,6 +16,7 @@ from slurm_watchdog.agent.proc.blocked_calls import (
 )
 from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.processes.identify import resolve
+from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from tests.integration.test_mounts import NOBODY, Silent, fuse, place
@@ -72,7 +73,7 @@ def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_
     track = followed(reader.pid)
     assert (track.syscall, track.path) == (PAGE_FAULT, None)
     (answer,) = resolve(
-        [{"pid": reader.pid, "thread": reader.pid, "syscall": track.syscall, "args": list(track.call.args)}],
+        [BlockedCall(reader.pid, reader.pid, track.syscall, list(track.call.args))],
         {},
     )
     track.target = CallTarget(answer["path"], answer["mount"], answer["fs_type"], answer["device"])

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.helper.requests import CheckedFunctions
-from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
@@ -56,12 +55,7 @@ class Looks:
     """Ticks of the collector, each of which has to come back."""
 
     def __init__(self) -> None:
-        functions = {
-            "identify": identify.identify,
-            "resolve": identify.resolve,
-            "list_open_logs": identify.list_open_logs,
-        }
-        self.probes = WorkerPool(CheckedFunctions(functions, True, print, own=os.getuid()))
+        self.probes = WorkerPool(Dispatch(TASKS, True, print, own=os.getuid()))
         self.collector = ProcessReader(self.probes, read_mounts, owners={JOB: os.getuid()})
         self.started: list[subprocess.Popen[bytes]] = []
         self.watched: set[int] = set()

@@ -291,14 +291,18 @@ class Agent:
     def do(self, function: str, args: Any) -> tuple[Any, str | None]:
         """What a child does: (value, error)."""
         if function == "write_kill_switch":
-            return None, self.cluster.write_switch(self.node.name, args["path"], compose_line(args))
+            return None, self.cluster.write_switch(
+                self.node.name, args.path, compose_line(msgspec.structs.asdict(args))
+            )
         if function == "remove_kill_switch":
-            return None, self.cluster.remove_switch(self.node.name, args["path"], compose_line(args))
+            return None, self.cluster.remove_switch(
+                self.node.name, args.path, compose_line(msgspec.structs.asdict(args))
+            )
         if function == "dump_stacks":
-            mine = {each["pid"] for each in args["processes"]}
+            mine = {each.pid for each in args.processes}
             return [msgspec.to_builtins(each) for each in self._stacks(mine)], None
         if function in ("prepare_directory", "empty_directory", "remove_directory"):
-            assert args["base"] == KILL_SWITCH_BASE
+            assert args.base == KILL_SWITCH_BASE
             return None, None
         return None, f"no such function: {function}"
 

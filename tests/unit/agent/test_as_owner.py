@@ -17,6 +17,7 @@ from slurm_watchdog.agent.files.as_owner import (
     remove_kill_switch,
     write_kill_switch,
 )
+from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, SwitchDirectory
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
 
@@ -24,8 +25,8 @@ FIELDS = {"by": "slurm-watchdog", "why": "rank 3's disk", "incident": "i1", "dec
 CONTENT = compose_line(FIELDS)
 
 
-def arguments(path: Path) -> dict[str, Any]:
-    return {"path": str(path), "node": "n1", **FIELDS}
+def arguments(path: Path, **other: str) -> KillSwitch:
+    return KillSwitch(path=str(path), node="n1", **FIELDS | other)
 
 
 def to_link(path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_switch_of_the_release_before_is_removed_by_this_one(tmp_path: Path) -
     path = tmp_path / "kill"
     path.write_text(json.dumps(FIELDS) + "\n")
     assert path.read_text() != CONTENT, "it held letters that ours has no more"
-    remove_kill_switch(arguments(path) | {"why": "another reason"}, {})
+    remove_kill_switch(arguments(path, why="another reason"), {})
     assert path.exists()
     remove_kill_switch(arguments(path), {})
     assert not path.exists()
@@ -93,12 +94,12 @@ def test_what_a_job_has_left_goes_however_deep_and_closed_and_no_link_is_followe
     (mine / "closed" / "file").write_text("x")
     (mine / "closed").chmod(0)
     mine.chmod(0o500)
-    empty_directory({"base": str(tmp_path / "base"), "name": "7.0"}, {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "7.0"), {})
     assert os.listdir(mine) == []
     assert (kept / "file").read_text() == "precious"
-    empty_directory({"base": str(tmp_path / "base"), "name": "8.0"}, {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "8.0"), {})
     (tmp_path / "base" / "9.0").symlink_to(kept)
-    empty_directory({"base": str(tmp_path / "base"), "name": "9.0"}, {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "9.0"), {})
     assert (kept / "file").exists()
 
 
@@ -128,7 +129,7 @@ def test_a_directory_that_became_a_link_or_a_file_holds_no_switch_of_ours(tmp_pa
 def probe(directory: Path, *, write: bool, mount: str | None = None) -> dict[str, Any]:
     here = mount_of(str(directory), read_mounts())
     assert here is not None
-    args = {"mount": mount or here.point, "directory": str(directory), "node": "n1", "write": write}
+    args = ProbeDirectory(directory=str(directory), mount=mount or here.point, write=write, node="n1")
     return probe_mount(args, {})
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from slurm_watchdog.agent.checkpoints import completeness, files, scan
 from slurm_watchdog.agent.checkpoints.files import resolve
-from slurm_watchdog.agent.checkpoints.scan import look
 from slurm_watchdog.agent.checkpoints.schedule import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
@@ -26,6 +26,7 @@ from slurm_watchdog.base import loop
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import Checkpoint, Event
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.requests import do
 
 
 def put(path: Path, data: bytes | str = b"x" * 100) -> Path:
@@ -70,7 +71,9 @@ class Place:
             "directories": [["7", str(self.path), self.before]],
             "trackers": [],
         }
-        (row,) = json.loads(json.dumps(look(args, {})))["directories"]  # as it goes over the pipe
+        (row,) = json.loads(json.dumps(do("look_at_checkpoints", args)))[
+            "directories"
+        ]  # as it goes over the pipe
         self.before = row["before"]
         return cast("dict[str, Any]", row)
 
@@ -549,7 +552,7 @@ def test_the_size_is_that_of_all_files_at_any_depth_that_is_reached(place: Place
 def test_the_time_for_a_look_is_bounded(place: Place) -> None:
     dcp_begin(place.path, 1)
     dcp_end(place.path, 1)
-    row = place.look(budget_s=-1.0)
+    row = place.look(budget_s=0.0)
     assert "more to look at" in row["error"]
 
 
@@ -608,6 +611,7 @@ class Children:
         if key in self.waiting:
             return None
         assert function == "look_at_checkpoints"
+        args = msgspec.to_builtins(args)
         self.asked.append((key, uid, args))
         self.waiting[key] = (args, then)
         return len(self.asked)
@@ -615,7 +619,7 @@ class Children:
     def answer(self) -> None:
         for key, (args, then) in list(self.waiting.items()):
             del self.waiting[key]
-            value = look(args, {})
+            value = do("look_at_checkpoints", args)
             for row in value["directories"]:
                 row.update(self.changes)
             then(Answer(1, key, value))

@@ -15,6 +15,7 @@ from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import KillSwitch
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
@@ -28,6 +29,7 @@ from slurm_watchdog.model.protocol import (
     RemoveKillSwitch,
     WriteKillSwitch,
 )
+from tests.builders.requests import functions
 
 RUN = f"{KILL_SWITCH_BASE}/7.2"
 CONTENT = '{"by": "slurm-watchdog"}\n'
@@ -37,7 +39,7 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 @pytest.fixture
 def here() -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
-    probes = WorkerPool({"remove_kill_switch": as_owner.remove_kill_switch})
+    probes = WorkerPool(functions("remove_kill_switch"))
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.here.hear([WATCH])
     mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
@@ -103,7 +105,7 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
     else:
         path.touch()
     refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
-    as_owner.remove_kill_switch({"path": str(path), "by": "", "node": "n1"}, {})
+    as_owner.remove_kill_switch(KillSwitch(str(path), "n1", by="", why="", incident="", decision=""), {})
     assert os.path.lexists(path), "only a file that holds exactly our line goes"
 
 

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,13 +21,14 @@ from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
-from slurm_watchdog.agent.functions import FUNCTIONS
-from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
+from slurm_watchdog.agent.helper.requests import Dispatch
 from slurm_watchdog.agent.logs.job_logs import JobLogs
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.processes.environment import choose, parse_settings
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.base.redact import MASK, mask_line
@@ -145,13 +147,9 @@ def test_a_core_file_is_found_only_if_it_is_one_of_the_owner_and_not_older_than_
     (tmp_path / "core.3").write_bytes(elf)
     os.utime(tmp_path / "core.3", (1, 1))
     (tmp_path / "core.4").symlink_to(tmp_path / "core.1")
-    args = {
-        "places": [[str(tmp_path), "core.*"], ["/does/not/exist", "core"]],
-        "uid": os.getuid(),
-        "max_age_s": 60.0,
-    }
+    args = finding(places=[(str(tmp_path), "core.*"), ("/does/not/exist", "core")])
     assert [each["path"] for each in cores.find_cores(args, {})] == [str(tmp_path / "core.1")]
-    assert cores.find_cores(args | {"uid": os.getuid() + 1}, {}) == []
+    assert cores.find_cores(msgspec.structs.replace(args, uid=os.getuid() + 1), {}) == []
 
 
 def test_a_debuggers_words_are_cut_to_the_frames_of_each_thread() -> None:
@@ -166,6 +164,19 @@ def test_a_debuggers_words_are_cut_to_the_frames_of_each_thread() -> None:
         "#0  0x02 in crash () at a.c:3",
         "#1  main ()",
     )
+
+
+def finding(**fields: Any) -> FindFiles:
+    """What is looked for of this user's."""
+    some = {
+        "files": [],
+        "uid": os.getuid(),
+        "max_bytes": 1 << 20,
+        "places": [],
+        "max_age_s": 60.0,
+        "pids": [],
+    }
+    return FindFiles(**some | fields)
 
 
 CRASH = """
@@ -184,13 +195,13 @@ def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
     crashed = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, timeout=180)
     assert crashed.returncode == -signal.SIGSEGV
     pattern, uses_pid = cores.read_pattern()
-    args = {"places": cores.places(pattern, [str(tmp_path)], uses_pid), "uid": os.getuid(), "max_age_s": 60.0}
+    args = finding(places=cores.places(pattern, [str(tmp_path)], uses_pid))
     found = [each for each in cores.find_cores(args, {}) if Path(each["path"]).is_relative_to(tmp_path)]
     if not found:
         pytest.skip(
             f"this kernel leaves no core file in the working directory (core_pattern {pattern.strip()!r})"
         )
-    lines = cores.read_core({"path": found[0]["path"], "program": os.path.realpath(sys.executable)}, {})
+    lines = cores.read_core(ReadCore(found[0]["path"], os.path.realpath(sys.executable)), {})
     assert any("SIGSEGV" in line for line in lines)
     assert any(line.startswith("Thread 1 ") for line in lines)
     assert any(line.startswith("#0 ") for line in lines)
@@ -199,18 +210,14 @@ def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
 def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(b"pickle" * 1000)
     (tmp_path / "trace_1").symlink_to(tmp_path / "trace_0")
-    args = {
-        "files": [[f"{tmp_path}/trace_{rank}", rank, 60.0] for rank in range(3)],
-        "uid": os.getuid(),
-        "max_bytes": 1 << 20,
-    }
+    args = finding(files=[(f"{tmp_path}/trace_{rank}", rank, 60.0) for rank in range(3)])
     (found,) = flight_recorder.read_flight_recorders(args, {})
     assert (found["rank"], found["size_bytes"]) == (0, 6000)
     assert zlib.decompress(bytes.fromhex(found["content"])) == b"pickle" * 1000
-    (too_large,) = flight_recorder.read_flight_recorders(args | {"max_bytes": 10}, {})
+    (too_large,) = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10), {})
     assert too_large["content"] is None
     assert "stays where it is" in too_large["error"]
-    assert flight_recorder.read_flight_recorders(args | {"uid": os.getuid() + 1}, {}) == []
+    assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1), {}) == []
 
 
 def test_where_a_rank_writes_its_flight_recorder_dump() -> None:
@@ -300,8 +307,7 @@ def test_too_much_is_cut_step_by_step_and_said() -> None:
 
 @pytest.fixture
 def probes() -> Iterator[WorkerPool]:
-    others = {name: each for name, each in FUNCTIONS.items() if name not in TASKS}
-    made = WorkerPool(CheckedFunctions(FUNCTIONS, True, print, own=os.getuid(), free=others))
+    made = WorkerPool(Dispatch(OWN_TASKS, True, print, own=os.getuid()))
     yield made
     made.close()
 

@@ -20,6 +20,7 @@ from slurm_watchdog.agent.logs.events import condense, event_item
 from slurm_watchdog.agent.logs.follow import expand, follow
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.position import LineBuffer
+from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.parse.training_log.line import parse_line
 
 
@@ -155,7 +156,7 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1/9\n")
-    answer = follow({"files": [["4", f"{tmp_path}/none", None], ["4", f"{tmp_path}/a.log", None]]}, {})
+    answer = follow(Follow([("4", f"{tmp_path}/none", None), ("4", f"{tmp_path}/a.log", None)]), {})
     assert answer["files"][0]["error"].startswith("ENOENT: No such file or directory")
     assert answer["files"][1]["error"] is None
     assert steps(answer["files"][1]["events"]) == [1]
@@ -452,7 +453,7 @@ def test_a_number_that_is_cut_in_two_is_no_step(log: Log) -> None:
 
 def ask(state: dict[str, Any], *paths: Path, job: str = "4", **more: Any) -> dict[str, Any]:
     taken = more.pop("taken", state.get("token"))
-    return follow({"files": [[job, str(path), None] for path in paths], "taken": taken, **more}, state)
+    return follow(Follow([(job, str(path), None) for path in paths], taken=taken, **more), state)
 
 
 def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_counted(
@@ -584,10 +585,13 @@ def test_a_file_known_by_its_new_name_goes_on_where_it_was_left(tmp_path: Path) 
 def test_two_jobs_that_share_a_file_are_each_told(tmp_path: Path) -> None:
     path, state = tmp_path / "x.log", dict[str, Any]()
     path.touch()
-    files = {"files": [["4", str(path), None], ["5", str(path), None]]}
-    follow(files, state)
+    files: list[tuple[str, str, int | None]] = [("4", str(path), None), ("5", str(path), None)]
+    follow(Follow(files), state)
     path.write_text("step 1/9\n")
-    assert [steps(row["events"]) for row in follow(files, state)["files"]] == [[1], [1]]
+    assert [steps(row["events"]) for row in follow(Follow(files, taken=state["token"]), state)["files"]] == [
+        [1],
+        [1],
+    ]
 
 
 def test_what_an_answer_held_that_nobody_took_comes_again(tmp_path: Path) -> None:
@@ -638,7 +642,7 @@ def test_a_pattern_reads_only_so_many_names(tmp_path: Path, monkeypatch: pytest.
 
 def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
     path, state = tmp_path / "log-0", dict[str, Any]()
-    globs = [["4", f"{tmp_path}/log-*"]]
+    globs = [("4", f"{tmp_path}/log-*")]
     assert ask(state, globs=globs)["globs"] == [["4", f"{tmp_path}/log-*", []]]
     path.touch()
     assert ask(state, globs=globs)["globs"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.functions import FUNCTIONS
-from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
 from slurm_watchdog.agent.helper.requests import (
     KILL_SWITCH_BASE,
     TASKS,
-    CheckedFunctions,
+    Dispatch,
     RefusedError,
     check_request,
 )
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
 from slurm_watchdog.agent.workers.child import OVER
 from slurm_watchdog.model.observations import Process, Role
@@ -85,8 +85,7 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
             check_request(name, args | {"shell": "rm -rf /"}, uid)
 
 
-def test_the_helper_has_a_function_for_every_task_and_no_other() -> None:
-    assert set(HELPER_FUNCTIONS) == set(TASKS)
+def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no_rights() -> None:
     own = {
         "read_gpus",
         "read_state",
@@ -96,7 +95,8 @@ def test_the_helper_has_a_function_for_every_task_and_no_other() -> None:
         "check_config",
         "look_at_mount",
     }
-    assert own == set(FUNCTIONS) - set(TASKS)
+    assert own == set(OWN_TASKS) - set(TASKS)
+    assert not any(OWN_TASKS[name].as_owner for name in own)
 
 
 REFUSED: tuple[tuple[str, Any, int, str], ...] = (
@@ -170,10 +170,8 @@ def test_whatever_comes_is_done_or_refused_and_nothing_else(function: str, args:
 def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
     told: list[str] = []
     called: list[Any] = []
-    functions = CheckedFunctions(
-        {"list_mounts": lambda args, state: called.append(args), "secret": print}, True, told.append
-    )
-    assert set(functions) == {"list_mounts"}
+    noted = replace(TASKS["list_mounts"], do=lambda args, state: called.append(args))
+    functions = Dispatch({"list_mounts": noted}, True, told.append)
     functions.get("list_mounts")([], {"uid": -1})
     for name, args in (("list_mounts", [1]), ("secret", "x"), ("eval", "1")):
         with pytest.raises(OSError, match="the helper refuses"):
@@ -214,12 +212,12 @@ def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
 def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:
     # A job's prolog may take minutes: the child that was started for its log before that is not the one to say no for ever.
     state: dict[str, Any] = {"uid": USER}
-    absent = CheckedFunctions({"last_lines": lambda args, state: None}, False, lambda reason: None)
+    absent = Dispatch(TASKS, False, lambda reason: None)
     with pytest.raises(OSError, match="has no process on this node"):
         absent.get("last_lines")({"files": []}, state)
     assert state[OVER]
     state = {"uid": USER}
-    present = CheckedFunctions({"last_lines": lambda args, state: None}, True, lambda reason: None)
+    present = Dispatch(TASKS, True, lambda reason: None)
     with pytest.raises(OSError, match="nothing that can be asked"):
         present.get("anything")({}, state)
     assert not state[OVER]

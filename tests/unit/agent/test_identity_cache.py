@@ -225,7 +225,7 @@ def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_pa
     }
     assert world.identities.resolve(tracks, 0.0, 1.0) is not None
     request = world.probes.busy[IDENTIFY]
-    assert [(each["pid"], each["syscall"]) for each in request.args] == [(first, "write"), (second, "openat")]
+    assert [(each.pid, each.syscall) for each in request.args] == [(first, "write"), (second, "openat")]
     request.on_part({"index": 1, "path": "/shared/x", "mount": "/shared"})
     target = tracks[second, 0, second].target
     assert target is not None

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_value
 
-from slurm_watchdog.agent.logs import follow as tail
 from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
@@ -25,6 +24,7 @@ from slurm_watchdog.base.mounts import Mount, MountNews
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.requests import do
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 
@@ -41,7 +41,7 @@ def list_open(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
 def follow(silent: Path, args: Any, state: dict[str, Any]) -> Any:
     while (place := silent.read_text()) and any(path.startswith(place) for _, path, _ in args["files"]):
         time.sleep(0.02)
-    return tail.follow(args, state)
+    return do("follow", args, state)
 
 
 class Node:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from slurm_watchdog.agent.mounts.probing import MAX_MOUNTS, MountProber, Wanted, first_due, wanted_mounts
@@ -49,7 +50,7 @@ class Children:
                 "function": function,
                 "uid": uid,
                 "at": now,
-                **(args if isinstance(args, dict) else {"args": args}),
+                **(msgspec.structs.asdict(args) if isinstance(args, msgspec.Struct) else {"args": args}),
             }
         )
         return len(self.asked)

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.helper.requests import TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
 from slurm_watchdog.agent.workers.become_user import MIN_UID
 from slurm_watchdog.model.observations import Process, Role
+from tests.builders.requests import do
 
 USER, OTHER = 64983, 64984
 SECRET = "the-secret-of-this-process"
@@ -114,7 +114,7 @@ def test_nothing_is_learnt_of_and_nothing_done_to_root_the_system_and_set_user_i
 ) -> None:
     args, nothing = asked(stranger)[name]
     told: list[Any] = []
-    answer = FUNCTIONS[name](args, {"tell": told.append} if name in ("identify", "look_at_processes") else {})
+    answer = do(name, args, {"tell": told.append} if name in ("identify", "look_at_processes") else {})
     text = json.dumps([answer, told])
     assert SECRET not in text and "SLURM_JOB_ID" not in text and "/dev/null" not in text
     if nothing is not None:

@@ -12,6 +12,7 @@ from slurm_watchdog.agent.checkpoints.scan import look
 from slurm_watchdog.agent.checkpoints.schedule import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, read_progress
 from slurm_watchdog.model.observations import Event
@@ -19,7 +20,7 @@ from slurm_watchdog.model.protocol import JobWatch
 
 
 def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> dict[str, Any]:
-    args = {"mount": mount, "others": [], "budget_s": budget_s, "directories": [], "trackers": [], "clocks": [["7", str(path)]]}  # fmt: skip
+    args = LookAtCheckpoints(mount, [], budget_s, [], [], [("7", str(path))])
     (found,) = look(args, {})["clocks"]
     return found
 

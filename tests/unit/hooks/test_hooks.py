@@ -34,6 +34,7 @@ from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_s
 from slurm_watchdog.model.kill_switch import heartbeat_beside  # noqa: E402
 from slurm_watchdog.model.observations import Event, EventKind, LogFile  # noqa: E402
 from slurm_watchdog.model.protocol import JobWatch  # noqa: E402
+from tests.builders.requests import functions  # noqa: E402
 from tools.packaging.build import make  # noqa: E402
 
 
@@ -469,7 +470,7 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
     monkeypatch.setattr(follow, "EXPAND_EVERY_S", 0.0)
     run = tmp_path / "4.0"
     run.mkdir()
-    probes = WorkerPool({"follow": follow.follow, "list_mounts": nothing, "list_open_logs": nothing})
+    probes = WorkerPool({**functions("follow"), "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))])
     beat = Heartbeat(str(run / "heartbeat"), writes=True)

@@ -25,9 +25,16 @@ from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import (
+    DumpProcessStacks,
+    KillSwitch,
+    PrepareDirectory,
+    SignalProcess,
+    SwitchDirectory,
+)
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line, problem_of_path
+from slurm_watchdog.model.kill_switch import FIELDS, KILL_SWITCH_BASE, parse_line, problem_of_path
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import (
     CollectEvidence,
@@ -200,11 +207,7 @@ class Commands:
         if since_s is not None:
             raise Refused(f"the child that reads stacks has not come back for {since_s:.0f} s")
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
-        args = {
-            "node": self.node,
-            "budget_s": budget_s,
-            "processes": [msgspec.to_builtins(process) for process in choose(mine)],
-        }
+        args = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
         return self._ask(
             "stacks", "dump_stacks", args, budget_s + 2.0, now, partial(self._take_stacks, command)
         )
@@ -267,7 +270,7 @@ class Commands:
             if self._prepared.get(directory):
                 raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
         function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
-        args = {"path": path, "node": self.node, **fields}
+        args = KillSwitch(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
         key = self.logs.key_of(path, uid)
         since_s = self.probes.hung_since(key, now)
         if since_s is not None:
@@ -300,9 +303,10 @@ class Commands:
         if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
             self._answer_ending(command, ProcessEnd(refusal=objection))
             return True
-        args = msgspec.to_builtins(command)
-        for name in ("id", "type", "expires_s"):
-            args.pop(name, None)
+        args = SignalProcess(
+            pid=command.pid, start_ticks=command.start_ticks, uid=command.uid, comm=command.comm, boot_id=command.boot_id,
+            job_id=command.job_id, minors=list(command.minors), how=command.how,  # type: ignore[arg-type]  # the worker refuses any other word
+        )  # fmt: skip
         since_s = self.probes.hung_since("end_process", now)
         if since_s is not None:
             refusal = f"the child that ends processes has not come back for {since_s:.0f} s"
@@ -396,7 +400,7 @@ class Commands:
         key = self.logs.key_of(KILL_SWITCH_BASE, 0)
         for directory, uid in wanted.items():
             if directory not in self._prepared and directory not in self._preparing:
-                args = {"base": KILL_SWITCH_BASE, "name": os.path.basename(directory), "uid": uid}
+                args = PrepareDirectory(KILL_SWITCH_BASE, os.path.basename(directory), uid)
                 then = partial(self._take_prepared, directory, uid)
                 if self._ask(key, "prepare_directory", args, self.deadline_s, now, then):
                     self._preparing.add(directory)
@@ -412,7 +416,7 @@ class Commands:
     def _clear(self, directory: str, now: float) -> None:
         """Two requests, one after the other: its owner empties the directory, and whoever made it removes it."""
         base, name = os.path.split(directory)
-        args = {"base": base, "name": name}
+        args = SwitchDirectory(base, name)
 
         def remove(answer: Answer) -> None:
             if answer.error is not None:

@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
-from slurm_watchdog.agent.functions import FUNCTIONS
 from slurm_watchdog.agent.gpu.holders import GpuHolders
 from slurm_watchdog.agent.gpu.open_devices import links_of
 from slurm_watchdog.agent.gpu.reader import GpuReader
-from slurm_watchdog.agent.helper.requests import TASKS, CheckedFunctions
+from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
+from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
@@ -37,8 +37,10 @@ def make_context(
     settings = config.agent
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
     personal = config.personal or (helper is None and why_too_mighty() is None)
-    functions = guarded(config, os.getuid() if personal else None) if helper is None else FUNCTIONS
-    workers = WorkerPool(functions, helper=helper, helped=TASKS, left=left)
+    dispatch = Dispatch(
+        OWN_TASKS, True, _log_refusal, config.kill_switch_prefixes, os.getuid() if personal else None
+    )
+    workers = WorkerPool(dispatch, helper=helper, helped=TASKS, left=left)
     far = FarFiles(workers) if helper is not None else None
     jobs = JobsHere()
     becomes = helper is not None or (not personal and may_become_others())
@@ -64,9 +66,5 @@ def make_context(
     )  # fmt: skip
 
 
-def guarded(config: Settings, own: int | None) -> CheckedFunctions:
-    """What the agent's own children can do where there is no helper: checked as the helper checks it. `own`: see process_owner.OWN."""
-    return CheckedFunctions(
-        FUNCTIONS, True, lambda reason: log.warning("refused: %s", reason), config.kill_switch_prefixes, own,
-        {name: function for name, function in FUNCTIONS.items() if name not in TASKS},
-    )  # fmt: skip
+def _log_refusal(reason: str) -> None:
+    log.warning("refused: %s", reason)

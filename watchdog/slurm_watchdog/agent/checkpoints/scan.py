@@ -26,6 +26,7 @@ from slurm_watchdog.agent.checkpoints.completeness import (
     newest,
 )
 from slurm_watchdog.agent.checkpoints.files import DIRECTORY_FLAGS, MAX_FILES, MAX_PRINT_FILES
+from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.checkpoint_layouts import (
@@ -43,7 +44,7 @@ INSIDE = "checkpoints"
 """The subdirectory that Lightning, NeMo and MaxText put below a run's own directory."""
 
 
-def look(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def look(args: LookAtCheckpoints, state: dict[str, Any]) -> dict[str, Any]:
     """One look at the directories and trackers of this child's mount.
 
     Given {"mount", "others": mount points below it, "budget_s", "directories": [[job, directory, before]…], "trackers":
@@ -54,11 +55,11 @@ def look(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     while it says no step.
     """
     now, wall = clock.monotonic(), clock.wall()
-    others = frozenset(args["others"])
+    others = frozenset(args.others)
     rows = []
-    for job, directory, before in args["directories"]:
+    for job, directory, before in args.directories:
         memory = before or {}
-        this = Look(now, wall, now + args["budget_s"], memory.get("prints"), others)
+        this = Look(now, wall, now + args.budget_s, memory.get("prints"), others)
         row: dict[str, Any] = {
             "job": job,
             "directory": directory,
@@ -67,16 +68,16 @@ def look(args: Any, state: dict[str, Any]) -> dict[str, Any]:
             "moved": None,
         }
         try:
-            real, inside = files.resolve(directory, args["mount"], others)
+            real, inside = files.resolve(directory, args.mount, others)
             row |= _look_at(real, this, memory.get("size")) if inside else {"moved": real}
         except TooLongError:
-            row["error"] = f"there was more to look at than {args['budget_s']:g} s allow"
+            row["error"] = f"there was more to look at than {args.budget_s:g} s allow"
         except OSError as problem:
             row["error"] = describe(problem)
         rows.append(row)
-    trackers = [found for job, path in args["trackers"] if (found := _read_given_tracker(job, path, wall))]
-    this = Look(now, wall, now + args["budget_s"], None, others)
-    clocks = [_read_clock(job, path, args["mount"], this) for job, path in args.get("clocks", ())]
+    trackers = [found for job, path in args.trackers if (found := _read_given_tracker(job, path, wall))]
+    this = Look(now, wall, now + args.budget_s, None, others)
+    clocks = [_read_clock(job, path, args.mount, this) for job, path in args.clocks]
     return {"directories": rows, "trackers": trackers, "clocks": clocks}
 
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
 
@@ -141,20 +142,20 @@ class CheckpointSchedule:
         for (child, uid, mount), keys in plan.items():
             if child in self._asked:
                 continue
-            args = {
-                "mount": mount,
-                "others": sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
-                "budget_s": BUDGET_S,
-                "directories": [
-                    [job, self._places[job, named].path, self._places[job, named].before]
+            args = LookAtCheckpoints(
+                mount=mount,
+                others=sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
+                budget_s=BUDGET_S,
+                directories=[
+                    (job, self._places[job, named].path, self._places[job, named].before)
                     for job, named in keys
                     if not self._places[job, named].tracker and not self._places[job, named].clock
                 ],
-                "trackers": [[job, path] for job, path in keys if self._places[job, path].tracker],
-                "clocks": [
-                    [job, self._places[job, path].path] for job, path in keys if self._places[job, path].clock
+                trackers=[(job, path) for job, path in keys if self._places[job, path].tracker],
+                clocks=[
+                    (job, self._places[job, path].path) for job, path in keys if self._places[job, path].clock
                 ],
-            }
+            )
             question = partial(self._take, child, now, tuple(keys))
             if (
                 self.probes.ask(child, "look_at_checkpoints", args, deadline_s, now, question, uid)

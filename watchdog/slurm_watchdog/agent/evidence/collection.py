@@ -23,6 +23,14 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import (
+    DumpProcessStacks,
+    FindFiles,
+    LastKernelLines,
+    LastLines,
+    LookAtProcesses,
+    ReadCore,
+)
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
@@ -146,11 +154,7 @@ class Collection:
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))
-        args = {
-            "node": self.sources.node,
-            "budget_s": budget_s,
-            "processes": [msgspec.to_builtins(process) for process in self.chosen],
-        }
+        args = DumpProcessStacks(node=self.sources.node, budget_s=budget_s, processes=self.chosen)
         then = partial(self._take_dump, now - self.began)
         if self._ask("stacks", "dump_stacks", args, now, then, deadline_s=budget_s + 2.0):
             self._dumps_asked += 1
@@ -165,10 +169,10 @@ class Collection:
 
     def _ask_processes(self, now: float) -> bool:
         questions = list(self._unseen)
-        args = {
-            "processes": [[each.pid, each.start_ticks] for each in questions],
-            "silent_mounts": sorted(self.silent_mounts),
-        }
+        args = LookAtProcesses(
+            processes=[(each.pid, each.start_ticks) for each in questions],
+            silent_mounts=sorted(self.silent_mounts),
+        )
         return self._ask(
             PROCESSES, "look_at_processes", args, now, self._end_processes, on_part=self._take_process
         )
@@ -199,7 +203,7 @@ class Collection:
 
     def _ask_kernel_log(self, now: float) -> bool:
         return self._ask(
-            KERNEL, "last_kernel_lines", {"path": self.sources.kernel_log}, now, self._take_kernel_log
+            KERNEL, "last_kernel_lines", LastKernelLines(self.sources.kernel_log), now, self._take_kernel_log
         )
 
     def _take_kernel_log(self, answer: Answer) -> None:
@@ -227,7 +231,7 @@ class Collection:
             self._problems.append(f"log {paths[0]}: its filesystem has not answered for {since_s:.0f} s")
             self._out.discard(f"log {key}")
             return True
-        args = {"files": [[self.command.job_id, path] for path in paths]}
+        args = LastLines([(self.command.job_id, path) for path in paths])
         return self._ask(key, "last_lines", args, now, partial(self._take_log, key), self.uid)
 
     def _take_log(self, key: str, answer: Answer) -> None:
@@ -240,7 +244,7 @@ class Collection:
 
     def _ask_files(self, now: float) -> bool:
         owner = self.chosen[0].uid if self.chosen else self.uid
-        wanted: list[list[Any]] = []
+        wanted: list[tuple[str, int | None, float]] = []
         directories: dict[str, None] = {}
         uptime_s, oldest_s = float(read_file("/proc/uptime").split()[0]), 0.0
         for process in self.processes:
@@ -251,18 +255,18 @@ class Collection:
             oldest_s = max(oldest_s, age_s)
             settings: Mapping[str, str] = dict(known.settings) if known is not None else {}
             paths = [f"{prefix}{process.rank}" for prefix in prefixes(settings)]
-            wanted += [[path, process.rank, age_s] for path in paths if self._may_touch(path)]
+            wanted += [(path, process.rank, age_s) for path in paths if self._may_touch(path)]
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
         pattern, uses_pid = cores.read_pattern()
-        args = {
-            "files": wanted,
-            "uid": owner,
-            "max_bytes": FILES_BYTES,
-            "places": cores.places(pattern, list(directories), uses_pid),
-            "max_age_s": oldest_s + 60.0,
-            "pids": [process.pid for process in self.chosen],
-        }
+        args = FindFiles(
+            files=wanted,
+            uid=owner,
+            max_bytes=FILES_BYTES,
+            places=cores.places(pattern, list(directories), uses_pid),
+            max_age_s=oldest_s + 60.0,
+            pids=[process.pid for process in self.chosen],
+        )
         return self._ask(f"evidence:{owner}", "find_files", args, now, self._take_files, self.uid, PART_S)
 
     def _may_touch(self, path: str) -> bool:
@@ -296,7 +300,7 @@ class Collection:
         return self._ask(
             f"evidence:{owner}",
             "read_core",
-            {"path": path, "program": program},
+            ReadCore(path, program),
             now,
             then,
             self.uid,

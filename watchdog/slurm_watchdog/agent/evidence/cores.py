@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from slurm_watchdog.agent.evidence.core_program import read_program, usable
 from slurm_watchdog.agent.evidence.tool import Means, run_tool
+from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
 from slurm_watchdog.base import clock
 
 MAX_ENTRIES: Final = 8192
@@ -54,12 +55,12 @@ def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> 
     return [(where, each) for where in directories for each in patterns] if not directory else []
 
 
-def find_cores(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+def find_cores(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
     """Given {"places": [[directory, pattern]…], "uid": owner, "max_age_s": …}: {path, size_bytes, age_s} of every core file
     of that owner that is not older than the job, newest first. A directory that cannot be read is no error: nothing is there."""
     wall = clock.wall()
     found: dict[str, dict[str, Any]] = {}
-    for directory, pattern in args["places"]:
+    for directory, pattern in args.places:
         try:
             with os.scandir(directory) as entries:
                 for number, entry in enumerate(entries):
@@ -69,13 +70,8 @@ def find_cores(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
                         continue
                     about = entry.stat(follow_symlinks=False)
                     age_s = wall - about.st_mtime
-                    mine = about.st_uid == args["uid"] or f".{args['uid']}." in entry.name
-                    if (
-                        stat.S_ISREG(about.st_mode)
-                        and mine
-                        and age_s <= args["max_age_s"]
-                        and _is_core(entry)
-                    ):
+                    mine = about.st_uid == args.uid or f".{args.uid}." in entry.name
+                    if stat.S_ISREG(about.st_mode) and mine and age_s <= args.max_age_s and _is_core(entry):
                         found[entry.path] = {
                             "path": entry.path,
                             "size_bytes": about.st_size,
@@ -101,7 +97,7 @@ def _is_core(entry: os.DirEntry[str]) -> bool:
     return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
 
 
-def read_core(args: Any, state: dict[str, Any]) -> list[str]:
+def read_core(args: ReadCore, state: dict[str, Any]) -> list[str]:
     """The top frames of each thread of the core file {"path": …, "program": … or None}, as gdb prints them.
 
     The program is the one that the core file names; `program` is that of a rank that lives, for one that names none.
@@ -113,9 +109,9 @@ def read_core(args: Any, state: dict[str, Any]) -> list[str]:
         raise OSError(0, "no debugger (gdb) is installed here")
     safe = ["-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
     command = [gdb, *safe, "-ex", f"thread apply all bt {FRAMES}"]
-    program, why_not = _program_of(args["path"], args.get("program"))
+    program, why_not = _program_of(args.path, args.program)
     command += [program] if program is not None else []
-    command += ["-c", args["path"]]
+    command += ["-c", args.path]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
     ran = run_tool(command, DEBUGGER_MEANS, environment)
     if ran.problem is not None:

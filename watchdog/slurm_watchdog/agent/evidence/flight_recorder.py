@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
 
 PREFIX_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -37,13 +38,13 @@ def prefixes(environ: Mapping[str, str]) -> list[str]:
     return [OLD_PREFIX, *([f"{cache}/{NEW_NAME}"] if cache.startswith(("/", "~/")) else [])]
 
 
-def read_flight_recorders(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+def read_flight_recorders(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
     """Given {"files": [[path, rank, max_age_s]…], "uid": owner, "max_bytes": all together, compressed}: for each that is there,
     belongs to that owner and is not older than the job {path, rank, size_bytes, age_s, content (hex of zlib) or None, error}."""
-    left, wall = args["max_bytes"], clock.wall()
+    left, wall = args.max_bytes, clock.wall()
     found = []
-    for path, rank, max_age_s in args["files"]:
-        each = _read(_at_home(path, args["uid"]), args["uid"], max_age_s, min(left, MAX_KEPT_BYTES), wall)
+    for path, rank, max_age_s in args.files:
+        each = _read(_at_home(path, args.uid), args.uid, max_age_s, min(left, MAX_KEPT_BYTES), wall)
         if each is not None:
             left -= len(each["content"] or "") // 2
             found.append(each | {"rank": rank})

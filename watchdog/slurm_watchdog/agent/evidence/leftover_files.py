@@ -7,15 +7,16 @@ from typing import Any
 
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.flight_recorder import read_flight_recorders
+from slurm_watchdog.agent.workers.request_types import FindFiles
 
 
-def find_files(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def find_files(args: FindFiles, state: dict[str, Any]) -> dict[str, Any]:
     """In a child that is the job's owner: Flight Recorder dumps and core files; see those two modules for the arguments.
 
     `program` is that of the first of `pids` that lives: a core file of its neighbour is read with it.
     """
     program = None
-    for pid in args["pids"]:
+    for pid in args.pids:
         try:
             program = os.readlink(f"/proc/{pid}/exe")
             break

@@ -19,6 +19,7 @@ from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.agent.workers.request_types import LookAtProcesses
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
@@ -44,12 +45,12 @@ LIMIT_LINES: Final = (
 _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
 
 
-def look_at_processes(args: Any, state: dict[str, Any]) -> None:
+def look_at_processes(args: LookAtProcesses, state: dict[str, Any]) -> None:
     """Given {"processes": [[pid, start_ticks]…], "silent_mounts": [mount point…]}, tells of each process in this order
     {index, pid, error, threads, threads_seen, sockets, sockets_seen, silent_files, lock, status, problems}."""
-    tables, silent = Tables(), frozenset(args["silent_mounts"])
+    tables, silent = Tables(), frozenset(args.silent_mounts)
     locks = _read_locks()
-    for index, (pid, start_ticks) in enumerate(args["processes"]):
+    for index, (pid, start_ticks) in enumerate(args.processes):
         try:
             check_process(pid, state)
             found = _look_at(pid, start_ticks, tables, silent, locks)

@@ -23,6 +23,7 @@ from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
 from slurm_watchdog.agent.proc.blocked_calls import parse_state_and_cpu, parse_syscall
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
+from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.knowledge.syscalls import name_of
@@ -116,10 +117,10 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
     return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
 
 
-def dump_stacks(args: Any, state: dict[str, Any]) -> list[Any]:
+def dump_stacks(args: DumpProcessStacks, state: dict[str, Any]) -> list[Any]:
     """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
-    looks = [_Dump(msgspec.convert(each, Process), args["node"], state) for each in args["processes"]]
-    end, py_spy = clock.monotonic() + args["budget_s"], find_py_spy()
+    looks = [_Dump(each, args.node, state) for each in args.processes]
+    end, py_spy = clock.monotonic() + args.budget_s, find_py_spy()
     missing = (
         "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
     )

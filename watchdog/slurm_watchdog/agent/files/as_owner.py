@@ -8,7 +8,15 @@ import os
 import stat
 from typing import Any
 
+import msgspec
+
 from slurm_watchdog.agent.files.safe_open import open_directory
+from slurm_watchdog.agent.workers.request_types import (
+    KillSwitch,
+    PrepareDirectory,
+    ProbeDirectory,
+    SwitchDirectory,
+)
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.base.os_errors import describe
@@ -30,17 +38,17 @@ MAX_LEFT = 5000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def probe_mount(args: ProbeDirectory, state: dict[str, Any]) -> dict[str, Any]:
     """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs it, reads it back.
 
     Leaves nothing behind when it answers. Returns {mounted, responding, seconds, error, device, fs_type, wrote};
     `mounted` is false where the directory lies on another mount here, or on one that is not probed (mounts.NOT_PROBED).
     """
-    directory, began = args["directory"], clock.monotonic()
+    directory, began = args.directory, clock.monotonic()
     mount = mount_of(directory, read_mounts())
-    if mount is None or mount.point != args["mount"]:
+    if mount is None or mount.point != args.mount:
         where = mount.point if mount else "nothing"
-        return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args['mount']}"}
+        return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args.mount}"}
     if mount.fs_type == "autofs":
         return {"mounted": False, "error": f"nothing is mounted on {mount.point} now (autofs)"}
     error, responding, wrote = None, True, False
@@ -48,8 +56,8 @@ def probe_mount(args: Any, state: dict[str, Any]) -> dict[str, Any]:
         if not _lies_on(directory, mount.point):
             return {"mounted": False, "error": f"{directory} leads to another filesystem than {mount.point}"}
         _look(directory)
-        if args["write"]:
-            _write_block(directory, args["node"])
+        if args.write:
+            _write_block(directory, args.node)
             wrote = True
     except OSError as problem:
         if problem.errno in OUR_OWN:
@@ -128,16 +136,16 @@ def _write_block(directory: str, node: str) -> None:
         os.close(where)
 
 
-def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
+def write_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
     """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if it is there already.
 
     Raises OSError, FileExistsError if another switch is there.
     """
-    directory, name = os.path.split(args["path"])
-    data = compose_line(args).encode()
+    directory, name = os.path.split(args.path)
+    data = compose_line(msgspec.structs.asdict(args)).encode()
     where = open_directory(directory)
     try:
-        temporary = f".{name}.{args['node']}.{os.getpid()}"
+        temporary = f".{name}.{args.node}.{os.getpid()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
         _forget(temporary, where)
         fd = os.open(temporary, flags, 0o644, dir_fd=where)
@@ -151,7 +159,7 @@ def write_kill_switch(args: Any, state: dict[str, Any]) -> None:
         except FileExistsError:
             if not _is_ours(name, where, data):
                 raise FileExistsError(
-                    errno.EEXIST, "a kill switch that is not ours is there", args["path"]
+                    errno.EEXIST, "a kill switch that is not ours is there", args.path
                 ) from None
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
             _create_directly(name, where, flags, data)
@@ -170,18 +178,18 @@ def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
         os.close(fd)
 
 
-def remove_kill_switch(args: Any, state: dict[str, Any]) -> None:
+def remove_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
     """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or another one. Raises OSError.
 
     Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
     """
-    directory, name = os.path.split(args["path"])
+    directory, name = os.path.split(args.path)
     try:
         where = open_directory(directory)
     except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
         return
     try:
-        if _is_ours(name, where, compose_line(args).encode()):
+        if _is_ours(name, where, compose_line(msgspec.structs.asdict(args)).encode()):
             _forget(name, where)
     except FileNotFoundError:
         return
@@ -225,38 +233,36 @@ def _forget(name: str, where: int) -> None:
         pass
 
 
-def prepare_directory(args: Any, state: dict[str, Any]) -> None:
+def prepare_directory(args: PrepareDirectory, state: dict[str, Any]) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
 
     Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can write. Raises OSError.
     """
-    os.makedirs(args["base"], mode=0o755, exist_ok=True)
-    base = os.open(args["base"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.makedirs(args.base, mode=0o755, exist_ok=True)
+    base = os.open(args.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
-            os.mkdir(args["name"], 0o755, dir_fd=base)
+            os.mkdir(args.name, 0o755, dir_fd=base)
         except FileExistsError:
             pass
-        inner = os.open(
-            args["name"], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
-        )
+        inner = os.open(args.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
         try:
-            if os.fstat(inner).st_uid != args["uid"]:
+            if os.fstat(inner).st_uid != args.uid:
                 os.fchmod(inner, 0o755)  # before it is his: then only he may
-                os.fchown(inner, args["uid"], -1)
+                os.fchown(inner, args.uid, -1)
         finally:
             os.close(inner)
     finally:
         os.close(base)
 
 
-def empty_directory(args: Any, state: dict[str, Any]) -> None:
+def empty_directory(args: SwitchDirectory, state: dict[str, Any]) -> None:
     """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and everybody's.
 
     No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
     """
     try:
-        where = _open_own(args["name"], os.open(args["base"], _DIRECTORY))
+        where = _open_own(args.name, os.open(args.base, _DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
@@ -306,10 +312,10 @@ def _open_own(name: str, where: int) -> int:
         os.close(found)
 
 
-def remove_directory(args: Any, state: dict[str, Any]) -> None:
+def remove_directory(args: SwitchDirectory, state: dict[str, Any]) -> None:
     """Removes `base`/`name` after the job's end, if it is empty: see `empty_directory`."""
     try:
-        os.rmdir(os.path.join(args["base"], args["name"]))
+        os.rmdir(os.path.join(args.base, args.name))
     except OSError as problem:
         if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY):
             raise

@@ -16,6 +16,7 @@ from typing import Any
 
 from slurm_watchdog.agent.gpu.nvml_events import EventSet
 from slurm_watchdog.agent.gpu.nvml_health import read_health
+from slurm_watchdog.agent.workers.request_types import ReadGpus
 from slurm_watchdog.base import clock
 
 PROCESSES, HEALTH = "processes", "health"
@@ -40,11 +41,11 @@ class Device:
     """What was read last of IN_TURN."""
 
 
-def read_gpus(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def read_gpus(args: ReadGpus, state: dict[str, Any]) -> dict[str, Any]:
     """What every GPU says now, in NVML's units.
 
-    `args["dear"]`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first of them, and
-    more while `args["budget_s"]` of driver time lasts. `"all"` instead: the processes of every GPU, whatever it takes.
+    `args.dear`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first of them, and
+    more while `args.budget_s` of driver time lasts. `"all"` instead: the processes of every GPU, whatever it takes.
 
     One of `{"missing": why}` on a node without driver, `{"error": why}` if NVML as a whole refuses, or `{"gpus": [row, …],
     "events": [[type, data, uuid], …], "driver_s": seconds}`. A GPU that can't be read is a row with `error` and `unreadable`; a
@@ -56,7 +57,7 @@ def read_gpus(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     try:
         if session is None:
             session = state["session"] = Session(pynvml)
-        return session.read(args["dear"], args["budget_s"])
+        return session.read(args.dear, args.budget_s)
     except pynvml.NVMLError as error:
         state.pop("session", None)
         absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)

@@ -22,6 +22,7 @@ from slurm_watchdog.agent.gpu.convert import (
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import ReadGpus
 from slurm_watchdog.model.observations import Gpu, NodeEvent
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class GpuReader:
         """Gives the child its work for this tick, unless it is still at an older one."""
         if now < self._retry_at:
             return
-        args = {"dear": "all" if self._list_all else self._due(now), "budget_s": DRIVER_BUDGET_S}
+        args = ReadGpus("all" if self._list_all else self._due(now), DRIVER_BUDGET_S)
         request = self.probes.ask(KEY, "read_gpus", args, deadline_s, now, self._take)
         if request is not None:
             self._request, self._asked_at, self._list_all = request, now, False

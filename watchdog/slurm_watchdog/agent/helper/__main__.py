@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
-from slurm_watchdog.agent.helper.functions import HELPER_FUNCTIONS
+from slurm_watchdog.agent.helper.requests import TASKS
 from slurm_watchdog.agent.helper.server import run_helper
 from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
@@ -32,10 +32,9 @@ def main(argv: list[str]) -> int:
     set_name(NAME)
     be_unobtrusive()
     log_setup.set_up()
-    functions = dict(HELPER_FUNCTIONS)
-    if CORE_DEBUGGER not in argv[2:]:
-        del functions["read_core"]
-    return run_helper(argv[0], argv[1], functions, tuple(each for each in argv[2:] if each != CORE_DEBUGGER))
+    off = set() if CORE_DEBUGGER in argv[2:] else {"read_core"}
+    tasks = {name: task for name, task in TASKS.items() if name not in off}
+    return run_helper(argv[0], argv[1], tasks, tuple(each for each in argv[2:] if each != CORE_DEBUGGER))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ from typing import Final
 from slurm_watchdog.agent.helper.requests import (
     KERNEL_LOG,
     MAX_REQUEST,
-    CheckedFunctions,
+    Dispatch,
     RefusedError,
+    Task,
     check_user,
 )
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
-from slurm_watchdog.agent.workers.child import Function, decode, encode, fork_worker, say_no_start
+from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.os_errors import describe
 
@@ -97,7 +98,7 @@ class Helper:
     listener: socket.socket
     allowed: frozenset[int]
     """Users whose agent is served."""
-    functions: Mapping[str, Function]
+    tasks: Mapping[str, Task]
     prefixes: tuple[str, ...] = ()
     """Directories below which kill switches may lie, as root has said; besides KILL_SWITCH_BASE."""
     refusals: Refusals = field(default_factory=Refusals)
@@ -231,9 +232,9 @@ class Helper:
             with suppress(OSError):  # full: it is one of very many
                 self._tell.send(f"{key}: {reason}"[:MAX_REFUSAL].encode(errors="replace"))
 
-        functions = CheckedFunctions(self.functions, is_here, report, self.prefixes)
+        dispatch = Dispatch(self.tasks, is_here, report, self.prefixes)
         ours = [self.listener, self._told, *(each.sock for each in self.connections.values())]
-        pid = fork_worker(ours, fd, key, uid, functions, MAX_REQUEST)
+        pid = fork_worker(ours, fd, key, uid, dispatch, MAX_REQUEST)
         if pid > 0:
             self.children[pid] = key
             self.user_of[pid] = uid
@@ -302,9 +303,7 @@ def listen(path: str, group: int) -> socket.socket:
     return sock
 
 
-def run_helper(
-    path: str, agent: str, functions: Mapping[str, Function], prefixes: tuple[str, ...] = ()
-) -> int:
+def run_helper(path: str, agent: str, tasks: Mapping[str, Task], prefixes: tuple[str, ...] = ()) -> int:
     """The helper of the user `agent` as a daemon until SIGTERM. Returns the exit code."""
     try:
         uid, gid = user_of(agent)
@@ -320,7 +319,7 @@ def run_helper(
     signals.install()
     gc.collect()
     gc.freeze()  # the collector writes into objects, and what is written to is shared with the children no more
-    helper = Helper(listener, frozenset({uid}), functions, prefixes)
+    helper = Helper(listener, frozenset({uid}), tasks, prefixes)
     where = f", kill switches below {', '.join(prefixes)}" if prefixes else ""
     log.info("serving the agent of uid %d%s", uid, where)
     helper.serve(signals)

@@ -11,7 +11,7 @@ import msgspec
 MAX_STATE_BYTES = 4096
 
 
-def read_state(path: Any, state: dict[str, Any]) -> str | None:
+def read_state(path: str, state: dict[str, Any]) -> str | None:
     """In a child: the text of the state file, bounded; None if there is none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -20,7 +20,7 @@ def read_state(path: Any, state: dict[str, Any]) -> str | None:
         return None
 
 
-def write_state(args: Any, state: dict[str, Any]) -> None:
+def write_state(args: tuple[str, str], state: dict[str, Any]) -> None:
     """In a child: replaces the state file `args[0]` by `args[1]` in one step, making its directory if need be."""
     path = Path(args[0])
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 from slurm_watchdog.agent.logs.events import Item, condense
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.position import FilePosition, Identity
+from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
@@ -38,11 +39,9 @@ Key = tuple[str, str]
 """Job and path."""
 
 
-def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def follow(args: Follow, state: dict[str, Any]) -> dict[str, Any]:
     """One look at all files of this child.
 
-    Given {"files": [[job, path, start or None]…], "globs": [[job, pattern]…], "own": {job: [pattern of progress…]},
-    "taken": token}.
     Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped,
     framework, seats: [[pid, rank, local rank, world size]…]}…], "token": …,
     "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
@@ -52,12 +51,12 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     token of the last answer that was.
     """
     now, wall = clock.monotonic(), clock.wall()
-    tails = _tails(args["files"], state)
-    _give_patterns(tails, args.get("own", {}), state)
+    tails = _tails(args.files, state)
+    _give_patterns(tails, args.own, state)
     twins = _look(tails, now, wall)
     _read_in_turns(tails, state, now, wall)
     news = {key: tail.take() for key, tail in tails.items()}
-    if args.get("taken", state.get("token")) != state.get("token"):
+    if args.taken != state.get("token"):
         news = _with_untaken(news, state, now)
     _bound(news)
     state["number"] = state.get("number", 0) + 1
@@ -67,11 +66,11 @@ def follow(args: Any, state: dict[str, Any]) -> dict[str, Any]:
     return {
         "files": [_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()],
         "token": state["token"],
-        "globs": _expand_all(args.get("globs", []), state, now),
+        "globs": _expand_all(args.globs, state, now),
     }
 
 
-def _tails(files: list[list[Any]], state: dict[str, Any]) -> dict[Key, LogFollower]:
+def _tails(files: list[tuple[str, str, int | None]], state: dict[str, Any]) -> dict[Key, LogFollower]:
     """The tails of what is to be followed, in its order; those of other names are closed."""
     before: dict[Key, LogFollower] = state.setdefault("tails", {})
     left: dict[str, dict[Identity, FilePosition]] = state.setdefault("left", {})
@@ -171,14 +170,14 @@ def _row(
     }  # fmt: skip
 
 
-def _expand_all(globs: list[list[str]], state: dict[str, Any], now: float) -> list[Any]:
+def _expand_all(globs: list[tuple[str, str]], state: dict[str, Any], now: float) -> list[Any]:
     done: dict[tuple[str, str], float] = state.setdefault("expanded", {})
     found = []
     for job, pattern in globs:
         if now - done.get((job, pattern), float("-inf")) >= EXPAND_EVERY_S:
             done[job, pattern] = now
             found.append([job, pattern, expand(pattern)])
-    for key in [key for key in done if list(key) not in globs]:
+    for key in [key for key in done if key not in globs]:
         del done[key]
     return found
 

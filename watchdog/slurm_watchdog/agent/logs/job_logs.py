@@ -22,6 +22,7 @@ from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.knowledge.ray_train import Seat, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
@@ -90,13 +91,13 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
 class _Plan:
     """What one child is asked in one look."""
 
-    files: list[list[str | int | None]] = field(default_factory=list)
-    globs: list[list[str]] = field(default_factory=list)
+    files: list[tuple[str, str, int | None]] = field(default_factory=list)
+    globs: list[tuple[str, str]] = field(default_factory=list)
     own: dict[str, list[str]] = field(default_factory=dict)
     """Of each job, the site's patterns of progress."""
 
-    def question(self, taken: str | None) -> dict[str, Any]:
-        return {"files": self.files, "globs": self.globs, "own": self.own, "taken": taken}
+    def question(self, taken: str | None) -> Follow:
+        return Follow(self.files, self.globs, self.own, taken)
 
 
 @dataclass
@@ -333,7 +334,7 @@ class JobLogs:
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
                 planned = plan.setdefault((key, uid), _Plan())
-                planned.files.append([job_id, path, start])
+                planned.files.append((job_id, path, start))
                 if watch is not None and watch.progress_patterns:
                     planned.own[job_id] = list(watch.progress_patterns)
                 followed.append((job_id, path))
@@ -343,7 +344,7 @@ class JobLogs:
             for pattern in job.found:
                 if self.why_untouched(pattern) is not None:
                     continue
-                plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append([job_id, pattern])
+                plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append((job_id, pattern))
         requests = [
             self.probes.ask(
                 key,

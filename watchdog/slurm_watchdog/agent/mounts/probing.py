@@ -20,6 +20,7 @@ from functools import partial
 import msgspec
 
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import ProbeDirectory
 from slurm_watchdog.agent.workers.worker import IDLE_S
 from slurm_watchdog.base.loop import next_due
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
@@ -200,7 +201,7 @@ class MountProber:
         self, mount: str, place: Wanted, write: bool, now: float, deadline_s: float,
         take: Callable[[str, Wanted, bool, Answer], None],
     ) -> bool:  # fmt: skip
-        args = {"mount": mount, "directory": place.directory, "node": self.node, "write": write}
+        args = ProbeDirectory(directory=place.directory, mount=mount, write=write, node=self.node)
         then = partial(take, mount, place, write)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen: thereby it is
         # told from one that has died.

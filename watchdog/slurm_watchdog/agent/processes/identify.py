@@ -17,6 +17,7 @@ from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import ENVIRONMENT, as_slurm_job, may_hold_a_rank
 from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
+from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge import collective_timeouts
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
@@ -30,7 +31,7 @@ MAX_PATH = 4096  # linux/limits.h
 ELSEWHERE: Final = {"path": None, "error": "it is in another call now"}
 
 
-def identify(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+def identify(args: list[tuple[int, int | None]], state: dict[str, Any]) -> list[dict[str, Any]]:
     """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a slurmstepd, and of what
     may hold a rank the working directory, the directories of checkpoints that its command line names, the time-out of its
     collectives, with whether that is only assumed, and the `settings` that evidence shows.
@@ -108,7 +109,7 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
     return wanted
 
 
-def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
+def resolve(args: list[BlockedCall], state: dict[str, Any]) -> list[dict[str, Any]]:
     """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place.
 
     A path is read from the process's memory only if the thread stands in this very call, and is believed only if it still does
@@ -117,9 +118,7 @@ def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     tell = state.get("tell")
     found: list[dict[str, Any]] = []
     for index, each in enumerate(args):
-        answer = _resolve_one(each["pid"], each["thread"], each["syscall"], each["args"], state) | {
-            "index": index
-        }
+        answer = _resolve_one(each.pid, each.thread, each.syscall, each.args, state) | {"index": index}
         if tell is None:
             found.append(answer)
         else:
@@ -127,7 +126,7 @@ def resolve(args: Any, state: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def name_users(args: Any, state: dict[str, Any]) -> dict[str, str]:
+def name_users(args: list[int], state: dict[str, Any]) -> dict[str, str]:
     """The names of these numeric users, by number in decimal; those that nobody knows are left out. Asks the site's directory."""
     names: dict[str, str] = {}
     for uid in args:
@@ -205,7 +204,7 @@ def list_mounts(args: Any, state: dict[str, Any]) -> list[list[Any]]:
     return [[mount.point, mount.fs_type, mount.device, mount.owner, mount.number] for mount in read_mounts()]
 
 
-def list_open_logs(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+def list_open_logs(args: list[tuple[str, int, bool]], state: dict[str, Any]) -> dict[str, list[str]]:
     """For each [job id, pid, thorough]: names of open files that look like logs, by job.
 
     Descriptors 1 and 2 count whatever their name; with `thorough` also files open for appending, and those open for

@@ -24,6 +24,7 @@ from slurm_watchdog.agent.proc.job_membership import JobStep, parse_stepd
 from slurm_watchdog.agent.proc.mapped_files import MAX_CANDIDATES
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
@@ -170,8 +171,7 @@ class Identities:
         if not wanted:
             return None
         questions = [
-            {"pid": key[0], "thread": key[2], "syscall": track.syscall, "args": track.call.args}
-            for key, track in wanted
+            BlockedCall(key[0], key[2], track.syscall, list(track.call.args)) for key, track in wanted
         ]
         asked = [(key, track.line) for key, track in wanted]
         answered: set[int] = set()

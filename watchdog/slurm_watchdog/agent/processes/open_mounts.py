@@ -18,7 +18,7 @@ from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
 MAX_FDS: Final = 4096
 
 
-def list_open_mounts(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+def list_open_mounts(args: list[tuple[str, int, bool]], state: dict[str, Any]) -> dict[str, list[str]]:
     """For each [job id, pid, whether mapped files count]: the mount points, in the agent's own table, on which its files lie, by job.
 
     Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended,

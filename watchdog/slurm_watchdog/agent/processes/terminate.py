@@ -24,6 +24,7 @@ from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_stat
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.job_membership import parse_cgroup, parse_stepd
 from slurm_watchdog.agent.workers.become_user import refusal_as
+from slurm_watchdog.agent.workers.request_types import SignalProcess
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
@@ -59,16 +60,16 @@ class LeftAloneError(Exception):
     """Why this process gets no signal, in one sentence."""
 
 
-def end_process(args: Any, state: dict[str, Any]) -> dict[str, Any]:
+def end_process(args: SignalProcess, state: dict[str, Any]) -> dict[str, Any]:
     """Given the fields of an EndProcess command, sends its signal (`look`: none) if all of it still holds; the fields of a ProcessEnd.
 
     Raises OSError where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent.
     """
     wanted = Wanted(
-        args["pid"], args["start_ticks"], args["uid"], args["comm"], args["boot_id"], args["job_id"],
-        frozenset(args["minors"]),
+        args.pid, args.start_ticks, args.uid, args.comm, args.boot_id, args.job_id,
+        frozenset(args.minors),
     )  # fmt: skip
-    answer = end(wanted, args["how"])
+    answer = end(wanted, args.how)
     return dict(msgspec.to_builtins(answer))
 
 

@@ -21,7 +21,7 @@ _MACHINE: Final = os.uname().machine
 _IDLE: Final = idle_numbers(_MACHINE)
 
 
-def look_at_calls(args: Any, state: dict[str, Any]) -> list[Any]:
+def look_at_calls(args: list[tuple[str, int, int]], state: dict[str, Any]) -> list[Any]:
     """For each [what, pid, thread] its answer, None where the thread is gone or may not be looked at.
 
     `io`: the text of /proc/PID/io. `call`: [line of syscall, wchan, io, open file or None], of which all but the first are empty

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.request_types import CheckConfig
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.config.agent_settings import Settings
@@ -50,11 +51,8 @@ class Reload:
         sd_notify(
             f"RELOADING=1\nMONOTONIC_USEC={int(clock.monotonic() * 1e6)}\nSTATUS=checking the configuration"
         )
-        question = {
-            "file": self.file,
-            "running": msgspec.json.encode(self.running).decode(),
-            "deadline_s": DEADLINE_S,
-        }
+        running = msgspec.json.encode(self.running).decode()
+        question = CheckConfig(file=self.file, running=running, deadline_s=DEADLINE_S)
         self._asking = (
             self._probes.ask(KEY, "check_config", question, DEADLINE_S + 5.0, now, self._take, idle_s=0.0)
             is not None

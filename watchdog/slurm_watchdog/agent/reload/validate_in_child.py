@@ -11,12 +11,14 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.agent.workers.request_types import CheckConfig
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_SAID = 500
 
 
-def check_config(args: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Given {"file", "running": settings as JSON, "deadline_s"}; gives {"problems": [sentence…], "settings": JSON}. Raises OSError."""
+def check_config(args: CheckConfig, state: dict[str, Any]) -> dict[str, Any]:
+    """Gives {"problems": [sentence…], "settings": JSON}. Raises OSError."""
     me = os.getpid()
     libc = ctypes.CDLL(None)
 
@@ -27,11 +29,11 @@ def check_config(args: Any, state: dict[str, Any]) -> dict[str, Any]:
 
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", args["file"]],
-            input=args["running"].encode(),
+            [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", args.file],
+            input=args.running.encode(),
             capture_output=True,
             check=False,
-            timeout=args["deadline_s"],
+            timeout=args.deadline_s,
             preexec_fn=die_with_me,
         )
     except subprocess.TimeoutExpired as error:

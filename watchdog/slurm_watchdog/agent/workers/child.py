@@ -16,8 +16,8 @@ import os
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -51,6 +51,14 @@ Function = Callable[[Any, dict[str, Any]], Any]
 
 `state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line never returns.
 """
+
+
+class Functions(Protocol):
+    """What a worker can do, by name."""
+
+    def get(self, name: str, /) -> Function | None:
+        """The function, None if there is none of this name."""
+
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MAX_FRAME = 16 * 1024**2
@@ -95,7 +103,7 @@ def encode(value: Any) -> bytes:
     except UnicodeEncodeError:  # a file name that is no UTF-8: Python carries its bytes as lone surrogates
         import json
 
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(msgspec.to_builtins(value), separators=(",", ":")).encode()
 
 
 def decode(data: bytes) -> Any:
@@ -120,7 +128,7 @@ def child_main(work: Callable[[], None]) -> None:
 
 def spawn_for_ever(
     control: socket.socket,
-    functions: Mapping[str, Function],
+    functions: Functions,
     parent: int,
     to_close: Iterable[socket.socket] = (),
 ) -> None:
@@ -148,7 +156,7 @@ def spawn_for_ever(
 
 
 def fork_worker(
-    to_close: Iterable[socket.socket], fd: int, key: str, uid: int, functions: Mapping[str, Function],
+    to_close: Iterable[socket.socket], fd: int, key: str, uid: int, functions: Functions,
     max_frame: int = MAX_FRAME,
 ) -> int:  # fmt: skip
     """Forks the worker that serves the socket `fd`, which is closed here. Returns its pid, -1 if there is none."""
@@ -177,7 +185,7 @@ def say_no_start(fd: int, why: str) -> None:
 
 
 def _work_for_ever(
-    fd: int, key: str, uid: int, functions: Mapping[str, Function], parent: int, max_frame: int = MAX_FRAME
+    fd: int, key: str, uid: int, functions: Functions, parent: int, max_frame: int = MAX_FRAME
 ) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     refusal = become(uid)

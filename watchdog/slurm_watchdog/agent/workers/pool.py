@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import (
     Function,
+    Functions,
     child_main,
     describe,
     encode,
@@ -89,7 +90,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        functions: Mapping[str, Function],
+        functions: Functions,
         max_workers: int = MAX_WORKERS,
         read_clock: Callable[[], float] = clock.monotonic,
         helper: HelperLink | None = None,

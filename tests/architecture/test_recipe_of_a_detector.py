@@ -1,5 +1,7 @@
-"""CONTRIBUTING.md, "A new detector": its three files are copied from the page into a copy of the package, and nothing else is changed.
-Then the detector is in the configuration, the replay, the metrics, the page, the alert rules and the documentation."""
+"""CONTRIBUTING.md, "A new detector": the three files of the recipe and nothing else, in a copy of the package.
+
+Then the detector is in configuration, correlation, replay, metrics, page, alert rules and documentation.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
 page = overview_json(ClusterView(now=0.0), {}, incidents, 0, lambda _: False, WELL)
 print(json.dumps({
-    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "detectors": detectors.write(), "page": page["open"],
+    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "page": page["open"],
+    "detectors": detectors.write(),
     "causes": {kind: sorted(causes_of(kind)) for kind in ("loss_zero", "loss_spike")},
     "metrics": metrics.text().decode(),
 }))
@@ -78,16 +81,29 @@ def apply(lines: str, text: str) -> str:
 
 def a_trace(directory: Path) -> Path:
     """Two minutes of a job whose loss falls to 0."""
-    lines: list[dict[str, Any]] = [
-        {"t": 0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": ["n0"], "restarts": 0, "name": "m", "user": "u", "batch_host": "n0"}
-    ]  # fmt: skip
+    job = {
+        "kind": "job",
+        "job_id": "7",
+        "state": "RUNNING",
+        "nodes": ["n0"],
+        "restarts": 0,
+        "batch_host": "n0",
+    }
+    rank = {"kind": "proc", "node": "n0", "job_id": "7", "rank": 0, "pid": 4711, "start": 1.0, "state": "R"}
+    log = {"kind": "log", "node": "n0", "job_id": "7", "stream": "stdout"}
+    lines: list[dict[str, Any]] = [{"t": 0, **job}]
     for step in range(1, 13):
-        said = f" iteration {step:8d}/    1000 | elapsed time per iteration (ms): 10000.0 | lm loss: {0.0 if step > 4 else 2.5:.6E} |"
+        loss = 0.0 if step > 4 else 2.5
+        took = "elapsed time per iteration (ms): 10000.0"
         lines += [
             {"t": 10.0 * step, "kind": "report", "node": "n0"},
-            {"t": 10.0 * step, "kind": "proc", "node": "n0", "job_id": "7", "rank": 0, "pid": 4711, "start": 1.0, "state": "R", "cpu_s": 9.0 * step},
-            {"t": 10.0 * step, "kind": "log", "node": "n0", "job_id": "7", "stream": "stdout", "line": said},
-        ]  # fmt: skip
+            {"t": 10.0 * step, **rank, "cpu_s": 9.0 * step},
+            {
+                "t": 10.0 * step,
+                **log,
+                "line": f" iteration {step:8d}/    1000 | {took} | lm loss: {loss:.6E} |",
+            },
+        ]
     path = directory / "trace.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -118,11 +134,11 @@ def seen(copy: Copy) -> dict[str, Any]:
 
 
 def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
+    files = [f"tests/unit/detect/test_{name}.py" for name in ("loss_zero", "every_detector", "registry")]
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
     said = copy.run(
-        sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", str(copy.root),
-        "-c", os.devnull, "-k", "loss_zero or registry", "tests/unit/detect/test_loss_zero.py", "tests/unit/detect/test_every_detector.py",
-        "tests/unit/detect/test_registry.py",
-    )  # fmt: skip
+        *pytest_, "--rootdir", str(copy.root), "-c", os.devnull, "-k", "loss_zero or registry", *files
+    )
     assert re.search(r"(\d\d) passed", said), said
 
 
@@ -135,7 +151,7 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
     )
     refused = copy.command("check-config", str(config), code=2)
     assert "detectors.loss_zero.steps" in refused
-    assert "loss_zero is only told: its evidence is never good enough to act on" in refused
+    assert "loss_zero is reported only: its evidence is never good enough to act on" in refused
     assert "  loss_zero:\n" in seen["example"]
     assert "| `steps` | `5` | number, at least 2, at most 20 | So many times in a row. |" in seen["options"]
 

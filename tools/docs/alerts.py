@@ -1,4 +1,7 @@
-"""Writes the kinds of incidents into the rules of deploy/prometheus/alerts.yaml, from what each detector declares: `python -m tools.docs alerts`."""
+"""Writes the kinds of incidents into deploy/prometheus/alerts.yaml: `python -m tools.docs alerts`.
+
+Each detector names the rules that ask for its kind (`alerts` of its SPEC).
+"""
 
 from __future__ import annotations
 

@@ -55,3 +55,8 @@ def last_words(job: JobView, first: ProcessView) -> list[str]:
     named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
     nearby = [e for e in job.errors if e.event.rank is None]
     return [error.event.line for error in (named or nearby)[-3:]]
+
+
+def has_trained(job: JobView) -> bool:
+    """Whether an earlier run of the job was seen to make steps: that this one makes none is then no way of logging."""
+    return any(run.start_s is not None for run in job.past)

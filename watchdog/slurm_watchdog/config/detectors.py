@@ -1,4 +1,4 @@
-"""The configuration of the detectors: one block each, made from what its detector declares (slurm_watchdog.detect.spec)."""
+"""The configuration of the detectors: one block each, from what a detector declares (detect/spec.py)."""
 
 from __future__ import annotations
 

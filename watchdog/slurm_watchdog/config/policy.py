@@ -30,7 +30,7 @@ Globs = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_gl
 class Treatment(Section):
     """What is done about a kind of incident. Whatever is left out stays as it was."""
 
-    mode: Mode | None = Field(None, description="off: only told; observe; act.")
+    mode: Mode | None = Field(None, description="off: reported only; observe; act.")
     ladder: Rungs | None = Field(
         None,
         description="What is tried, in this order, each if the ones before did not do: evidence, kill_switch, sigusr1, sigterm, then "

@@ -59,10 +59,10 @@ def detect(view: ClusterView) -> list[Finding]:
 def _unheard(node: NodeView) -> Finding:
     """UNKNOWN, of a node whose time to report began again with a stall of the controller."""
     return Finding(
-        kind=Kind.AGENT_SILENT,
+        kind=SPEC.kind,
         subject=f"node:{node.name}",
         truth=Truth.UNKNOWN,
-        severity=Severity.WARNING,
+        severity=SPEC.severity,
         summary=f"no report of {node.name} since this controller stalled",
     )
 
@@ -118,11 +118,11 @@ def _judge(
             f"there is unknown.{jobs}"
         )
     return Finding(
-        kind=Kind.AGENT_SILENT,
+        kind=SPEC.kind,
         subject=f"node:{node.name}",
         truth=truth,
         summary=summary,
-        severity=Severity.WARNING,
+        severity=SPEC.severity,
         culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),)
         if truth is Truth.BAD
         else (),

@@ -60,12 +60,12 @@ def _went_on(ended: EndedJob) -> bool:
 def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
     finding = Finding(
-        kind=Kind.CHAIN_BROKEN,
+        kind=SPEC.kind,
         subject=f"chain:{job.job_id}",
         truth=Truth.OK,
         summary=f"job {job.job_id} is {job.state}",
         job_ids=(job.job_id,),
-        severity=Severity.WARNING,
+        severity=SPEC.severity,
         lasted_s=age_s,
     )
     if ended.succeeded_by:

@@ -42,8 +42,8 @@ def _judge(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = Finding(
-        kind=Kind.CHECKPOINT_OVERDUE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=Severity.WARNING,
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=SPEC.severity,
     )  # fmt: skip
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.rose_age_s is None:
         return replace(finding, summary=f"job {job_id} is {job.job.state}, or not everything of it is known")

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.job_state import has_ended, last_error
+from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
@@ -54,7 +54,7 @@ from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
 from slurm_watchdog.base.shortened import SAID, shortened
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words
@@ -105,7 +105,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     clock = loop_clock(job, now, settings)
     limit, age_s = clock.limit, clock.age_s
     finding = Finding(
-        kind=Kind.COLLECTIVE_HANG,
+        kind=SPEC.kind,
         subject=f"job:{job.job.job_id}",
         truth=Truth.UNKNOWN,
         summary="",
@@ -318,11 +318,6 @@ def _accuse(
     )
 
 
-def has_trained(job: JobView) -> bool:
-    """Whether an earlier run of the job was seen to make steps: that this one makes none is then no way of logging."""
-    return any(run.start_s is not None for run in job.past)
-
-
 def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
     """How old an error may be that tells why the loop has stopped: since the last step, or, where steps cannot be read, since the last
     look that found it moving."""
@@ -394,13 +389,7 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="Ranks wait for each other",
     job_state="hangs",
-    explained_by=(
-        Kind.FILESYSTEM_OUTAGE,
-        Kind.FILESYSTEM_STALL,
-        Kind.LINGERING_JOB,
-        Kind.WEDGED_TEARDOWN,
-        Kind.RANK_STOPPED,
-    ),
+    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Step.EVIDENCE, Step.REQUEUE),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
 from slurm_watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -54,7 +54,7 @@ def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
 def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.CRASH_LOOP, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+        kind=SPEC.kind, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
     )
     if job.progress is not None and job.job.state == "RUNNING":
         highest = _highest(past)
@@ -192,7 +192,7 @@ SPEC = DetectorSpec(
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="The job is crash-looping",
-    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.DISK_FULL),
+    explained_by=(*STORAGE, Kind.DISK_FULL),
     site_may_act=True,
     why_no_action="another restart would fail the same way: a person has to look at it",
     alerts=("SlurmWatchdogCrashLoop",),

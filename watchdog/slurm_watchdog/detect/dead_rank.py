@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
@@ -39,7 +39,7 @@ UNSURE_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank is gone while most of its peers are there. Told at once; `lingering_job` acts if Slurm does not end the job."""
+    """A rank is gone while most of its peers are there. Reported at once; `lingering_job` acts if Slurm does not end the job."""
 
     gone_for: float = span(3.0, "Time since the first report without it.")
 
@@ -52,8 +52,8 @@ def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
 def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
     job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
     finding = Finding(
-        kind=Kind.DEAD_RANK, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=Severity.WARNING,
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=SPEC.severity,
     )  # fmt: skip
     if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
         return replace(
@@ -150,14 +150,7 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     sentence="A rank has ended",
     job_state="has lost a rank",
-    explained_by=(
-        Kind.FILESYSTEM_OUTAGE,
-        Kind.FILESYSTEM_STALL,
-        Kind.LINGERING_JOB,
-        Kind.LOG_ERROR,
-        Kind.GPU_FAULT,
-        Kind.NODE_DOWN,
-    ),
+    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.LOG_ERROR, Kind.GPU_FAULT, Kind.NODE_DOWN),
     not_delayed_by=(Kind.LINGERING_JOB,),
     wants_evidence=True,
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),

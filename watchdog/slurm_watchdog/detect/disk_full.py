@@ -241,7 +241,7 @@ def _place(places: dict[str, _Place], node: str, probe: MountProbe) -> _Place:
 
 def _finding(view: ClusterView, key: str, place: _Place) -> Finding:
     finding = Finding(
-        kind=Kind.DISK_FULL,
+        kind=SPEC.kind,
         subject=key,
         truth=Truth.OK,
         summary=f"{place.name}{place.where} can be written to",

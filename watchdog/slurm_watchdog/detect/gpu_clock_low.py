@@ -47,11 +47,11 @@ def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
 def _judge(job: JobView, settings: GpuClockLow) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.GPU_CLOCK_LOW,
+        kind=SPEC.kind,
         subject=f"job:{job_id}",
         truth=Truth.UNKNOWN,
         summary=f"too few busy GPUs of job {job_id} to compare",
-        severity=Severity.WARNING,
+        severity=SPEC.severity,
         job_ids=(job_id,),
     )
     groups: dict[str, list[tuple[RankGpu, float]]] = {}

@@ -115,7 +115,7 @@ def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
     bad = hung is not None and hung.seconds >= silent_for_s
     seconds = 0.0 if hung is None else hung.seconds
     return Finding(
-        kind=Kind.GPU_FAULT,
+        kind=SPEC.kind,
         subject=f"node:{node.name}",
         truth=Truth.BAD if bad else Truth.OK if hung is None else Truth.UNKNOWN,
         summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in trouble, and which one "
@@ -349,7 +349,7 @@ def _finding(
 ) -> Finding:
     is_uuid = ":" not in place
     return Finding(
-        kind=Kind.GPU_FAULT,
+        kind=SPEC.kind,
         subject=f"gpu:{node.name}/{place}",
         truth=truth,
         summary=summary,

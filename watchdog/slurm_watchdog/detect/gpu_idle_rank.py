@@ -23,7 +23,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import FEW, Doing, activities, is_on_storage
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
@@ -66,8 +66,8 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
 def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = Finding(
-        kind=Kind.GPU_IDLE_RANK, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
-        job_ids=(job_id,), severity=Severity.WARNING,
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
+        job_ids=(job_id,), severity=SPEC.severity,
     )  # fmt: skip
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
         return replace(
@@ -180,8 +180,7 @@ SPEC = DetectorSpec(
     job_state="a rank is idle",
     steps_continue=True,
     explained_by=(
-        Kind.FILESYSTEM_OUTAGE,
-        Kind.FILESYSTEM_STALL,
+        *STORAGE,
         Kind.LINGERING_JOB,
         Kind.COLLECTIVE_HANG,
         Kind.STALLED_PROGRESS,

@@ -32,7 +32,7 @@ from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
@@ -72,7 +72,7 @@ def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> 
 def _judge(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.LINGERING_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
     )
     ranks = job.ranks
     if job.job.state != "RUNNING":
@@ -282,7 +282,7 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="Processes of the job did not end with the others",
     job_state="cannot end",
-    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL),
+    explained_by=STORAGE,
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Step.EVIDENCE, Step.REQUEUE),

@@ -21,7 +21,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import HEADERS
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun
@@ -68,7 +68,7 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
 
 def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKNOWN) -> Finding:
     return Finding(
-        kind=Kind.LOG_ERROR,
+        kind=SPEC.kind,
         subject=f"run:{job_id}.{restarts}",
         truth=truth,
         summary=summary,
@@ -276,8 +276,7 @@ SPEC = DetectorSpec(
     sentence="A log has an error",
     steps_continue=True,
     explained_by=(
-        Kind.FILESYSTEM_OUTAGE,
-        Kind.FILESYSTEM_STALL,
+        *STORAGE,
         Kind.DISK_FULL,
         Kind.GPU_FAULT,
         Kind.NODE_DOWN,

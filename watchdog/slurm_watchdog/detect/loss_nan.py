@@ -33,7 +33,7 @@ def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
 def _judge(job: JobView, now: float, steps: int) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.LOSS_NAN,
+        kind=SPEC.kind,
         subject=f"job:{job_id}",
         truth=Truth.UNKNOWN,
         summary=f"no loss of job {job_id} was seen",

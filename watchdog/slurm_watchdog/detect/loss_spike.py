@@ -44,7 +44,7 @@ def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
 def _judge(job: JobView, now: float, settings: LossSpike) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.LOSS_SPIKE, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=SPEC.severity, job_ids=(job_id,),
         summary=f"too few losses of job {job_id} were seen",
     )  # fmt: skip
     points, spike = _spike(job.losses, settings.deviations, settings.percent)

@@ -45,7 +45,7 @@ def _judge(
     view: ClusterView, node: NodeView, slurm: SlurmNodeView, silent: bool, job_ids: tuple[str, ...]
 ) -> Finding:
     finding = Finding(
-        kind=Kind.NODE_DOWN,
+        kind=SPEC.kind,
         subject=f"node:{node.name}",
         truth=Truth.OK,
         summary=f"Slurm has {node.name} as {slurm.state}",

@@ -58,7 +58,7 @@ class _Leftovers:
 
 @dataclass(frozen=True, kw_only=True)
 class OrphanGpuProcess:
-    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Only told, unless policy.kinds has a ladder."""
+    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Reported only, unless policy.kinds has a ladder."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -95,7 +95,7 @@ def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
     keep = {f"{BEFORE}{node.name}/{pid}.{start_ticks}" for pid, start_ticks in unsure}
     return [
         Finding(
-            kind=Kind.ORPHAN_GPU_PROCESS,
+            kind=SPEC.kind,
             subject=subject,
             truth=Truth.OK,
             summary="since an upgrade what one job left is one incident: this process is reported there, if it is still there",
@@ -111,7 +111,7 @@ def _judge(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     known = group.unknown or group.released
     whose, nodes = _whose(known[0][1], back), _node_names(known)
     return Finding(
-        kind=Kind.ORPHAN_GPU_PROCESS,
+        kind=SPEC.kind,
         subject=subject,
         truth=Truth.UNKNOWN if group.unknown else Truth.OK,
         summary=f"whether processes {whose} still hold GPUs on {nodes} is not known"
@@ -129,12 +129,12 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     who = f"pid {first.pid} ({first.comm}), " if one else ""
     processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
     return Finding(
-        kind=Kind.ORPHAN_GPU_PROCESS,
+        kind=SPEC.kind,
         subject=subject,
         truth=Truth.BAD,
         summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still hold{'s' if one else ''} {names} on "
         f"{_node_names(held)}: {who}{_memory([holder for _, holder in held])}, for {duration(lasted_s)}.",
-        severity=Severity.WARNING,
+        severity=SPEC.severity,
         culprits=tuple(
             Culprit(
                 node=node.name,

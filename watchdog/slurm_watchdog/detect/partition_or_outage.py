@@ -39,7 +39,7 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
         unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
         return [
             Finding(
-                kind=Kind.PARTITION_OR_OUTAGE,
+                kind=SPEC.kind,
                 subject="cluster",
                 truth=Truth.UNKNOWN if unheard else Truth.OK,
                 summary=f"{known - silent - unheard} of {known} agents report",
@@ -51,7 +51,7 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
     shortest_s = min(view.now - node.reported_at for node in missing)
     return [
         Finding(
-            kind=Kind.PARTITION_OR_OUTAGE,
+            kind=SPEC.kind,
             subject="cluster",
             truth=Truth.BAD,
             summary=f"{silent} of {known} agents are silent: the network, the power, or this machine's own link. "

@@ -40,7 +40,7 @@ def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> li
 def _judge(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.RANK_STOPPED, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
     )
     if job.job.state != "RUNNING" or not job.ranks:
         return replace(finding, summary=f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")

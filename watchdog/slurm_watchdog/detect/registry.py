@@ -1,4 +1,4 @@
-"""The list of detectors, and what is derived from it: a new one is one module here, its line in `SPECS`, and its test."""
+"""The list of detectors, and what is derived from it: a new one is a module and a line in `SPECS`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ _BY_KIND = {spec.kind: spec for spec in (*SPECS, REQUEST)}
 KINDS: tuple[str, ...] = tuple(_BY_KIND)
 """Every kind of incident."""
 MAY_ACT: tuple[str, ...] = tuple(sorted(kind for kind, spec in _BY_KIND.items() if spec.may_act))
-"""Kinds whose evidence can be good enough to act on. Of all others something is known, and never who or whether."""
+"""Kinds whose evidence can be good enough to act on."""
 
 Settings = Mapping[type[Any], Any]
 """Settings class of a detector -> its values."""
@@ -95,7 +95,8 @@ def findings_of(spec: DetectorSpec, view: ClusterView, settings: Settings) -> li
 
 
 def spec_of(kind: str) -> DetectorSpec:
-    """What is declared about a kind. The journal may have one that this release does not know: it delays, explains and answers nothing."""
+    """What is declared about a kind. One of another release, which a journal may have, explains nothing, and
+    nothing is done about it."""
     return _BY_KIND.get(kind) or replace(REQUEST, kind=kind, sentence=kind, ladder=())
 
 
@@ -115,12 +116,14 @@ def unfit(kind: str, ladder: tuple[Step, ...]) -> str | None:
     spec = spec_of(kind)
     if not spec.may_act:
         why = spec.why_no_action or "its evidence is never good enough to act on"
-        return f"{kind} is only told: {why}; kinds with a ladder: {', '.join(MAY_ACT)}"
+        return f"{kind} is reported only: {why}; kinds with a ladder: {', '.join(MAY_ACT)}"
     of_a_process = spec.subject is Subject.PROCESS
     wrong = [step for step in ladder if (step is Step.END_PROCESS) != of_a_process]
     if not wrong:
         return None
     if of_a_process:
-        return f"{kind} is about a process whose job is over: its ladder is [{Step.END_PROCESS}] or [], not {', '.join(wrong)}"
+        fits = f"its ladder is [{Step.END_PROCESS}] or [], not {', '.join(wrong)}"
+        return f"{kind} is about a process whose job is over: {fits}"
     kinds = ", ".join(sorted(spec.kind for spec in SPECS if spec.subject is Subject.PROCESS))
-    return f"{Step.END_PROCESS} ends a process whose job is over, and answers {kinds} alone: {kind} is about jobs that run"
+    only = f"{Step.END_PROCESS} ends a process whose job is over, and answers {kinds} alone"
+    return f"{only}: {kind} is about jobs that run"

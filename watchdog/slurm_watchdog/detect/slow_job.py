@@ -74,7 +74,7 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
     """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %."""
     job_id = job.job.job_id
     finding = Finding(
-        kind=Kind.SLOW_JOB, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=Severity.WARNING, job_ids=(job_id,),
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=SPEC.severity, job_ids=(job_id,),
         summary=f"too few steps of job {job_id} were seen",
     )  # fmt: skip
     times, found = _stretches(job.step_times, shift) if job.job.state == "RUNNING" else ((), ())

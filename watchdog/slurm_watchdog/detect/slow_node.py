@@ -99,7 +99,7 @@ def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
 def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
     job_id = job.job.job_id
     slow = slow_job.judge(job, view.now, settings.percent / 100)
-    finding = replace(slow, kind=Kind.SLOW_NODE, severity=Severity.WARNING, facts=(), culprits=())
+    finding = replace(slow, kind=SPEC.kind, severity=SPEC.severity, facts=(), culprits=())
     if slow.truth is not Truth.BAD:
         return finding
     missing = sorted({*job.silent_nodes, *(set(job.job.nodes) - {node.name for node in nodes})})

@@ -30,7 +30,7 @@ def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
     truth = Truth.BAD if silent else Truth.OK if answered else Truth.UNKNOWN
     return [
         Finding(
-            kind=Kind.SLURM_UNREACHABLE,
+            kind=SPEC.kind,
             subject="slurm",
             truth=truth,
             summary=_summary(view, age_s)

@@ -1,7 +1,7 @@
-"""What a detector declares beside its function: `SPEC = DetectorSpec(…)`, and its options as a frozen dataclass. Pure.
+"""What a detector declares beside its function: `SPEC`, and its options as a frozen dataclass. Pure.
 
-Everything else that has to know of a kind of incident (configuration, correlation, policy, evidence, page, documentation) derives it
-from these values: see slurm_watchdog.detect.registry.
+Whatever else depends on the kind of an incident (configuration, correlation, policy, evidence, metrics, page,
+alert rules, documentation) is derived from these values: see slurm_watchdog.detect.registry.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Step
-from slurm_watchdog.model.incidents import Finding, Severity
+from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
+STORAGE: Final = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
+"""Kinds that explain whatever stands still in the same job."""
 _OPTION: Final = "option"
 
 
@@ -54,8 +56,8 @@ class Subject(StrEnum):
     """What a finding is about."""
 
     JOB = "job"
-    """One running job that is in the view. On a large cluster such a detector is not asked about every job in every tick: see
-    slurm_watchdog.controller.state.scan_schedule."""
+    """One running job of the view. On a large cluster such a detector does not judge every job in every tick:
+    see slurm_watchdog.controller.state.scan_schedule."""
     RUN = "run"
     """A run of a job that may be over, or several of them."""
     PROCESS = "process"
@@ -77,27 +79,27 @@ class DetectorSpec:
     settings: type[Any]
     """Frozen dataclass of its options; its docstring is the text of the configuration's block."""
     takes: tuple[type[Any], ...] | None = None
-    """Settings that `detect` is called with, in this order; None: its own. It may read those of another detector."""
+    """Settings that `detect` is called with, in this order, also those of other detectors; None: its own."""
     hold_s: float = 0.0
     """Default of its option `hold`: how long the condition has to last before it is reported."""
     subject: Subject
     needs_slurm: bool = True
     """False: it can judge while Slurm does not answer."""
     needs_cluster: bool = False
-    """It compares with what Slurm knows of other jobs and nodes: off where one machine is watched without Slurm."""
+    """It compares with what Slurm knows of other jobs and nodes: off on one machine without it."""
     severity: Severity
     """The most severe that its findings can have."""
     sentence: str
     """What anybody may read of such an incident: no word of it comes from a user."""
     job_state: str = ""
-    """What a job does while such an incident is open, if the incident delays its steps: a step that takes long then teaches nothing about
-    the job, and an action on it has to prove nothing more."""
+    """What the job does meanwhile, such as "hangs": of kinds that say that its training loop has stopped.
+    The policy treats the loop as stopped, and the limits of the job learn nothing from its pace."""
     steps_continue: bool = False
-    """The job may make steps while such an incident is open."""
+    """The job may make steps meanwhile: later evidence that it does contradicts nothing."""
     explained_by: tuple[str, ...] = ()
     """Kinds that explain this one if they concern the same job: it is then neither announced nor acted on."""
     explains: tuple[str, ...] = ()
-    """Kinds that this one explains: the same relation, declared by a cause whose consequences are older than itself."""
+    """Kinds that this one explains: the same relation, declared by a cause that is newer than they are."""
     not_delayed_by: tuple[str, ...] = ()
     """Of those that explain it, the ones whose mere suspicion does not delay it."""
     has_aftermath: bool = True

@@ -37,7 +37,7 @@ from slurm_watchdog.analysis.progress_limit import (
 from slurm_watchdog.analysis.rank_activity import Standing, few_idle_among_busy, on_storage, standing
 from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -89,7 +89,7 @@ def _judge(
 ) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = Finding(
-        kind=Kind.STALLED_PROGRESS,
+        kind=SPEC.kind,
         subject=f"job:{job_id}",
         truth=Truth.UNKNOWN,
         summary="",
@@ -294,8 +294,7 @@ SPEC = DetectorSpec(
     sentence="There is no progress",
     job_state="hangs",
     explained_by=(
-        Kind.FILESYSTEM_OUTAGE,
-        Kind.FILESYSTEM_STALL,
+        *STORAGE,
         Kind.LINGERING_JOB,
         Kind.COLLECTIVE_HANG,
         Kind.WEDGED_TEARDOWN,

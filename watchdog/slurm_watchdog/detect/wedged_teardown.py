@@ -24,7 +24,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import standing
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -59,8 +59,8 @@ def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> 
 def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
     finding = Finding(
-        kind=Kind.WEDGED_TEARDOWN, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=Severity.WARNING,
+        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
+        severity=SPEC.severity,
     )  # fmt: skip
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
         return replace(
@@ -198,7 +198,7 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     sentence="The job cannot end",
     job_state="cannot end",
-    explained_by=(Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
+    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
     not_delayed_by=(Kind.LINGERING_JOB,),
     has_aftermath=False,
     wants_evidence=True,

@@ -19,7 +19,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.wire.codec import encode_report
-from slurm_watchdog.wire.http_server import Answer, Request
+from slurm_watchdog.wire.http_messages import Answer, Request
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.fuzz.bodies import Bodies
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.wire.http_server import MAX_HEAD, Answer, BadRequest, Head, Request, Server, parse_head
+from slurm_watchdog.wire.http_messages import MAX_HEAD, Answer, BadRequest, Head, Request, parse_head
+from slurm_watchdog.wire.http_server import Server
 
 MAX_BODY = 1000
 Talk = Callable[["Place"], Awaitable[Any]]

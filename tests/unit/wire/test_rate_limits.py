@@ -9,7 +9,7 @@ import pytest
 
 from slurm_watchdog.controller.ingest.endpoint import read_page_token
 from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.http_server import Answer, Request
+from slurm_watchdog.wire.http_messages import Answer, Request
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections, pace
 from tests.builders.identity_door import Port, body_of, listening, until
 
@@ -212,7 +212,7 @@ def test_reports_of_an_address_are_counted_before_their_bodies_come() -> None:
 
 
 def parse(data: bytes):  # type: ignore[no-untyped-def]
-    from slurm_watchdog.wire.http_server import parse_head
+    from slurm_watchdog.wire.http_messages import parse_head
 
     return parse_head(data.partition(b"\r\n\r\n")[0])
 

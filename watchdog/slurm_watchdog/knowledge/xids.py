@@ -43,7 +43,7 @@ def xid_row(fields: Fields) -> XidRow:
         fields.number_of_name(),
         fields.text("name", required=True),
         fields.text("means", required=True),
-        cast(Blame, fields.choice("blame", get_args(Blame))),
+        cast("Blame", fields.choice("blame", get_args(Blame))),
         FaultSeverity(severity or FaultSeverity.WARNING),
         fields.flag("excludes_node"),
         fields.flag("consequence"),

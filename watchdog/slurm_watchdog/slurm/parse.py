@@ -10,16 +10,14 @@ each field (which title differs between releases), and an answer without a heade
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
-from functools import lru_cache
 
-from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.slurm.fields import Fields, ParseError
+from slurm_watchdog.slurm.node_names import Names, expand_nodes
 from slurm_watchdog.slurm.requeue_outcome import UNREADABLE, is_held
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -49,8 +47,6 @@ SMALLEST_NO_VALUE = 0xFFFFFFFD
 """From here on a number means that there is none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE)."""
 LARGEST_UID = 0xFFFFFFFE
 """From here on a number is no user's (setresuid(2): -1 means that nothing is changed)."""
-MAX_NODES = 65_536
-"""Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES)."""
 NO_VAL = "4294967294"
 """What Slurm writes for the array index of a job that is no array."""
 
@@ -296,62 +292,7 @@ def _given(text: str) -> str:
     return "" if text == "(null)" else text
 
 
-@lru_cache(maxsize=16384)
-def expand_nodes(text: str) -> tuple[str, ...]:
-    """`n[1-2],x` gives n1, n2, x; nothing, or Slurm's words for nothing, gives no nodes. Raises ParseError.
-
-    Groups (`@name`) are not looked up: that would run whatever the groups of this machine are configured to run.
-    """
-    if text in {"", "(null)", "n/a", "None", "None assigned"}:
-        return ()
-    if node_count(text) > MAX_NODES:
-        raise ParseError(f"a list of more than {MAX_NODES} nodes: {text[:80]!r}")
-    try:
-        # The names are shared by all jobs that have had these nodes: what is kept stays small on 10,000 of them.
-        return tuple(sys.intern(str(node)) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
-    except NodeSetException as error:
-        raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
-
-
-def node_count(text: str) -> int:
-    """At most how many nodes a list stands for, without expanding it."""
-    total = 0
-    for part in re.split(r",(?![^\[]*\])", text):
-        count = 1
-        for inside in re.findall(r"\[([^\]]*)\]", part):
-            count *= sum(_length(span) for span in inside.split(","))
-        total += count
-    return total
-
-
-def _length(span: str) -> int:
-    match = re.match(r"(\d{1,18})-(\d{1,18})", span, re.ASCII)
-    if match is None:
-        return MAX_NODES + 1 if len(span) > 20 else 1
-    return max(1, int(match.group(2)) - int(match.group(1)) + 1)
-
-
-def nodes_if_any(text: str) -> tuple[str, ...]:
-    """As `expand_nodes`, for what nothing depends on: one job's odd list spoils no listing."""
-    try:
-        return expand_nodes(text)
-    except ParseError:
-        return ()
-
-
 # ------------------------------------------------------------------------------------------------- log paths
-
-
-@dataclass(frozen=True)
-class Names:
-    """What the patterns of an output path stand for."""
-
-    raw_id: str
-    """The id of this one job; for an array's element not the one with the underscore."""
-    job_id: str
-    user: str
-    name: str
-    batch_host: str
 
 
 def expand_path(path: str, workdir: str, names: Names) -> str | None:

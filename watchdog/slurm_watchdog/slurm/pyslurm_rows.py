@@ -9,7 +9,7 @@ import msgspec
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import OVER
-from slurm_watchdog.slurm import parse
+from slurm_watchdog.slurm import node_names, parse
 from slurm_watchdog.slurm.fields import Fields, ParseError
 from slurm_watchdog.slurm.requeue_outcome import UNREADABLE, is_held
 from slurm_watchdog.wire.redact_values import mask_words
@@ -144,7 +144,7 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
     has_files = row.is_batch_job and not waiting
     host = row.batch_host or ""
     batch_host = host if row.is_batch_job and host not in NO_HOST else None
-    names = parse.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
+    names = node_names.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
     workdir, reason = row.working_directory or "", row.state_reason or "None"
     return SlurmJob(
         job_id=job_id,
@@ -156,7 +156,7 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
         uid=row.user_id,
         account=row.account or "",
         partition=row.partition or "",
-        nodes=fields.read("nodes", parse.expand_nodes, row.allocated_nodes or "", ()),
+        nodes=fields.read("nodes", node_names.expand_nodes, row.allocated_nodes or "", ()),
         batch_host=batch_host,
         restarts=row.requeue_count,
         start_at=None if row.state == "PENDING" else _time(row.start_time),
@@ -169,8 +169,8 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
         else None,
         workdir=workdir or None,
         comment=row.comment or "",
-        excluded_nodes=fields.read("excluded_nodes", parse.expand_nodes, row.excluded_nodes or "", ()),
-        required_nodes=fields.read("required_nodes", parse.expand_nodes, row.required_nodes or "", ()),
+        excluded_nodes=fields.read("excluded_nodes", node_names.expand_nodes, row.excluded_nodes or "", ()),
+        required_nodes=fields.read("required_nodes", node_names.expand_nodes, row.required_nodes or "", ()),
         node_count=row.num_nodes,
         time_limit_s=None if row.time_limit is None else row.time_limit * 60.0,
         qos=row.qos or "",

@@ -22,7 +22,8 @@ from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
-from slurm_watchdog.wire.http_server import Answer, Head, Request, Server
+from slurm_watchdog.wire.http_messages import Answer, Head, Request
+from slurm_watchdog.wire.http_server import Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, pace
 
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}

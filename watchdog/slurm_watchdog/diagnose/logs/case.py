@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.progress import NoNumber, Progress, Silence
+from slurm_watchdog.diagnose.logs.progress import NoNumber, Progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks
+from slurm_watchdog.diagnose.logs.silence import Silence
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 
 

@@ -9,11 +9,9 @@ from itertools import pairwise
 from math import isfinite
 from statistics import median, median_low
 
-from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact, shape
-from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import FRAMEWORKS
 from slurm_watchdog.model.observations import EventKind
@@ -63,14 +61,6 @@ class Change(Struct, frozen=True, kw_only=True):
     before_s: float
     after_s: float
     percent: float
-
-
-class Silence(Struct, frozen=True, kw_only=True):
-    silent_s: float
-    limit_s: float
-    reason: str
-    line: int
-    phase: str | None
 
 
 class NoNumber(Struct, frozen=True, kw_only=True):
@@ -209,7 +199,7 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
     for whole in _of_one_batch(times):
         same = _thinned(whole)
         values = [round(seconds, 6) for _, seconds in same]
-        if not logged and values and median(values) * _steps_between(whole) < 10 * CLOCK_STEP_S:
+        if not logged and values and median(values) * steps_between(whole) < 10 * CLOCK_STEP_S:
             continue  # the clock of the log is too coarse
         if len(values) >= BASELINE + CONFIRMED:
             found = segments(tuple(values), shift)
@@ -231,7 +221,7 @@ def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
     return [(group[0][0], median_low([seconds for _, seconds in group])) for group in groups]
 
 
-def _steps_between(times: Sequence[tuple[Fact, float]]) -> float:
+def steps_between(times: Sequence[tuple[Fact, float]]) -> float:
     counts = [_count(fact) for fact, _ in times]
     gaps = [b - a for a, b in pairwise(counts) if b > a]
     return median(gaps) if gaps else 1.0
@@ -311,66 +301,6 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
             {"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step}
         )
     return phases[:200]
-
-
-def read_silence(
-    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: LimitSettings
-) -> Silence | None:
-    """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
-
-    `seen_at`: when the log was looked at, on its own clock; None: its last line's time counts. `written_at`: the file's
-    modification time, which stands for a log whose lines have no times, and only together with `seen_at`.
-    """
-    if progress.finished:
-        return None
-    rises = {line for line, _ in progress.rises}
-    active = [
-        f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)
-    ]
-    last = max(active, key=lambda fact: fact.line) if active else None
-    end = seen_at if seen_at is not None else digest.ends
-    since = last.at if last is not None else digest.begins
-    if since is None and seen_at is not None and written_at is not None:
-        since = written_at
-    if since is None or end is None:
-        return None
-    end = max(end if seen_at is None else on_scale_of(end, digest.clock, digest.ends), digest.ends or since)
-    line = last.line if last is not None else 1
-    if _says_much_new(digest, line):
-        return None
-    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
-    limit = _limit(digest, progress, phase, limits)
-    silent_s = end - since
-    if silent_s <= limit.seconds:
-        return None
-    return Silence(
-        silent_s=silent_s,
-        limit_s=limit.seconds,
-        reason=limit.reason,
-        line=progress.last_line or line,
-        phase=phase,
-    )
-
-
-def _limit(digest: Digest, progress: Progress, phase: str | None, limits: LimitSettings) -> Limit:
-    times = [at for _, at in progress.rises if at is not None]
-    intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
-    if not intervals and progress.step_seconds_median:
-        intervals = [_interval_by_steps(digest, progress)]
-    return learnt_limit(len(progress.rises), intervals, phase, limits)
-
-
-def _interval_by_steps(digest: Digest, progress: Progress) -> float:
-    """Seconds between two lines of progress where they have no times: steps between them x seconds of a step."""
-    facts = main_facts(digest)
-    return (progress.step_seconds_median or 0.0) * _steps_between([(fact, 0.0) for fact in facts])
-
-
-def _says_much_new(digest: Digest, line: int) -> bool:
-    """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
-    before = {shape(each.text) for each in digest.lines if each.number <= line}
-    new = {shape(each.text) for each in digest.lines if each.number > line} - before
-    return len(new) >= BUSY_SHAPES
 
 
 def _is_no_number(fact: Fact) -> bool:

@@ -9,14 +9,9 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import Source, Verdict
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
-from slurm_watchdog.diagnose.logs.progress import (
-    read_changes,
-    read_no_number,
-    read_phases,
-    read_progress,
-    read_silence,
-)
+from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
+from slurm_watchdog.diagnose.logs.silence import read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import judge, with_rank

@@ -20,8 +20,9 @@ from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import Progress
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks
+from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
-from slurm_watchdog.diagnose.logs.verdict import STEP_SLACK_S, ordered_case, with_rank
+from slurm_watchdog.diagnose.logs.verdict import ordered_case, with_rank
 from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
 from slurm_watchdog.model.cluster_view import LoggedError, PastRun, Seat
 

@@ -8,10 +8,8 @@ is named but the ranks that are missing from the cascade.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import msgspec
 
@@ -32,6 +30,14 @@ from slurm_watchdog.diagnose.logs.attribution import (
 from slurm_watchdog.diagnose.logs.case import Case, Source, Verdict, after_step, duration, sentence, words_of
 from slurm_watchdog.diagnose.logs.line import Line, Who, classify
 from slurm_watchdog.diagnose.logs.ranks import Ranks
+from slurm_watchdog.diagnose.logs.survived import (
+    ENOUGH_RISES,
+    LONG_AFTER,
+    SOFT,
+    is_root,
+    rises_after,
+    was_survived,
+)
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from slurm_watchdog.knowledge.log_signatures import (
@@ -43,27 +49,11 @@ from slurm_watchdog.knowledge.log_signatures import (
     WORDS,
 )
 
-STEP_SLACK_S = 2.0
-"""A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
-ENOUGH_RISES = 2
-"""So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
 LATE_RISES = 5
 """An error that was followed by so few steps and then by a cascade may have been its cause after all: its thread had died."""
-QUIET_LINES = 12
-"""Ordinary lines after an error in its stream, and nothing that ends the run: it goes on."""
 LAST_LINES = 15
-LONG_AFTER = 200
-"""Lines between an error and the word that training is done, if it is to be of an earlier try."""
-SOFT = frozenset(
-    {"python_exception", "permission", "network", "missing_file", "import_error", "config_error", "dataset_error", "shape_mismatch",
-     "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion", "io_error", "cuda_unavailable",
-     "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
-)  # fmt: skip
-"""Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
-AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
-"""What is said in passing when training is done."""
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: whoever notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset(
@@ -122,7 +112,7 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> Case:
 
 def _of_errors(case: Case) -> Verdict | None:
     errors = case.errors
-    alive = [error for error in errors if not _is_noise(error, case)]
+    alive = [error for error in errors if not was_survived(error, case)]
     for error in errors:
         case.role[id(error)] = "noise"
     for error in alive:
@@ -144,8 +134,8 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     before, after = alive[:ended], alive[ended:]
     if after and _TOLD_TO_END.search(after[0].text):
         # Who was told to end may have been told so because of this.
-        before = before + [error for error in after if _is_root(error) and error.name not in AFTER_SIGTERM]
-    roots = [error for error in before if _is_root(error) and not error.chained]
+        before = before + [error for error in after if is_root(error) and error.name not in AFTER_SIGTERM]
+    roots = [error for error in before if is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
     cascade = _cascade(alive, case)
@@ -159,7 +149,7 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     if late is not None:
         return _of_cause(case, [late], alive)
     kept = {id(error) for error in firm}
-    told = [error for error in before if not _is_root(error) or id(error) in kept]
+    told = [error for error in before if not is_root(error) or id(error) in kept]
     return of_consequences(case, told, after[0] if after else None)
 
 
@@ -169,10 +159,6 @@ def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
         return False
     began = min(error.line for error in fatal)
     return any(e.name in FELT and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
-
-
-def _is_root(error: Error) -> bool:
-    return error.name not in CONSEQUENCES
 
 
 def _is_teardown(error: Error) -> bool:
@@ -186,80 +172,9 @@ def _ends_from_outside(error: Error) -> bool:
     return error.name in FROM_OUTSIDE
 
 
-def _is_noise(error: Error, case: Case) -> bool:
-    if error.ignored:
-        return True
-    source = case.sources[error.source]
-    rises = _rises_after(error, case)
-    if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
-        return True
-    if error.goes_on and _is_root(error):
-        return True
-    finished, trained = source.progress.finished_line, source.progress.trained_line
-    later = trained is not None and trained > error.line + (0 if not _is_root(error) else LONG_AFTER)
-    if trained is not None and later and _below_the_same(trained, error, source):
-        return True  # an earlier try: the log goes on to the end of training
-    if (
-        finished is not None
-        and error.line > finished
-        and (not _is_root(error) or (error.name in AFTER_END and not error.traceback))
-    ):
-        return True
-    trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)
-    if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
-        return True
-    return _goes_on_quietly(error, source)
-
-
-def _below_the_same(line: int, error: Error, source: Source) -> bool:
-    """Whether a line stands below the same heading as an error, in a file that has headings: only then it came later."""
-    return error.line < line <= _ends_at(error, source)
-
-
-def _ends_at(error: Error, source: Source) -> float:
-    """The line at which the part of a file ends in which an error stands: its next heading, or the end of the file."""
-    headings = source.digest.headings
-    place = bisect_right(headings, error.line)
-    return headings[place] if place < len(headings) else float("inf")
-
-
-def _rises_after(error: Error, case: Case) -> int:
-    """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
-    most = 0
-    for number, source in enumerate(case.sources):
-        rises = source.progress.rises
-        if error.own_time and error.at is not None and rises and all(at is not None for _, at in rises[-3:]):
-            count = sum(1 for _, at in rises if at is not None and at > error.at + STEP_SLACK_S)
-            if number != error.source and not case.timed:
-                count = 0
-        elif number == error.source:
-            places = [line for line, _ in rises]
-            count = bisect_right(places, _ends_at(error, source)) - bisect_right(places, error.line)
-        else:
-            count = 0
-        if source.digest.segments is not None:
-            segments = source.digest.segments
-            count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)
-        most = max(most, count)
-    return most
-
-
-def _goes_on_quietly(error: Error, source: Source) -> bool:
-    """Whether its stream says many ordinary things after an error of the soft kind, and no error is told any more."""
-    if error.name not in SOFT or error.line < source.last_error_line:
-        return False
-    ordinary = (
-        line
-        for line in reversed(source.digest.lines)
-        if line.number > error.line and (line.stamp is not None or line.level == "info")
-        and line.who == error.who and line.text.strip()
-    )  # fmt: skip
-    return len(list(islice(ordinary, QUIET_LINES))) == QUIET_LINES
-
-
 def _deaths(alive: Sequence[Error]) -> list[Error]:
     """The lines that say that something died, or that others felt it."""
-    return [error for error in alive if not _is_root(error)]
+    return [error for error in alive if not is_root(error)]
 
 
 def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
@@ -336,8 +251,8 @@ def _late_cause(case: Case) -> Error | None:
     found = [
         error
         for error in case.errors
-        if _is_root(error) and error.name not in HEADERS and not error.ignored and not error.goes_on and not error.weak
-        and not error.chained and error.traceback and ENOUGH_RISES <= _rises_after(error, case) <= LATE_RISES
+        if is_root(error) and error.name not in HEADERS and not error.ignored and not error.goes_on and not error.weak
+        and not error.chained and error.traceback and ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES
     ]  # fmt: skip
     return found[0] if found else None
 

@@ -1,0 +1,80 @@
+"""How long a log was silent before its end, by the rhythm that it had. Pure."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.logs.digest import Digest, shape
+from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress, main_facts, steps_between
+from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
+from slurm_watchdog.model.observations import EventKind
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    silent_s: float
+    limit_s: float
+    reason: str
+    line: int
+    phase: str | None
+
+
+def read_silence(
+    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: LimitSettings
+) -> Silence | None:
+    """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
+
+    `seen_at`: when the log was looked at, on its own clock; None: its last line's time counts. `written_at`: the file's
+    modification time, which stands for a log whose lines have no times, and only together with `seen_at`.
+    """
+    if progress.finished:
+        return None
+    rises = {line for line, _ in progress.rises}
+    active = [
+        f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)
+    ]
+    last = max(active, key=lambda fact: fact.line) if active else None
+    end = seen_at if seen_at is not None else digest.ends
+    since = last.at if last is not None else digest.begins
+    if since is None and seen_at is not None and written_at is not None:
+        since = written_at
+    if since is None or end is None:
+        return None
+    end = max(end if seen_at is None else on_scale_of(end, digest.clock, digest.ends), digest.ends or since)
+    line = last.line if last is not None else 1
+    if _says_much_new(digest, line):
+        return None
+    phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None
+    limit = _limit(digest, progress, phase, limits)
+    silent_s = end - since
+    if silent_s <= limit.seconds:
+        return None
+    return Silence(
+        silent_s=silent_s,
+        limit_s=limit.seconds,
+        reason=limit.reason,
+        line=progress.last_line or line,
+        phase=phase,
+    )
+
+
+def _limit(digest: Digest, progress: Progress, phase: str | None, limits: LimitSettings) -> Limit:
+    times = [at for _, at in progress.rises if at is not None]
+    intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
+    if not intervals and progress.step_seconds_median:
+        intervals = [_interval_by_steps(digest, progress)]
+    return learnt_limit(len(progress.rises), intervals, phase, limits)
+
+
+def _interval_by_steps(digest: Digest, progress: Progress) -> float:
+    """Seconds between two lines of progress where they have no times: steps between them x seconds of a step."""
+    facts = main_facts(digest)
+    return (progress.step_seconds_median or 0.0) * steps_between([(fact, 0.0) for fact in facts])
+
+
+def _says_much_new(digest: Digest, line: int) -> bool:
+    """Whether lines of many new sorts came after `line`: it does something, although we do not know what."""
+    before = {shape(each.text) for each in digest.lines if each.number <= line}
+    new = {shape(each.text) for each in digest.lines if each.number > line} - before
+    return len(new) >= BUSY_SHAPES

@@ -1,0 +1,105 @@
+"""Errors that a run survived: it made steps, came to its end, or said that it tries again. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import islice
+
+from slurm_watchdog.diagnose.logs.case import Case, Source
+from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.knowledge.log_signatures import (
+    AFTER_SIGTERM,
+    CONSEQUENCES,
+)
+
+STEP_SLACK_S = 2.0
+"""A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
+ENOUGH_RISES = 2
+"""So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
+QUIET_LINES = 12
+"""Ordinary lines after an error in its stream, and nothing that ends the run: it goes on."""
+LONG_AFTER = 200
+"""Lines between an error and the word that training is done, if it is to be of an earlier try."""
+SOFT = frozenset(
+    {"python_exception", "permission", "network", "missing_file", "import_error", "config_error", "dataset_error", "shape_mismatch",
+     "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion", "io_error", "cuda_unavailable",
+     "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
+)  # fmt: skip
+"""Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
+AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
+"""What is said in passing when training is done."""
+
+
+def is_root(error: Error) -> bool:
+    return error.name not in CONSEQUENCES
+
+
+def was_survived(error: Error, case: Case) -> bool:
+    if error.ignored:
+        return True
+    source = case.sources[error.source]
+    rises = rises_after(error, case)
+    if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
+        return True
+    if error.goes_on and is_root(error):
+        return True
+    finished, trained = source.progress.finished_line, source.progress.trained_line
+    later = trained is not None and trained > error.line + (0 if not is_root(error) else LONG_AFTER)
+    if trained is not None and later and _below_the_same(trained, error, source):
+        return True  # an earlier try: the log goes on to the end of training
+    if (
+        finished is not None
+        and error.line > finished
+        and (not is_root(error) or (error.name in AFTER_END and not error.traceback))
+    ):
+        return True
+    trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)
+    if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
+        return True
+    return _goes_on_quietly(error, source)
+
+
+def _below_the_same(line: int, error: Error, source: Source) -> bool:
+    """Whether a line stands below the same heading as an error, in a file that has headings: only then it came later."""
+    return error.line < line <= _ends_at(error, source)
+
+
+def _ends_at(error: Error, source: Source) -> float:
+    """The line at which the part of a file ends in which an error stands: its next heading, or the end of the file."""
+    headings = source.digest.headings
+    place = bisect_right(headings, error.line)
+    return headings[place] if place < len(headings) else float("inf")
+
+
+def rises_after(error: Error, case: Case) -> int:
+    """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
+    most = 0
+    for number, source in enumerate(case.sources):
+        rises = source.progress.rises
+        if error.own_time and error.at is not None and rises and all(at is not None for _, at in rises[-3:]):
+            count = sum(1 for _, at in rises if at is not None and at > error.at + STEP_SLACK_S)
+            if number != error.source and not case.timed:
+                count = 0
+        elif number == error.source:
+            places = [line for line, _ in rises]
+            count = bisect_right(places, _ends_at(error, source)) - bisect_right(places, error.line)
+        else:
+            count = 0
+        if source.digest.segments is not None:
+            segments = source.digest.segments
+            count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)
+        most = max(most, count)
+    return most
+
+
+def _goes_on_quietly(error: Error, source: Source) -> bool:
+    """Whether its stream says many ordinary things after an error of the soft kind, and no error is told any more."""
+    if error.name not in SOFT or error.line < source.last_error_line:
+        return False
+    ordinary = (
+        line
+        for line in reversed(source.digest.lines)
+        if line.number > error.line and (line.stamp is not None or line.level == "info")
+        and line.who == error.who and line.text.strip()
+    )  # fmt: skip
+    return len(list(islice(ordinary, QUIET_LINES))) == QUIET_LINES

@@ -1,0 +1,70 @@
+"""Node sets as Slurm writes them, into names, and back. Pure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+from slurm_watchdog.slurm.fields import ParseError
+
+MAX_NODES = 65_536
+"""Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES)."""
+
+
+@lru_cache(maxsize=16384)
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """`n[1-2],x` gives n1, n2, x; nothing, or Slurm's words for nothing, gives no nodes. Raises ParseError.
+
+    Groups (`@name`) are not looked up: that would run whatever the groups of this machine are configured to run.
+    """
+    if text in {"", "(null)", "n/a", "None", "None assigned"}:
+        return ()
+    if node_count(text) > MAX_NODES:
+        raise ParseError(f"a list of more than {MAX_NODES} nodes: {text[:80]!r}")
+    try:
+        # The names are shared by all jobs that have had these nodes: what is kept stays small on 10,000 of them.
+        return tuple(sys.intern(str(node)) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
+
+
+def node_count(text: str) -> int:
+    """At most how many nodes a list stands for, without expanding it."""
+    total = 0
+    for part in re.split(r",(?![^\[]*\])", text):
+        count = 1
+        for inside in re.findall(r"\[([^\]]*)\]", part):
+            count *= sum(_length(span) for span in inside.split(","))
+        total += count
+    return total
+
+
+def _length(span: str) -> int:
+    match = re.match(r"(\d{1,18})-(\d{1,18})", span, re.ASCII)
+    if match is None:
+        return MAX_NODES + 1 if len(span) > 20 else 1
+    return max(1, int(match.group(2)) - int(match.group(1)) + 1)
+
+
+def nodes_if_any(text: str) -> tuple[str, ...]:
+    """As `expand_nodes`, for what nothing depends on: one job's odd list spoils no listing."""
+    try:
+        return expand_nodes(text)
+    except ParseError:
+        return ()
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the patterns of an output path stand for."""
+
+    raw_id: str
+    """The id of this one job; for an array's element not the one with the underscore."""
+    job_id: str
+    user: str
+    name: str
+    batch_host: str

@@ -1,0 +1,106 @@
+"""Requests, answers and the head of a request of HTTP/1.1 (RFC 9112). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+MAX_HEAD: Final = 16 * 1024
+"""nginx and Apache allow 8 KiB a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, whole."""
+
+    method: str
+    path: str
+    authorization: str
+    body: bytes
+    remote: str
+    names: frozenset[str] | None = None
+    """The nodes that the client's certificate is for; None without certificates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    body: bytes
+    status: int = 200
+    content_type: bytes = b"application/json"
+    proof: str = ""
+    """For the header Authentication-Info: that it comes from us."""
+
+
+Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
+"""Answers at once, or, where it has to ask somebody first, later. Raises nothing."""
+Admission = Callable[["Head", str], "Answer | None"]
+"""(head, address): an answer that refuses a request before its body is taken, None if it may come."""
+Refusal = Callable[[str, int, str], Answer]
+"""(outcome, status, sentence): counts a request that never became one."""
+
+
+class BadRequest(Exception):
+    """What is no request; its arguments are (outcome, status, sentence)."""
+
+
+class Refused(Exception):
+    """A request that is not to send its body."""
+
+    def __init__(self, answer: Answer):
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+@dataclass(slots=True)
+class Head:
+    """What the first lines of a request say."""
+
+    method: str
+    path: str
+    keep: bool
+    authorization: str = ""
+    size: int = 0
+    expects: bool = False
+    """It waits to be told to go on."""
+
+
+def parse_head(data: bytes) -> Head:
+    """The lines before the empty one. Raises BadRequest."""
+    first, *lines = data.split(b"\r\n")
+    words = first.split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        raise BadRequest("garbage", 400, "this is no request of HTTP/1.1")
+    path = words[1].partition(b"?")[0].decode("ascii", "replace")
+    head = Head(words[0].decode("ascii", "replace"), path, words[2] != b"HTTP/1.0")
+    sizes = set()
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        if not colon or name != name.strip():
+            raise BadRequest("garbage", 400, "a line of the head is no header")
+        match name.lower():
+            case b"content-length":
+                sizes.add(value.strip())
+            case b"authorization":
+                head.authorization = value.strip().decode("latin-1")
+            case b"connection":
+                head.keep = head.keep and b"close" not in value.lower()
+            case b"transfer-encoding":
+                raise BadRequest("garbage", 411, "a report has to come with its Content-Length")
+            case b"content-encoding":
+                raise BadRequest("garbage", 415, "a report comes as it is, not compressed")
+            case b"expect":
+                head.expects = True
+    if sizes:
+        head.size = parse_size(sizes)
+    return head
+
+
+def parse_size(sizes: set[bytes]) -> int:
+    """A Content-Length; of several headers all have to say the same. Raises BadRequest."""
+    if len(sizes) != 1:
+        raise BadRequest("garbage", 400, "two lengths for one body")
+    (text,) = sizes
+    if not text.isdigit() or len(text) > 12:
+        raise BadRequest("garbage", 400, "the Content-Length is no number")
+    return int(text)

@@ -13,6 +13,9 @@ from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall
+from slurm_watchdog.detect.loss_nan import LossNan
+from slurm_watchdog.detect.registry import DEFAULTS
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:
@@ -36,6 +39,16 @@ def test_the_example_holds_the_defaults(checkout: Path) -> None:
 @pytest.mark.parametrize("text", ["", "# nothing set\n", "{}"])
 def test_an_empty_file_gives_the_defaults(text: str) -> None:
     assert parse_config(text) == Config()
+
+
+def test_detectors_get_the_values_of_the_file_and_their_own_defaults() -> None:
+    assert Config().detectors.settings() == DEFAULTS
+    config = parse_config("detectors: {loss_nan: {steps: 7}, filesystem_stall: {blocked_for: 2min}}")
+    assert config.detectors.settings() == {
+        **DEFAULTS,
+        LossNan: LossNan(steps=7),
+        FilesystemStall: FilesystemStall(blocked_for=120.0),
+    }
 
 
 def test_it_ships_observing() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_reply
@@ -208,3 +208,35 @@ def test_many_signals_at_once_end_nobody(node: Node) -> None:
     node.wait(lambda: interval(node) == 0.411, "the last configuration")
     node.agent.terminate()
     assert node.agent.wait(60) == 0
+
+
+ROW = """[log acme_iteration]
+means: the ACME solver counts what it should not
+needle: iteration
+pattern: iteration \\d+/ 100000 \\| loss
+source: the trainer of this test
+example: iteration 12/ 100000 | loss 2.5
+not: iteration 12/ 200000 | loss 2.5
+"""
+
+
+def test_rows_of_the_site_are_taken_at_a_reload_by_the_children_that_read_logs(node: Node) -> None:
+    def errors() -> list[Event]:
+        events = [event for report in node.controller.reports for event in report.events]
+        return [each for each in events if each.job_id == JOB and each.kind is EventKind.ERROR]
+
+    knowledge = node.place / "knowledge.d"
+    knowledge.mkdir(mode=0o755)
+    more = f"knowledge: {{directory: {knowledge}}}\n"
+    node.configure("400ms", more)
+    node.wait(lambda: len(steps(node.controller.reports)) > 2, "steps of the rank")
+
+    (knowledge / "acme.conf").write_text(ROW.replace("needle: ", "neddle: "))
+    node.reload()
+    node.wait(lambda: "the one before stays, whole" in node.log, "the agent's word about the broken file")
+    assert f"{knowledge}/acme.conf:1: [log acme_iteration]: unknown key `neddle`" in node.log
+
+    (knowledge / "acme.conf").write_text(ROW)
+    node.reload()
+    node.wait(errors, "an error that only the site's row knows")
+    assert {each.pattern for each in errors()} == {"acme_iteration"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.reload import read_anew, why_not, why_not_address
 from tests.builders.identity_files import controller_files, make_authority
@@ -39,6 +39,24 @@ def test_a_file_that_says_the_same_changes_nothing(tmp_path: Path, caplog: pytes
     assert "nothing changes" in caplog.text
     file.write_text("mode: act\n")
     assert read_anew(str(file), Config())
+
+
+def test_a_knowledge_file_that_changed_is_taken_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, row = tmp_path / "config.yaml", tmp_path / "a.conf"
+    tmp_path.chmod(0o755)
+    file.write_text(f"knowledge: {{directory: {tmp_path}}}\n")
+    running = load_config(str(file))
+    row.write_text(
+        "[xid 901]\nname: acme\nmeans: A number of this site\nblame: driver\nseverity: loud\nsource: ACME\n"
+    )
+    assert not read_anew(str(file), running)
+    assert (
+        f"{row}:1: [xid 901]: `severity` is one of info, warning, error, critical, not 'loud'" in caplog.text
+    )
+    row.write_text(row.read_text().replace("loud", "warning"))
+    assert read_anew(str(file), running)
 
 
 def test_what_would_keep_it_from_starting_is_found_before(tmp_path: Path) -> None:

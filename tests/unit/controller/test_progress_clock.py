@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.controller.state.progress_clock import (
     MAX_CLOCKS,
-    WEAK,
     Clock,
     Counter,
     apply_step,
@@ -19,6 +18,7 @@ from slurm_watchdog.controller.state.progress_clock import (
     note_loss,
     read_progress,
 )
+from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.cluster_view import Progress
 from slurm_watchdog.model.observations import Event, EventKind
 
@@ -162,7 +162,7 @@ def test_a_log_with_ever_new_bars_holds_no_memory() -> None:
 # ---------------------------------------------------------------------------- what one line alone may say
 
 
-@pytest.mark.parametrize("pattern", sorted(WEAK))
+@pytest.mark.parametrize("pattern", sorted(progress_table().counted))
 def test_one_line_of_a_form_that_anybody_may_write_is_no_progress_and_a_second_one_that_counts_on_is(
     pattern: str,
 ) -> None:

@@ -23,7 +23,15 @@ from slurm_watchdog.knowledge.progress_patterns import (
 )
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log import block_scan
-from slurm_watchdog.parse.training_log.block_scan import BARREN, COVER, IN_FULL, PIECE, Seen, letters, scan
+from slurm_watchdog.parse.training_log.block_scan import (
+    BARREN,
+    IN_FULL,
+    PIECE,
+    Seen,
+    letters,
+    needles_in_force,
+    scan,
+)
 from slurm_watchdog.parse.training_log.line import LogFact, has_needle, parse_line
 
 Facts = list[tuple[str, LogFact]]
@@ -122,8 +130,8 @@ def test_the_quick_looks_before_slow_expressions_miss_nothing(line: bytes) -> No
 def test_every_needle_is_found_by_its_letters(needle: str) -> None:
     assert needle == needle.lower()
     assert needle.isascii()
-    assert any(part in letters(needle) for part in COVER)
-    assert all(len(part) > 1 for part in COVER)
+    assert any(part in letters(needle) for part in needles_in_force().cover)
+    assert all(len(part) > 1 for part in needles_in_force().cover)
 
 
 def test_every_key_of_a_step_in_a_mapping_holds_a_needle() -> None:

@@ -17,7 +17,7 @@ from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.learned_format import Learner
-from slurm_watchdog.parse.training_log.line import ALL_ROWS, parse_line
+from slurm_watchdog.parse.training_log.line import all_rows, parse_line
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.wire.codec import decode_report, encode_report
 
@@ -37,7 +37,7 @@ NUMBERS = st.one_of(
     st.floats().map(repr),
 )  # fmt: skip
 OWN = compile_patterns((r"it (?P<step>\d+) of (?P<total>\S+) took (?P<step_seconds>\S+) loss (?P<loss>\S+)",))
-ROWS = msgspec.structs.replace(ALL_ROWS, own=OWN)
+ROWS = msgspec.structs.replace(all_rows(), own=OWN)
 
 
 @st.composite

@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.knowledge.log_signatures import (
-    CONSEQUENCES,
-    FROM_OUTSIDE,
-    HEADERS,
-    SIGNATURES,
-    STORAGE_FULL,
-    WORDS,
-    Signature,
-)
+from slurm_watchdog.knowledge.log_signatures import SIGNATURES, Signature, log_table
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.line import clean_line, parse_line, split_prefix
@@ -194,12 +186,13 @@ def test_every_row_of_the_tables_has_its_line() -> None:
 
 
 def test_every_signature_has_its_words_and_the_sets_name_signatures() -> None:
-    names = {row.name for row in SIGNATURES}
-    assert set(WORDS) == names
-    assert names >= FROM_OUTSIDE | HEADERS | STORAGE_FULL
-    assert FROM_OUTSIDE <= CONSEQUENCES
-    for name in CONSEQUENCES:
-        assert all(row.consequence for row in SIGNATURES if row.name == name)
+    table = log_table()
+    assert set(table.means) == {row.name for row in table.signatures}
+    assert all(means != name for name, means in table.means.items())
+    assert set(table.means) >= table.from_outside | table.headers | table.storage_full
+    assert table.from_outside <= table.consequences
+    for name in table.consequences:
+        assert all(row.consequence for row in table.signatures if row.name == name)
 
 
 @pytest.mark.parametrize("row", [*SIGNATURES, *SIGNS, *PATTERNS], ids=lambda row: row.name)

@@ -10,7 +10,7 @@ import pytest
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
-from slurm_watchdog.parse.training_log.line import ALL_ROWS, LogFact, Rows, parse_line, split_prefix
+from slurm_watchdog.parse.training_log.line import LogFact, Rows, all_rows, parse_line, split_prefix
 
 CAPTURES = Path(__file__).parents[2] / "captures/logs"
 KEYS = {"step": "step", "total": "total_steps", "seconds": "step_s", "loss": "loss", "count": "count"}
@@ -82,7 +82,7 @@ def test_a_launchers_prefix_changes_nothing(capture: Capture, prefix: str) -> No
 
 def without(row: Pattern | Sign) -> Rows:
     return Rows(
-        ALL_ROWS.signatures,
+        all_rows().signatures,
         tuple(each for each in SIGNS if each is not row),
         tuple(each for each in PATTERNS if each is not row),
         mapping=True,
@@ -91,8 +91,8 @@ def without(row: Pattern | Sign) -> Rows:
 
 def before(row: Pattern | Sign) -> Rows:
     if isinstance(row, Sign):
-        return Rows(ALL_ROWS.signatures, SIGNS[: SIGNS.index(row)], (), mapping=False)
-    return Rows(ALL_ROWS.signatures, SIGNS, PATTERNS[: PATTERNS.index(row)], mapping=False)
+        return Rows(all_rows().signatures, SIGNS[: SIGNS.index(row)], (), mapping=False)
+    return Rows(all_rows().signatures, SIGNS, PATTERNS[: PATTERNS.index(row)], mapping=False)
 
 
 @pytest.mark.parametrize("row", [*PATTERNS, *SIGNS], ids=lambda row: row.name)

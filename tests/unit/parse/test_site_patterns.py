@@ -13,14 +13,14 @@ from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.config.schema import Jobs
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
-from slurm_watchdog.parse.training_log.line import ALL_ROWS, Rows, parse_line
+from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, compile_patterns, problem_of
 
 OURS = r"it (?P<step>[\d,]+)(?:/(?P<total>\d+))? L=(?P<loss>\S+) t=(?P<step_seconds>[\d.]+)s"
 
 
 def rows(*texts: str) -> Rows:
-    return Rows(ALL_ROWS.signatures, ALL_ROWS.signs, ALL_ROWS.patterns, True, compile_patterns(texts))
+    return Rows(all_rows().signatures, all_rows().signs, all_rows().patterns, True, compile_patterns(texts))
 
 
 @pytest.mark.parametrize(

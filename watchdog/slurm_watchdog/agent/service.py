@@ -19,6 +19,7 @@ from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.pool import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
+from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
@@ -169,6 +170,7 @@ def run_agent(
         return EXIT_USAGE
     if config.personal:
         serve_alone(os.geteuid())
+    put_in_force(config.site_texts)  # before the children are forked
     agent = Agent(config, once, handover)
     try:
         if once:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, knowledge_option, print_json
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
     help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: compares ranks with those that "
     "normally look like them. [default: as the ranks' command lines say]",
 )
+@knowledge_option
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def group_stacks(
     paths: tuple[str, ...],

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from slurm_watchdog.model.kill_switch import problem_of_prefix
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
 
 SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
@@ -39,7 +43,7 @@ AGENT = "slurm-watchdog-agent"
     "config_file",
     metavar="FILE",
     type=click.Path(),
-    help="Take `jobs.kill_switch_prefixes`, and nothing else, from this file, which has to be root's.",
+    help="Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, which has to be root's.",
 )
 @click.option(
     "--core-debugger",
@@ -63,17 +67,19 @@ def helper(
     """
     from slurm_watchdog.agent.helper.__main__ import become_helper
 
-    wanted = (*prefixes, *(prefixes_of(config_file) if config_file else ()))
+    config = trusted_config(config_file) if config_file else None
+    wanted = (*prefixes, *(config.jobs.kill_switch_prefixes if config else ()))
     for prefix in wanted:
         if (problem := problem_of_prefix(prefix)) is not None:
             click.echo(f"no kill switch is written below it: {problem}", err=True)
     good = dict.fromkeys(each for each in wanted if problem_of_prefix(each) is None)
-    become_helper(path, agent, tuple(good), core_debugger=core_debugger)
+    knowledge = config.knowledge.directory if config else ""
+    become_helper(path, agent, tuple(good), core_debugger=core_debugger, knowledge=knowledge)
 
 
-def prefixes_of(file: str) -> tuple[str, ...]:
-    """`jobs.kill_switch_prefixes` of a configuration that nobody but root may write; none, with the reason on standard error, of another
-    one: without a helper the agent would see little."""
+def trusted_config(file: str) -> Config | None:
+    """A configuration that nobody but root may write; none, with the reason on standard error, of another one: without a helper the agent
+    would see little."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
@@ -82,7 +88,10 @@ def prefixes_of(file: str) -> tuple[str, ...]:
             raise PermissionError(
                 f"{file} may be written by others than root: chown root {file}; chmod go-w {file}"
             )
-        return tuple(load_config(file).jobs.kill_switch_prefixes)
+        return load_config(file, with_knowledge=False)
     except (OSError, ConfigError) as error:
-        click.echo(f"kill switches are written in /run alone, not on shared filesystems: {error}", err=True)
-        return ()
+        click.echo(
+            f"kill switches are written in /run alone, not on shared filesystems, and the site's own knowledge is not used: {error}",
+            err=True,
+        )
+        return None

@@ -65,12 +65,12 @@ def operator_options(command: F) -> F:
     )(command)
 
 
-def load_or_exit(config_file: str) -> Config:
+def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
     """The configuration; ends the process with code 2 and every error in the file if there is one."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
-        return load_config(config_file)
+        return load_config(config_file, with_knowledge=with_knowledge)
     except ConfigError as error:
         for line in error.lines():
             click.echo(clean(line), err=True)
@@ -88,7 +88,7 @@ def find_socket(socket_path: str | None, config_file: str | None) -> str:
     if socket_path:
         return socket_path
     if config_file is not None:
-        return load_or_exit(config_file).controller.socket
+        return load_or_exit(config_file, with_knowledge=False).controller.socket
     return _socket_of_default_config()
 
 
@@ -99,7 +99,7 @@ def _socket_of_default_config() -> str:
     if not os.access(DEFAULT_CONFIG, os.R_OK):
         return DEFAULT_SOCKET
     try:
-        return load_config(DEFAULT_CONFIG).controller.socket
+        return load_config(DEFAULT_CONFIG, with_knowledge=False).controller.socket
     except ConfigError:
         click.echo(
             f"{DEFAULT_CONFIG} has errors, so the socket is taken to be {DEFAULT_SOCKET}; "
@@ -107,6 +107,34 @@ def _socket_of_default_config() -> str:
             err=True,
         )
         return DEFAULT_SOCKET
+
+
+def knowledge_option(command: F) -> F:
+    """`--knowledge` of the commands that read logs or stacks themselves: puts a site's rows in force before the command runs."""
+    return click.option(
+        "--knowledge",
+        metavar="DIR",
+        type=click.Path(),
+        callback=_use_knowledge,
+        expose_value=False,
+        help="Directory of *.conf files with rows of your own, as knowledge.directory in the configuration.",
+    )(command)
+
+
+def _use_knowledge(context: click.Context, parameter: click.Parameter, directory: str | None) -> None:
+    if directory is None:
+        return
+    from slurm_watchdog.config.knowledge_files import check_texts, put_in_force, read_texts
+
+    texts, problems = read_texts(directory)
+    problems += check_texts(texts)
+    if not texts and not problems:
+        problems = [f"{directory} has no *.conf files"]
+    for problem in problems:
+        click.echo(clean(problem), err=True)
+    if problems:
+        sys.exit(EXIT_USAGE)
+    put_in_force(texts)
 
 
 def journal_option(command: F) -> F:

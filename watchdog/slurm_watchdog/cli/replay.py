@@ -10,7 +10,14 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, load_or_exit, print_json
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_USAGE,
+    knowledge_option,
+    load_or_exit,
+    print_json,
+)
 from slurm_watchdog.cli.terminal import clean, count, duration, moment, sentence, table
 
 if TYPE_CHECKING:
@@ -32,6 +39,7 @@ DATED_FROM: Final = 1e8
     type=click.Path(),
     help="Configuration file. [default: every setting's default]",
 )
+@knowledge_option
 @click.option(
     "--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`."
 )
@@ -46,9 +54,11 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     """
     import logging
 
+    from slurm_watchdog.config.knowledge_files import put_in_force
     from slurm_watchdog.config.schema import Config
 
     config = load_or_exit(config_file) if config_file else Config()
+    put_in_force(config.site_texts)
     try:
         from slurm_watchdog.replay.player import numbered_ids
     except ModuleNotFoundError as error:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slurm_watchdog.cli.input_progress import reading, size_of
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, load_or_exit, print_json
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_USAGE,
+    knowledge_option,
+    load_or_exit,
+    print_json,
+)
 from slurm_watchdog.cli.terminal import clean, count, duration, sentence, table
 
 if TYPE_CHECKING:
@@ -41,6 +48,7 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
     type=click.Path(),
     help="Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]",
 )
+@knowledge_option
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def scan_log(
     files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
@@ -130,9 +138,11 @@ def _settings(config_file: str | None) -> _Settings:
 
     if config_file is None:
         return _Settings(CollectiveHang(), LossNan().steps)
+    from slurm_watchdog.config.knowledge_files import put_in_force
     from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
     config = load_or_exit(config_file)
+    put_in_force(config.site_texts)
     own = compile_patterns(config.jobs.progress_patterns)
     return _Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
 

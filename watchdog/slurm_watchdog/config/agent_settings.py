@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from slurm_watchdog.identity.transport import Transport
+from slurm_watchdog.knowledge.site_rows import SiteText
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -61,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     security: SecuritySettings
     kill_switch_prefixes: tuple[str, ...] = ()
     """`jobs.kill_switch_prefixes` of the configuration."""
+    site_texts: tuple[SiteText, ...] = ()
+    """The site's own knowledge files, which were checked with the configuration."""
     personal: bool = False
     """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and at nobody else's."""
 
@@ -76,6 +79,7 @@ def settings_of(config: Config) -> Settings:
             "agent": agent,
             "security": {**security, "mode": config.security.identity()},
             "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
+            "site_texts": config.site_texts,
             # One that ends without its controller is a step inside of a person's own job (`attach`), and serves nobody else.
             "personal": config.agent.give_up_after > 0,
         },

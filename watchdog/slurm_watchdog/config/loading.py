@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.schema import Config
 
 
@@ -38,8 +39,9 @@ class ConfigError(Exception):
         ]
 
 
-def load_config(file: str) -> Config:
-    """Reads and checks a configuration file. Raises ConfigError with every problem in it."""
+def load_config(file: str, *, with_knowledge: bool = True) -> Config:
+    """Reads and checks a configuration file, and with it the site's knowledge files (`knowledge.directory`), unless the caller needs neither
+    their rows nor their errors. Raises ConfigError with every problem in them."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +49,15 @@ def load_config(file: str) -> Config:
         raise ConfigError(
             file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]
         ) from error
-    return parse_config(text, file)
+    config = parse_config(text, file)
+    if not with_knowledge:
+        return config
+    texts, problems = read_texts(config.knowledge.directory)
+    problems += check_texts(texts)
+    if problems:
+        found = [ConfigProblem(path="knowledge.directory", line=None, message=each) for each in problems]
+        raise ConfigError(file, found)
+    return config.with_site_texts(texts)
 
 
 def parse_config(text: str, file: str = "configuration") -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.config.notify import Notify
@@ -26,6 +26,7 @@ from slurm_watchdog.config.types import (
     refuse,
     split_address,
 )
+from slurm_watchdog.knowledge.site_rows import SiteText
 from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
 
@@ -337,6 +338,16 @@ class Ladder(Section):
     )
 
 
+class Knowledge(Section):
+    """What a site knows besides the package: signatures of its own log lines, kernel lines, Xids, frames, progress (docs/knowledge.md)."""
+
+    directory: str = Field(
+        "/etc/slurm-watchdog/knowledge.d",
+        description="Directory of *.conf files with rows of your own, root's and writable by nobody else; missing = none. `check-config` "
+        "checks them, agents and controller read them at start and at reload.",
+    )
+
+
 class Config(Section):
     """slurm-watchdog: everything that can be set."""
 
@@ -354,6 +365,19 @@ class Config(Section):
     policy: Policy = Policy()
     ladder: Ladder = Ladder()
     notify: Notify = Notify()
+    knowledge: Knowledge = Knowledge()
+    _site_texts: tuple[SiteText, ...] = PrivateAttr(())
+
+    @property
+    def site_texts(self) -> tuple[SiteText, ...]:
+        """The files of `knowledge.directory`, as they were read and checked with this configuration."""
+        return self._site_texts
+
+    def with_site_texts(self, texts: tuple[SiteText, ...]) -> Config:
+        """The same configuration with these files."""
+        config = self.model_copy()
+        config._site_texts = texts
+        return config
 
     @model_validator(mode="after")
     def _checks_across_fields(self) -> Config:

@@ -16,6 +16,7 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import HELD, sd_notify
 from slurm_watchdog.base.text import one_line
+from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import local_socket
@@ -53,6 +54,7 @@ def run_controller(
     Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
     tries again then, and only then); START_ANEW when it is to start with a new configuration.
     """
+    put_in_force(config.site_texts)
     try:
         page_token = read_page_token(config.security.page_token_file)
     except (ValueError, OSError) as error:

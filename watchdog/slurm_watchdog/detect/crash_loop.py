@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
-from slurm_watchdog.knowledge.log_signatures import NODE_CAN_CAUSE
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
@@ -166,7 +166,7 @@ def _by_contrast(
 ) -> tuple[str | None, str]:
     """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node can cause, and the job made steps in a
     run without that node, or failed there on different ranks. The same allocation each time proves nothing about one node of it."""
-    known = [cause for cause in causes if cause is not None and cause.pattern in NODE_CAN_CAUSE]
+    known = [cause for cause in causes if cause is not None and cause.pattern in log_table().node_can_cause]
     nodes = {cause.node for cause in known}
     if len(known) != len(runs) or len(nodes) != 1 or None in nodes:
         return None, ""

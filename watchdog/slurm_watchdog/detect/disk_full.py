@@ -19,7 +19,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.reported_run import who_said
 from slurm_watchdog.diagnose.logs.root_cause import running
-from slurm_watchdog.knowledge.log_signatures import STORAGE_FULL
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
@@ -85,7 +85,7 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
         if node.name not in silent:
             _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
-        if not job.silent_nodes and any(e.event.pattern in STORAGE_FULL for e in job.errors):
+        if not job.silent_nodes and any(e.event.pattern in log_table().storage_full for e in job.errors):
             _from_log(view, job, running(job, view.now), places, settings.recent)
     for ended in view.ended:
         if ended.run is not None:
@@ -100,8 +100,13 @@ def _is_mentioned(view: ClusterView) -> bool:
         return True
     return (
         any(node.events or node.mounts for node in view.nodes if not node.quiet)
-        or any(e.event.pattern in STORAGE_FULL for job in view.jobs for e in job.errors)
-        or any(e.pattern in STORAGE_FULL for ended in view.ended if ended.run for e in ended.run.errors)
+        or any(e.event.pattern in log_table().storage_full for job in view.jobs for e in job.errors)
+        or any(
+            e.pattern in log_table().storage_full
+            for ended in view.ended
+            if ended.run
+            for e in ended.run.errors
+        )
     )
 
 
@@ -158,10 +163,10 @@ def _from_log(
     job_id = job.job.job_id
     rose_age_s = None if job.progress is None else job.progress.rose_age_s
     saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
-    said_so = any(error.pattern in STORAGE_FULL for error in run.errors)
+    said_so = any(error.pattern in log_table().storage_full for error in run.errors)
     for said in who_said(run) if said_so else ():
         error = said.error
-        if error.pattern not in STORAGE_FULL:
+        if error.pattern not in log_table().storage_full:
             continue
         age_s = view.now - error.at
         path = _path(error.line)

@@ -23,7 +23,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
-from slurm_watchdog.knowledge.log_signatures import HEADERS
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
@@ -122,7 +122,7 @@ def _waited(
     job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings
 ) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
-    if cause.pattern in HEADERS and age_s < LAST_WORDS_S:
+    if cause.pattern in log_table().headers and age_s < LAST_WORDS_S:
         return None
     ranks = job.ranks
     dead = [rank for rank in ranks if not rank.alive]
@@ -166,7 +166,7 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError
 
 def _is_named(cause: Cause | None) -> bool:
     """Whether more lines would hardly name another rank. A traceback whose last line has not come is an unfinished sentence."""
-    if cause is None or cause.only_consequence or cause.pattern in HEADERS:
+    if cause is None or cause.only_consequence or cause.pattern in log_table().headers:
         return False
     return cause.rank is not None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, Hint, hints_for
 from slurm_watchdog.parse.kernel_log.line import parse_message
 
@@ -42,7 +42,7 @@ def _classes_of(line: str) -> Iterator[str]:
         yield class_of(fact)
         return
     low = line.lower()
-    for row in SIGNATURES:
+    for row in log_table().signatures:
         if any(needle in low for needle in row.needles) and row.regex.search(line):
             yield row.name
             return

@@ -87,6 +87,11 @@ def parts_of(entries: Sequence[Entry]) -> dict[str, str]:
     return {entry.name: "|".join(entry.values.get("pattern", ())) for entry in entries if entry.kind == PART}
 
 
+def with_parts(text: str, parts: Mapping[str, str]) -> str:
+    """An expression with what {NAME} in it stands for; nothing for a name that is not known."""
+    return _PART.sub(lambda match: parts.get(match[1], ""), text)
+
+
 @dataclass
 class Fields:
     """Takes the values of one entry out, each checked; `problems` says what is wrong with it, all at once."""
@@ -127,17 +132,17 @@ class Fields:
         return int(found or 0)
 
     def choice(self, key: str, known: Sequence[str], *, required: bool = True) -> str:
-        """One of `known`."""
+        """One of `known`; empty if it is none of them."""
         self.text(key, required=required)
         return next(iter(self.choices(key, known)), "")
 
     def choices(self, key: str, known: Sequence[str]) -> tuple[str, ...]:
-        """Values that each are one of `known`."""
+        """Values, those of `known`."""
         found = self.texts(key)
         for each in found:
             if each not in known:
                 self._wrong(f"`{key}` is one of {', '.join(known)}, not {each!r}")
-        return found
+        return tuple(each for each in found if each in known)
 
     def needles(self) -> tuple[str, ...]:
         """Values of `needle`: in lower case, for they are searched for in a line in lower case."""
@@ -164,7 +169,7 @@ class Fields:
             if name not in self.parts:
                 known = ", ".join(sorted(self.parts)) or "none"
                 self._wrong(f"{{{name}}} in `{key}` is no part: known are {known}")
-        return _PART.sub(lambda match: self.parts.get(match[1], ""), text)
+        return with_parts(text, self.parts)
 
     def name(self) -> str:
         """The name of the section, which becomes a label and a word in messages."""
@@ -213,9 +218,7 @@ class Rows:
         return (row for _, row in self.by_kind.get(kind, ()))
 
 
-def read_rows(
-    texts: Mapping[str, str], readers: Mapping[str, Reader], known_parts: Mapping[str, str] | None = None
-) -> Rows:
+def read_rows(texts: Mapping[str, str], readers: Mapping[str, Reader]) -> Rows:
     """File -> text becomes rows, by `readers`: kind -> what makes a row of its fields. Sections [part NAME] count in all files."""
     entries: list[Entry] = []
     problems: list[str] = []
@@ -223,8 +226,14 @@ def read_rows(
         found, wrong = parse_entries(text, file)
         entries += found
         problems += wrong
-    parts = {**(known_parts or {}), **parts_of(entries)}
+    rows = rows_of(entries, readers, parts_of(entries))
+    return Rows(rows.by_kind, (*problems, *rows.problems))
+
+
+def rows_of(entries: Sequence[Entry], readers: Mapping[str, Reader], parts: Mapping[str, str]) -> Rows:
+    """The same of sections that were parsed, with the expressions that they may name."""
     by_kind: dict[str, list[tuple[Entry, Any]]] = {}
+    problems: list[str] = []
     for entry in entries:
         if entry.kind == PART:
             continue

@@ -16,6 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.model.observations import FaultSeverity
@@ -57,6 +58,14 @@ def kernel_row(fields: Fields) -> Signature:
 
 
 SIGNATURES: tuple[Signature, ...] = read_shipped("kernel_signatures.conf", {"kernel": kernel_row})["kernel"]
+
+"""The rows of the package."""
+
+
+def kernel_rows() -> tuple[Signature, ...]:
+    """The rows in force in this process: a site's, and then those of the package."""
+    return site_rows.current().before("kernel", SIGNATURES, lambda row: row.name)
+
 
 HARMLESS = re.compile(
     r"audit[:(]|type=\d+ audit|perf: interrupt took too long|\[Firmware (?:Bug|Warn|Info)\]|ACPI (?:BIOS )?(?:Error|Warning)|systemd\[1\]:"

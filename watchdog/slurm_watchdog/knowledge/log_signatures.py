@@ -9,23 +9,25 @@ contains another one ("cuda error: " contains "error") costs it nothing.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.site_rows import SiteRows
 
 GROUPS: Final = (
     "header",
     "from_outside",
-    "normal_end",
     "storage_full",
-    "gpu_error",
     "after_sigterm",
     "node_can_cause",
     "seen_by_others",
 )
-"""Values of `group`: see the sets below."""
+"""Values of `group`: see LogTable."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,59 @@ def log_row(fields: Fields) -> LogRow:
 _ROWS: Final = read_shipped("log_signatures.conf", {"log": log_row})["log"]
 
 SIGNATURES: tuple[Signature, ...] = tuple(row.signature for row in _ROWS)
-"""The first that matches names the line."""
+"""The rows of the package. Those in force, a site's included, are `log_table().signatures`."""
 
 
-def _names(group: str) -> frozenset[str]:
-    return frozenset(row.signature.name for row in _ROWS if group in row.groups)
+@dataclass(frozen=True, eq=False)
+class LogTable:
+    """The rows in force, and what is said of their names."""
+
+    signatures: tuple[Signature, ...]
+    """The first that matches names the line."""
+    means: Mapping[str, str]
+    """What each name means, half a sentence."""
+    consequences: frozenset[str]
+    """Names of the rows that never are a cause."""
+    from_outside: frozenset[str]
+    """The run is ended from outside: what comes after such a line follows from it."""
+    felt: frozenset[str]
+    """Consequences that a rank itself reports of what another did to it."""
+    headers: frozenset[str]
+    """They announce an error; what it is stands in the lines after them."""
+    storage_full: frozenset[str]
+    after_sigterm: frozenset[str]
+    """What processes print that are ended while they work."""
+    node_can_cause: frozenset[str]
+    """What a node may be the reason of: its hardware, its filesystems, its memory. An exception of Python is the program's."""
+
+
+def log_table() -> LogTable:
+    """The rows in force in this process."""
+    return _table(site_rows.current())
+
+
+@lru_cache(maxsize=2)
+def _table(site: SiteRows) -> LogTable:
+    rows = site.before("log", _ROWS, lambda row: row.signature.name)
+
+    def names(group: str) -> frozenset[str]:
+        return frozenset(row.signature.name for row in rows if group in row.groups)
+
+    consequences = frozenset(row.signature.name for row in rows if row.signature.consequence)
+    from_outside = names("from_outside")
+    means = {row.signature.name: row.signature.name for row in rows}
+    means.update({row.signature.name: row.means for row in reversed(rows) if row.means})
+    return LogTable(
+        tuple(row.signature for row in rows),
+        means,
+        consequences,
+        from_outside,
+        consequences - from_outside - names("seen_by_others"),
+        names("header"),
+        names("storage_full"),
+        names("after_sigterm"),
+        names("node_can_cause"),
+    )
 
 
 # Harmless although a row matches: what says that it goes on by itself, or only talks about an error.
@@ -99,23 +149,5 @@ SOURCE_LINE = re.compile(
 )
 """A line of a program that Python prints in a traceback, above what the exception itself says."""
 
-CONSEQUENCES: frozenset[str] = frozenset(row.name for row in SIGNATURES if row.consequence)
-"""Names of the rows that never are a cause."""
-FROM_OUTSIDE: frozenset[str] = _names("from_outside")
-"""Somebody ends the run: whatever comes after such a line follows from it."""
-NORMAL_ENDS: frozenset[str] = _names("normal_end")
-"""Of these, the ones that say why."""
-FELT: frozenset[str] = CONSEQUENCES - FROM_OUTSIDE - _names("seen_by_others")
-"""Consequences that a rank itself says of what another did to it."""
-HEADERS: frozenset[str] = _names("header")
-"""They announce an error; what it is stands in the lines after them."""
-STORAGE_FULL: frozenset[str] = _names("storage_full")
-GPU_ERRORS: frozenset[str] = _names("gpu_error")
-AFTER_SIGTERM: frozenset[str] = _names("after_sigterm")
-"""What processes say that are ended while they work."""
-NODE_CAN_CAUSE: frozenset[str] = _names("node_can_cause")
-"""What a node may be the reason of: its hardware, its filesystems, its memory. An exception of Python is the program's."""
-WORDS: dict[str, str] = {row.signature.name: row.means for row in _ROWS if row.means}
-"""What each row means, half a sentence."""
 LOST_A_RANK: Final = next(row.regex for row in SIGNATURES if "peer" in row.regex.groupindex)
 """A rank says in words of a program's own that it lost another one, which it names: the only groups are that name."""

@@ -13,11 +13,15 @@ See slurm_watchdog.knowledge.log_signatures for what a new needle costs.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.site_rows import SiteRows
 
 NUMBER = r"[-+]?(?:\d\.#\w+|\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
 
@@ -126,6 +130,39 @@ COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)s?[\s:#=\[]*\d")
 _SHIPPED = read_shipped("progress_patterns.conf", {"progress": progress_row, "sign": sign_row})
 SIGNS: tuple[Sign, ...] = _SHIPPED["sign"]
 PATTERNS: tuple[Pattern, ...] = tuple(row.pattern for row in _SHIPPED["progress"])
+"""Both of the package; those in force, a site's included, are in `progress_table()`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProgressTable:
+    """The rows in force; the first that matches wins."""
+
+    patterns: tuple[Pattern, ...]
+    signs: tuple[Sign, ...]
+    frameworks: Mapping[str, str]
+    """Pattern -> whose way of writing it is, where it is one framework's; the others stand for themselves."""
+    by_epochs: frozenset[str]
+    """Patterns whose steps restart with each epoch."""
+    counted: frozenset[str]
+    """Patterns that prose matches as well: one line alone may be an accident."""
+
+
+def progress_table() -> ProgressTable:
+    """The rows in force in this process."""
+    return _table(site_rows.current())
+
+
+@lru_cache(maxsize=2)
+def _table(site: SiteRows) -> ProgressTable:
+    rows = site.before("progress", _SHIPPED["progress"], lambda row: row.pattern.name)
+    return ProgressTable(
+        tuple(row.pattern for row in rows),
+        site.before("sign", SIGNS, lambda row: row.name),
+        {**{row.pattern.name: row.framework for row in rows if row.framework}, **OF_DICTIONARIES},
+        frozenset(row.pattern.name for row in rows if row.pattern.in_epoch),
+        frozenset(row.pattern.name for row in rows if row.pattern.counted),
+    )
+
 
 # "Step 2: load the model": behind the number two words or more, and nothing that was measured ("loss=nan" was).
 PROSE = re.compile(
@@ -262,9 +299,5 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )
 
-FRAMEWORKS: dict[str, str] = {
-    **{row.pattern.name: row.framework for row in _SHIPPED["progress"] if row.framework},
-    "hf_trainer": "huggingface",
-    "hf_trainer_epoch": "huggingface",
-}
-"""Whose way of writing a row is, where it is one framework's; the others stand for themselves. The last two are dictionaries, which have no row."""
+OF_DICTIONARIES: Final = {"hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface"}
+"""Frameworks of lines that are dictionaries, which have no row."""

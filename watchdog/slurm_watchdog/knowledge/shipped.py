@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from slurm_watchdog.knowledge.entries import Reader, read_rows
+from slurm_watchdog.knowledge.entries import Reader, parse_entries, parts_of, read_rows
 
 DATA: Final = Path(__file__).parent / "data"
 
@@ -18,3 +18,11 @@ def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[An
     if rows.problems:
         raise ValueError("\n".join(rows.problems))
     return {kind: tuple(rows.of(kind)) for kind in readers}
+
+
+def shipped_parts() -> dict[str, str]:
+    """Name -> expression of all sections [part NAME] of the package, which a site's rows may use."""
+    found: dict[str, str] = {}
+    for path in sorted(DATA.glob("*.conf")):
+        found.update(parts_of(parse_entries(path.read_text(encoding="utf-8"), path.name)[0]))
+    return found

@@ -8,11 +8,15 @@ their users' dumps show them, the interpreter's own library, and clients that up
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
+from slurm_watchdog.knowledge.site_rows import SiteRows
 
 
 class Place(StrEnum):
@@ -97,6 +101,27 @@ _SHIPPED = read_shipped("stack_frames.conf", {"frame": frame_row, "native": nati
 FRAMES: Final[tuple[tuple[Place, str, str], ...]] = _SHIPPED["frame"]
 NATIVE: Final[tuple[tuple[Place, str], ...]] = _SHIPPED["native"]
 """Native functions, innermost first; what they mean where the Python frames say nothing better."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrameTable:
+    """The rows in force; the first that fits wins."""
+
+    frames: tuple[tuple[Place, str, str], ...]
+    native: tuple[tuple[Place, str], ...]
+
+
+def frame_table() -> FrameTable:
+    """The rows in force in this process."""
+    return _table(site_rows.current())
+
+
+@lru_cache(maxsize=2)
+def _table(site: SiteRows) -> FrameTable:
+    return FrameTable(
+        site.before("frame", FRAMES, lambda row: row[0]), site.before("native", NATIVE, lambda row: row[0])
+    )
+
 
 CONTEXTS: Final[tuple[tuple[str, str, str], ...]] = (
     (

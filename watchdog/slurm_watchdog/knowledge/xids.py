@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.model.observations import FaultSeverity
@@ -43,7 +44,7 @@ def xid_row(fields: Fields) -> XidRow:
         fields.number_of_name(),
         fields.text("name", required=True),
         fields.text("means", required=True),
-        cast("Blame", fields.choice("blame", get_args(Blame))),
+        cast("Blame", fields.choice("blame", get_args(Blame)) or "either"),
         FaultSeverity(severity or FaultSeverity.WARNING),
         fields.flag("excludes_node"),
         fields.flag("consequence"),
@@ -56,7 +57,8 @@ XIDS: dict[int, XidRow] = {row.number: row for row in read_shipped("xids.conf", 
 
 def describe_xid(number: int) -> XidRow:
     """The row of `number`; for one that is not in the table a careful one that blames nobody and excludes nothing."""
-    row = XIDS.get(number)
+    own = site_rows.current().by_kind.get("xid", ())
+    row: XidRow | None = next((row for row in own if row.number == number), XIDS.get(number))
     if row is not None:
         return row
     return XidRow(number, "unknown", f"Xid {number}: not in our table", "either", FaultSeverity.WARNING)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
-from slurm_watchdog.parse.training_log.line import ALL_ROWS, LogFact, Rows, kept_line, parse_line
+from slurm_watchdog.parse.training_log.line import LogFact, Rows, all_rows, kept_line, parse_line
 from slurm_watchdog.trace.records import Log
 
 MAX_FILES = 1024
@@ -77,7 +77,7 @@ class Logs:
     _files: dict[Key, _File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._rows: Rows = replace(ALL_ROWS, own=self.own)
+        self._rows: Rows = replace(all_rows(), own=self.own)
 
     def forget(self, job_id: str) -> None:
         """The run of this job is over."""

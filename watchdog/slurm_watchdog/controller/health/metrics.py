@@ -18,7 +18,7 @@ from slurm_watchdog.controller.health.job import Level
 from slurm_watchdog.controller.policy.policy import GUARDS
 from slurm_watchdog.controller.state.crowds import MAX_CROWDS
 from slurm_watchdog.detect.registry import KINDS
-from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Incident, IncidentState
@@ -29,7 +29,6 @@ MAX_RUNGS = 200
 MAX_LOG_ERRORS = 500
 """Series, of whichever jobs come first."""
 NO_RUNGS: Mapping[str, str] = MappingProxyType({})
-SIGNATURE_NAMES = frozenset(signature.name for signature in SIGNATURES)
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
 MAX_JOBS = 3500
@@ -338,7 +337,7 @@ class ControllerMetrics:
     def _errors(self, jobs: Iterable[JobView]) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
         for job in jobs:
             found = Tally(
-                name if (name := line.event.pattern or "") in SIGNATURE_NAMES else "other"
+                name if (name := line.event.pattern or "") in log_table().means else "other"
                 for line in job.errors
             )
             yield from (

@@ -19,7 +19,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.step_history import DatedLines, StepHistory
-from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, PATTERNS
+from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import LossPoint, Progress, StepTime
 from slurm_watchdog.model.observations import Event
 
@@ -47,12 +47,9 @@ Counter = tuple[str, str]
 
 BARS = ("tqdm", "ignite_bar")
 """Patterns by which several things are counted in turn: each total is a counter of its own."""
-BY_EPOCHS = frozenset(row.name for row in PATTERNS if row.in_epoch)
 KEPT_STRIDES = 16
 """Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
 
-WEAK = frozenset(row.name for row in PATTERNS if row.counted)
-"""Patterns that prose matches as well: one line alone may be an accident."""
 TRUSTED_AFTER = 5
 """Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be of a set-up."""
 
@@ -186,10 +183,15 @@ def _counter(event: Event) -> Counter:
 def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
     """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step 400"): it counts nothing."""
     main = main_clock(clocks)
-    if (event.pattern or "") not in WEAK or event.step is None or main is None or not main.is_step:
+    if (
+        (event.pattern or "") not in progress_table().counted
+        or event.step is None
+        or main is None
+        or not main.is_step
+    ):
         return False
     of_main = next(pattern for (_, pattern), clock in clocks.items() if clock is main)
-    return of_main not in WEAK and main.rose > 0 and event.step <= main.step
+    return of_main not in progress_table().counted and main.rose > 0 and event.step <= main.step
 
 
 def _new_clock(event: Event, number: float, at: float) -> Clock:
@@ -358,9 +360,11 @@ def read_progress(
     if main is None:
         return None
     source, pattern = next(key for key, clock in clocks.items() if clock is main)
-    if pattern in WEAK and all(p in WEAK and clock.seen < 2 for (_, p), clock in clocks.items()):
+    if pattern in progress_table().counted and all(
+        p in progress_table().counted and clock.seen < 2 for (_, p), clock in clocks.items()
+    ):
         return None
-    guessed = pattern in WEAK or pattern.partition("/")[0] in BARS
+    guessed = pattern in progress_table().counted or pattern.partition("/")[0] in BARS
     newest = max(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main)
     rises = [clock.rose_at for clock in clocks.values() if clock.seen > 1]
     return Progress(
@@ -374,7 +378,7 @@ def read_progress(
         step_s=main.step_s,
         stride=max(1, main.stride),
         widest_stride=max([1, *main.strides]),
-        by_epochs=pattern in BY_EPOCHS,
+        by_epochs=pattern in progress_table().by_epochs,
         total_steps=main.total_steps if main.seen >= TRUSTED_AFTER or not guessed else None,
         shared=any(clock.turns >= SHARED_AFTER for clock in clocks.values()),
         first_step=main.first_step if main.is_step else None,

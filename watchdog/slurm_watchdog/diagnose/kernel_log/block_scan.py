@@ -14,9 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from slurm_watchdog.diagnose.kernel_log.verdict import ELSEWHERE_NEEDLES, STUCK, TRACE_LINES
-from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES
+from slurm_watchdog.knowledge import site_rows
+from slurm_watchdog.knowledge.kernel_signatures import kernel_rows
+from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.parse.kernel_log.file import Message, read_line, words_of
 from slurm_watchdog.parse.training_log.block_scan import PIECE, cover, letters, pieces
 
@@ -33,11 +36,16 @@ TRACE_REACH = 5000
 
 SENTENCE_LINES = 6
 MAX_NODES = 4096
-_COVER = cover([*(row.needle for row in SIGNATURES), *ELSEWHERE_NEEDLES])
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
 """Colours, and the kernel's way to write a byte: letters that are none of the message."""
 _BYTES = b'"MESSAGE":['
 """The journal writes what is no UTF-8 as a list of numbers: such lines are always read."""
+
+
+@lru_cache(maxsize=2)
+def _cover_of(_site: SiteRows) -> tuple[bytes, ...]:
+    """Letters of which some are in the shape of each line that a row may match."""
+    return cover([*(row.needle for row in kernel_rows()), *ELSEWHERE_NEEDLES])
 
 
 class KernelScan:
@@ -156,7 +164,7 @@ class KernelScan:
         """The shapes with a needle; of the others it is noted whether the kernel speaks in them."""
         new = {shape for shape in counts if shape not in self._speaks}
         together = b"\n".join(new)
-        needles = [needle for needle in _COVER if needle in together]
+        needles = [needle for needle in _cover_of(site_rows.current()) if needle in together]
         loud = {shape for shape in new if any(needle in shape for needle in needles)} if needles else set()
         if len(self._speaks) > MAX_SHAPES:
             self._speaks.clear()

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
-from slurm_watchdog.knowledge.log_signatures import SIGNATURES
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.parse.training_log.line import Rows, parse_line
 
 MAX_CHARS = 2000
@@ -102,7 +102,6 @@ _JSON_RAISED = re.compile(
 _JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
 _JSON_HOST = re.compile(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
 _JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
-_ERRORS_ONLY = Rows(SIGNATURES, (), (), False)
 
 
 class Who(Struct, frozen=True):
@@ -286,5 +285,5 @@ def _int(text: Any) -> int | None:
 
 def classify(text: str) -> str | None:
     """The row of slurm_watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is said to be harmless."""
-    fact = parse_line(text, _ERRORS_ONLY)
+    fact = parse_line(text, Rows(log_table().signatures, (), (), False))
     return fact.pattern if fact is not None else None

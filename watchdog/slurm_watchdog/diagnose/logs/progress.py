@@ -13,7 +13,7 @@ from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segment
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
 from slurm_watchdog.knowledge.frameworks import recognise
-from slurm_watchdog.knowledge.progress_patterns import FRAMEWORKS
+from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.observations import EventKind
 
 SKIPPED = 3
@@ -123,7 +123,7 @@ def read_progress(digest: Digest) -> Progress:
     reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
     median_s = _median_step(facts)
     return Progress(
-        framework=FRAMEWORKS.get(last.pattern, last.pattern),
+        framework=progress_table().frameworks.get(last.pattern, last.pattern),
         first_step=first.step,
         last_step=last.step,
         total_steps=total,

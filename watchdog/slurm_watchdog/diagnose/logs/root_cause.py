@@ -23,7 +23,7 @@ from slurm_watchdog.diagnose.logs.reported_run import (
     reported,
 )
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
-from slurm_watchdog.knowledge.log_signatures import FROM_OUTSIDE, HEADERS, WORDS
+from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import JobView, LoggedError, PastRun, Seat
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
@@ -55,7 +55,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        return WORDS.get(self.pattern, self.pattern)
+        return log_table().means.get(self.pattern, self.pattern)
 
 
 def find_cause(run: PastRun) -> Cause | None:
@@ -74,7 +74,9 @@ def _judge(run: ReportedRun) -> tuple[int, Cause] | None:
     verdict = judge_errors(case_of(run))
     followed = len(run.lines) - 1
     if verdict is None:
-        place = next((at for at, line in enumerate(run.lines) if line.pattern in FROM_OUTSIDE), None)
+        place = next(
+            (at for at, line in enumerate(run.lines) if line.pattern in log_table().from_outside), None
+        )
         if place is None:
             return None
         line = run.lines[place]
@@ -158,7 +160,13 @@ def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str
 def said_before_it_ended(job: JobView, rank: int | None, now: float) -> str:
     """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its own is known to be the cause."""
     cause = find_cause(running(job, now)) if job.errors and rank is not None else None
-    if cause is None or cause.how or cause.only_consequence or cause.rank != rank or cause.pattern in HEADERS:
+    if (
+        cause is None
+        or cause.how
+        or cause.only_consequence
+        or cause.rank != rank
+        or cause.pattern in log_table().headers
+    ):
         return ""
     return shortened(split_prefix(cause.error.line)[0], SAID).rstrip(".:")
 

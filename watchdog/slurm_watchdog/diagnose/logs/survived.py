@@ -7,10 +7,7 @@ from itertools import islice
 
 from slurm_watchdog.diagnose.logs.case import Case, Source
 from slurm_watchdog.diagnose.logs.tracebacks import Error
-from slurm_watchdog.knowledge.log_signatures import (
-    AFTER_SIGTERM,
-    CONSEQUENCES,
-)
+from slurm_watchdog.knowledge.log_signatures import log_table
 
 STEP_SLACK_S = 2.0
 """A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
@@ -26,12 +23,12 @@ SOFT = frozenset(
      "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
-AFTER_END = AFTER_SIGTERM | {"permission", "network", "loss_nan"}
+AFTER_END = frozenset({"permission", "network", "loss_nan"})
 """What is said in passing when training is done."""
 
 
 def is_root(error: Error) -> bool:
-    return error.name not in CONSEQUENCES
+    return error.name not in log_table().consequences
 
 
 def was_survived(error: Error, case: Case) -> bool:
@@ -50,7 +47,10 @@ def was_survived(error: Error, case: Case) -> bool:
     if (
         finished is not None
         and error.line > finished
-        and (not is_root(error) or (error.name in AFTER_END and not error.traceback))
+        and (
+            not is_root(error)
+            or (error.name in log_table().after_sigterm | AFTER_END and not error.traceback)
+        )
     ):
         return True
     trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock
-from slurm_watchdog.knowledge.log_signatures import CONSEQUENCES, HEADERS
+from slurm_watchdog.knowledge.log_signatures import log_table
 
 GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
@@ -275,8 +275,8 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
         if (
             stream.during
             and (before.name == "python_exception" or a_server)
-            and name not in CONSEQUENCES
-            and name not in HEADERS
+            and name not in log_table().consequences
+            and name not in log_table().headers
         ):
             # A lookup that failed and was handled so: what came of it says more.
             error.chained, before.chained, before.weak = False, True, True
@@ -317,7 +317,7 @@ def _without_told_headers(errors: list[Error]) -> list[Error]:
     next_line: dict[Who, int] = {}
     kept: list[Error] = []
     for error in reversed(errors):
-        if error.name not in HEADERS:
+        if error.name not in log_table().headers:
             next_line[error.who] = error.line
         else:
             reach = GAP_LINES * (1 if error.who.named else 3)

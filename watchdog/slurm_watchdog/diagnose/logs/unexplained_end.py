@@ -14,7 +14,7 @@ from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, Task
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.knowledge.launcher_exits import Ending
-from slurm_watchdog.knowledge.log_signatures import FELT, FROM_OUTSIDE, WORDS
+from slurm_watchdog.knowledge.log_signatures import log_table
 
 TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
@@ -39,7 +39,9 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
     """
     timeouts = [error for error in told if error.name in TIMED_OUT]
     felt = [
-        error for error in told if error.name in FELT and error.name not in LAST_CHOICE and not error.weak
+        error
+        for error in told
+        if error.name in log_table().felt and error.name not in LAST_CHOICE and not error.weak
     ]
     if ended_by is not None and not timeouts and not _failed_before(ended_by, told):
         return None
@@ -58,7 +60,9 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
         return _of_ends(case, died, told)
     if felt:
         return _of_lost(case, felt, told) or _unexplained(case, felt[0], told)
-    last = [error for error in told if error.name not in FROM_OUTSIDE and error.name != "terminated"]
+    last = [
+        error for error in told if error.name not in log_table().from_outside and error.name != "terminated"
+    ]
     if not last:
         return None
     failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
@@ -112,7 +116,7 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
         if host is None or rank is not None
         else f"host {host} is suspect: it was marked dead"
     )
-    summary = f"{WORDS[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
+    summary = f"{log_table().means[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
@@ -139,7 +143,7 @@ def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdic
     first = next((error for error in felt if error.line == suspects.line), felt[0])
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0]
-    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
+    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
     return Verdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
         followed=len(told) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
@@ -209,7 +213,7 @@ def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
             case.role[id(error)], source = "cause", error.source
     name = first.signal or "killed"
     who = words_of(rank, host)
-    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
     return Verdict(
         name, first.line, source, sentence(summary), host, rank, first.what,
         followed=max(0, len(told) - 1), explained=False, how=how_slurm_says(first.what),
@@ -231,7 +235,7 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
-    summary = f"{WORDS[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+    summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         followed=len(told) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
@@ -266,7 +270,7 @@ def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Erro
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
     who = words_of(rank, host)
-    summary = f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
+    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
     return Verdict(
         first.name,
         first.line,
@@ -290,7 +294,7 @@ def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
     if len(own) == 1 and None not in own:
         return _of_own_call(case, first, own.pop(), told)
     summary = (
-        f"{WORDS[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
+        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
         "and no line says from what"
     )
     return Verdict(

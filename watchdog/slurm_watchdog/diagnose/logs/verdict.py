@@ -40,14 +40,7 @@ from slurm_watchdog.diagnose.logs.survived import (
 )
 from slurm_watchdog.diagnose.logs.tracebacks import Error
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
-from slurm_watchdog.knowledge.log_signatures import (
-    AFTER_SIGTERM,
-    CONSEQUENCES,
-    FELT,
-    FROM_OUTSIDE,
-    HEADERS,
-    WORDS,
-)
+from slurm_watchdog.knowledge.log_signatures import log_table
 
 LATE_RISES = 5
 """An error that was followed by so few steps and then by a cascade may have been its cause after all: its thread had died."""
@@ -134,7 +127,9 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     before, after = alive[:ended], alive[ended:]
     if after and _TOLD_TO_END.search(after[0].text):
         # Who was told to end may have been told so because of this.
-        before = before + [error for error in after if is_root(error) and error.name not in AFTER_SIGTERM]
+        before = before + [
+            error for error in after if is_root(error) and error.name not in log_table().after_sigterm
+        ]
     roots = [error for error in before if is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
@@ -155,21 +150,23 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
 
 def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
     """Whether a log ends within tracebacks that may be those of victims: ranks had lost others before these began."""
-    if any(error.name not in HEADERS for error in fatal):
+    if any(error.name not in log_table().headers for error in fatal):
         return False
     began = min(error.line for error in fatal)
-    return any(e.name in FELT and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
+    return any(
+        e.name in log_table().felt and not e.weak and e.line < began and e.who != fatal[0].who for e in alive
+    )
 
 
 def _is_teardown(error: Error) -> bool:
-    return error.name in FROM_OUTSIDE or error.name in LAST_CHOICE
+    return error.name in log_table().from_outside or error.name in LAST_CHOICE
 
 
 def _ends_from_outside(error: Error) -> bool:
     """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
     if error.name in ("cancelled", "terminated"):
         return bool(_JOB_ENDED.search(error.raw_text) or _TOLD_TO_END.search(error.text))
-    return error.name in FROM_OUTSIDE
+    return error.name in log_table().from_outside
 
 
 def _deaths(alive: Sequence[Error]) -> list[Error]:
@@ -206,7 +203,7 @@ class _Cascade:
         """Whether an error came of it: later in time than the first timeout, or what a rank says that had lost the others before."""
         if error.name in FIRST_HAND:
             return False
-        if error.name in AFTER_SIGTERM and self._was_ended_before(error, ranks):
+        if error.name in log_table().after_sigterm and self._was_ended_before(error, ranks):
             return True
         if (
             self.timed_out_at is not None
@@ -216,7 +213,11 @@ class _Cascade:
         ):
             return True
         line = self.line_of.get((error.source, error.who))
-        after = line is not None and line < error.line and error.name in AFTER_SIGTERM | {"cuda_error"}
+        after = (
+            line is not None
+            and line < error.line
+            and error.name in log_table().after_sigterm | {"cuda_error"}
+        )
         return after and ranks.is_one_process(error.who)
 
     def _was_ended_before(self, error: Error, ranks: Ranks) -> bool:
@@ -231,7 +232,7 @@ class _Cascade:
 
 
 def _cascade(alive: Sequence[Error], case: Case) -> _Cascade:
-    felt = [e for e in alive if not e.weak and e.name in FELT and not OWN_CUDA.search(e.text)]
+    felt = [e for e in alive if not e.weak and e.name in log_table().felt and not OWN_CUDA.search(e.text)]
     times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
     line_of: dict[tuple[int, Who], int] = {}
     for error in felt:
@@ -251,7 +252,7 @@ def _late_cause(case: Case) -> Error | None:
     found = [
         error
         for error in case.errors
-        if is_root(error) and error.name not in HEADERS and not error.ignored and not error.goes_on and not error.weak
+        if is_root(error) and error.name not in log_table().headers and not error.ignored and not error.goes_on and not error.weak
         and not error.chained and error.traceback and ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES
     ]  # fmt: skip
     return found[0] if found else None
@@ -261,7 +262,7 @@ def _late_cause(case: Case) -> Error | None:
 
 
 def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
-    first = next((error for error in roots if error.name not in HEADERS), roots[0])
+    first = next((error for error in roots if error.name not in log_table().headers), roots[0])
     if first.name == "checkpoint_write":
         first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "dataloader_worker":
@@ -277,7 +278,7 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     if rank is None and not unordered:
         rank, host = placed(first, name, case, host)
     everybody = is_everybody(ranks, alike, case)
-    if name in HEADERS and len(ranks) > 1:
+    if name in log_table().headers and len(ranks) > 1:
         rank = host = None  # nobody knows what each of them says next
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
@@ -309,7 +310,7 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""
-    summary = f"{WORDS.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
+    summary = f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
     return Verdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,
@@ -322,7 +323,7 @@ def _told_by_thread(first: Error, case: Case) -> Error:
         error
         for error in case.errors
         if error.who == first.who and error.source == first.source and error.weak and error.traceback
-        and 0 < first.line - error.line <= LONG_AFTER and error.name not in CONSEQUENCES | HEADERS | {"python_exception"}
+        and 0 < first.line - error.line <= LONG_AFTER and error.name not in log_table().consequences | log_table().headers | {"python_exception"}
     ]  # fmt: skip
     return said[-1] if said and "thread exited unexpectedly" in first.text else first
 
@@ -335,8 +336,8 @@ def _refined(error: Error) -> str:
         name = classify(text)
         if (
             name is not None
-            and name not in CONSEQUENCES
-            and name not in HEADERS
+            and name not in log_table().consequences
+            and name not in log_table().headers
             and name != "python_exception"
         ):
             return name

@@ -9,14 +9,14 @@ from functools import lru_cache
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.stack_frames import (
     CONTEXTS,
-    FRAMES,
     IDLE_LOOPS,
-    NATIVE,
     SHORTENED_WAITING_ROOMS,
     THREADS,
     TRAINING_THREAD,
     WAITING_ROOMS,
+    FrameTable,
     Place,
+    frame_table,
 )
 from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -88,21 +88,29 @@ class RankPlace(Struct, frozen=True, kw_only=True):
     """What its system call tells where its frames say nothing. A word for people: no vote depends on it."""
 
 
-@lru_cache(maxsize=8192)
 def place_of(function: str, file: str) -> Place:
     """Which known place one frame means. From Python 3.11 on py-spy prints `Class.method`: the last name counts."""
+    return _place_of(function, file, frame_table())
+
+
+@lru_cache(maxsize=8192)
+def _place_of(function: str, file: str, table: FrameTable) -> Place:
     function = function.rpartition(".")[2]
-    for place, function_pattern, file_pattern in FRAMES:
+    for place, function_pattern, file_pattern in table.frames:
         if re.fullmatch(function_pattern, function) and re.fullmatch(file_pattern, file):
             return place
     return Place.OTHER
 
 
-@lru_cache(maxsize=8192)
 def native_place_of(function: str) -> Place:
     """Which known place a frame of compiled code means."""
+    return _native_place_of(function, frame_table())
+
+
+@lru_cache(maxsize=8192)
+def _native_place_of(function: str, table: FrameTable) -> Place:
     name = re.sub(r"@.*|\(.*", "", function)
-    return next((place for place, pattern in NATIVE if re.fullmatch(pattern, name)), Place.OTHER)
+    return next((place for place, pattern in table.native if re.fullmatch(pattern, name)), Place.OTHER)
 
 
 @lru_cache(maxsize=4096)
@@ -211,13 +219,17 @@ def _contexts_of(function: str, file: str) -> tuple[str, ...]:
     return tuple(c for c, f, p in CONTEXTS if re.fullmatch(f, name) and re.fullmatch(p, file))
 
 
-@lru_cache(maxsize=4096)
 def _place(frames: tuple[Frame, ...]) -> tuple[Place, tuple[Frame, ...]]:
     """The place that the frames of one thread mean, and the frames from the first that tells of it."""
+    return _place_in(frames, frame_table())
+
+
+@lru_cache(maxsize=4096)
+def _place_in(frames: tuple[Frame, ...], table: FrameTable) -> tuple[Place, tuple[Frame, ...]]:
     first = next((i for i, frame in enumerate(frames) if not is_native(frame.file)), len(frames))
     native, own = frames[:first], tuple(frame for frame in frames[first:] if not is_native(frame.file))
     outer = next((i for i, frame in enumerate(own) if not is_waiting_room(frame.file)), 0)
-    places = [place_of(frame.function, frame.file) for frame in own[: outer + _CALLERS]]
+    places = [_place_of(frame.function, frame.file, table) for frame in own[: outer + _CALLERS]]
     place = next(_known(places[outer : outer + _INNER_FRAMES]), Place.OTHER)
     if outer > 0:
         rooms = list(_known(places[:outer]))

@@ -6,12 +6,15 @@ Pure. Only the kernel is believed: a record or a pasted line that says it came f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from slurm_watchdog.base.redact import mask_cut
-from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, SIGNATURES, Signature
+from slurm_watchdog.knowledge import site_rows
+from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, Signature, kernel_rows
 from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
+from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity
 
@@ -192,41 +195,61 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
 # ---------------------------------------------------------------------------------------- from a message to a fact
 
 
-def _index_signatures() -> tuple[dict[str, tuple[Signature, ...]], tuple[Signature, ...]]:
-    free = tuple(row for row in SIGNATURES if not row.heads)
-    heads = {head for row in SIGNATURES for head in row.heads}
-    return {head: (*(row for row in SIGNATURES if head in row.heads), *free) for head in heads}, free
-
-
-_BY_HEAD, _FREE = _index_signatures()
-
-
 FREE_GATES: tuple[bytes, ...] = (
     b"link", b"error", b"device", b"fault", b"timeout", b"giving up", b"protection", b"oom-killer", b"page allocation",
     b"bad frame in", b"watchdog", b"unit hang", b"active interface",
 )  # fmt: skip
-"""Each needle of a row without heads contains one of these: most lines are sent away after so few searches."""
+"""Each needle of a shipped row without heads contains one of these: most lines are sent away after so few searches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """The rows by what a line begins with, and what has to be in it."""
+
+    by_head: Mapping[str, tuple[Signature, ...]]
+    free: tuple[Signature, ...]
+    """Rows for lines that begin with anything."""
+    needles_by_head: Mapping[bytes, tuple[bytes, ...]]
+    free_needles: tuple[bytes, ...]
+    gates: tuple[bytes, ...]
+    """One of them is in each of `free_needles`."""
+
+
+def _index() -> Index:
+    """Of the rows in force in this process."""
+    return _index_of(site_rows.current())
+
+
+@lru_cache(maxsize=2)
+def _index_of(_site: SiteRows) -> Index:
+    rows = kernel_rows()
+    free = tuple(row for row in rows if not row.heads)
+    heads = {head for row in rows for head in row.heads}
+    own = {head: tuple(row for row in rows if head in row.heads) for head in heads}
+    free_needles = _needles(free)
+    gates = [needle for needle in free_needles if not any(gate in needle for gate in FREE_GATES)]
+    return Index(
+        {head: (*own[head], *free) for head in heads},
+        free,
+        {head.encode(): _needles(own[head]) for head in heads},
+        free_needles,
+        (*FREE_GATES, *gates),
+    )
 
 
 def _needles(rows: tuple[Signature, ...]) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(row.needle.encode() for row in rows))
 
 
-_NEEDLES_BY_HEAD = {
-    head.encode(): _needles(tuple(row for row in rows if row.heads)) for head, rows in _BY_HEAD.items()
-}
-_FREE_NEEDLES = _needles(_FREE)
-
-
 def is_interesting(message: bytes) -> bool:
     """Whether `parse_message` could find something in this message of a record; a microsecond or two."""
-    low = message.lower()
-    for needle in _NEEDLES_BY_HEAD.get(low[:3], ()):
+    low, index = message.lower(), _index()
+    for needle in index.needles_by_head.get(low[:3], ()):
         if needle in low:
             return True
-    for gate in FREE_GATES:  # any() with a generator takes twice as long
+    for gate in index.gates:  # any() with a generator takes twice as long
         if gate in low:
-            return any(needle in low for needle in _FREE_NEEDLES)
+            return any(needle in low for needle in index.free_needles)
     return False
 
 
@@ -242,7 +265,8 @@ def parse_message(message: str, level: int | None = None) -> KernelFact | None:
     low = message.lower()
     about_user: frozenset[str] | None = None
     looked = False
-    for row in _BY_HEAD.get(low[:3], _FREE):
+    index = _index()
+    for row in index.by_head.get(low[:3], index.free):
         if row.needle in low and (match := row.regex.match(message)):
             if not looked:  # hardly any line comes so far
                 looked, about_user = True, _rows_for_user_text(message)

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
 
 from msgspec.structs import replace
 
+from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
-from slurm_watchdog.parse.training_log.line import ALL_ROWS, LogFact, Rows, parse_line
+from slurm_watchdog.knowledge.site_rows import SiteRows
+from slurm_watchdog.parse.training_log.line import LogFact, Rows, all_rows, parse_line
 
 PIECE = 128 * 1024
 """Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
@@ -117,15 +119,34 @@ def cover(needles: Iterable[str]) -> tuple[bytes, ...]:
     return tuple(kept)
 
 
-COVER = cover(
-    [
-        *chain.from_iterable(row.needles for row in ALL_ROWS.signatures),
-        *chain.from_iterable(row.needles for row in ALL_ROWS.signs),
-        *chain.from_iterable(row.needles for row in ALL_ROWS.patterns),
-        *MAPPING_NEEDLES,
-    ]
-)
-"""In the shape of each line that can say anything, one of these is."""
+@dataclass(frozen=True, eq=False)
+class Needles:
+    """What is searched for in shapes, of all rows together."""
+
+    rows: Rows
+    cover: tuple[bytes, ...]
+    """In the shape of each line that can say anything, one of these is."""
+    letters: Mapping[str, bytes]
+    """Needle -> what is left of it in a shape."""
+
+
+def needles_in_force() -> Needles:
+    """Of the rows in force in this process."""
+    return _needles_of(site_rows.current())
+
+
+@lru_cache(maxsize=2)
+def _needles_of(_site: SiteRows) -> Needles:
+    rows = all_rows()
+    each = list(
+        chain(
+            *(row.needles for row in rows.signatures),
+            *(row.needles for row in rows.signs),
+            *(row.needles for row in rows.patterns),
+            MAPPING_NEEDLES,
+        )
+    )
+    return Needles(rows, cover(each), {needle: letters(needle) for needle in each})
 
 
 def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
@@ -275,12 +296,13 @@ def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
 
 def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
     """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
+    needles = needles_in_force()
     if not seen.only_last:
         if len(shapes) <= FEW and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
-            return {shape for shape in shapes if _is_loud(shape)}
-        return _loud(shapes)
+            return {shape for shape in shapes if _is_loud(shape, needles)}
+        return _loud(shapes, needles)
     new = shapes - seen.quiet - seen.done
-    loud = _loud(new) if new else new
+    loud = _loud(new, needles) if new else new
     if len(seen.quiet) >= MAX_SHAPES:
         seen.quiet.clear()
     room = MAX_SHAPES - len(seen.quiet)
@@ -289,15 +311,15 @@ def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
 
 
 @lru_cache(maxsize=MAX_SHAPES)
-def _is_loud(shape: bytes) -> bool:
-    return bool(_loud({shape}))
+def _is_loud(shape: bytes, needles: Needles) -> bool:
+    return bool(_loud({shape}, needles))
 
 
-def _loud(shapes: set[bytes]) -> set[bytes]:
+def _loud(shapes: set[bytes], needles: Needles) -> set[bytes]:
     """The shapes that hold a needle."""
     joined = b"\n".join(shapes)
     hits: set[bytes] = set()
-    for needle in COVER:
+    for needle in needles.cover:
         at = joined.find(needle)
         while at >= 0:
             end = joined.find(b"\n", at)
@@ -309,34 +331,29 @@ def _loud(shapes: set[bytes]) -> set[bytes]:
 
 def _rows(shape: bytes, everything: bool, own: tuple[Pattern, ...]) -> Rows:
     """The rows that a line of this shape may match."""
+    needles = needles_in_force()
     if everything:
-        return replace(ALL_ROWS, own=own)
-    return _rows_of(shape, own) if len(shape) <= MAX_SHAPE_BYTES else _rows_of.__wrapped__(shape, own)
+        return replace(needles.rows, own=own)
+    if len(shape) <= MAX_SHAPE_BYTES:
+        return _rows_of(shape, own, needles)
+    return _rows_of.__wrapped__(shape, own, needles)
 
 
 @lru_cache(maxsize=MAX_SHAPES)
-def _rows_of(shape: bytes, own: tuple[Pattern, ...]) -> Rows:
+def _rows_of(shape: bytes, own: tuple[Pattern, ...], needles: Needles) -> Rows:
+    rows, parts = needles.rows, needles.letters
     return Rows(
-        tuple(row for row in ALL_ROWS.signatures if _may_match(row.needles, shape)),
-        tuple(row for row in ALL_ROWS.signs if _may_match(row.needles, shape)),
-        tuple(row for row in ALL_ROWS.patterns if _may_match(row.needles, shape)),
-        _may_match(MAPPING_NEEDLES, shape),
+        tuple(row for row in rows.signatures if _may_match(row.needles, shape, parts)),
+        tuple(row for row in rows.signs if _may_match(row.needles, shape, parts)),
+        tuple(row for row in rows.patterns if _may_match(row.needles, shape, parts)),
+        _may_match(MAPPING_NEEDLES, shape, parts),
         own,
     )
 
 
-_NEEDLES = chain(
-    *(row.needles for row in ALL_ROWS.signatures),
-    *(row.needles for row in ALL_ROWS.signs),
-    *(row.needles for row in ALL_ROWS.patterns),
-    MAPPING_NEEDLES,
-)
-_LETTERS = {needle: letters(needle) for needle in _NEEDLES}
-
-
-def _may_match(needles: tuple[str, ...], shape: bytes) -> bool:
+def _may_match(needles: tuple[str, ...], shape: bytes, parts: Mapping[str, bytes]) -> bool:
     for needle in needles:  # noqa: SIM110 - any() takes twice as long
-        if _LETTERS[needle] in shape:
+        if parts[needle] in shape:
             return True
     return False
 

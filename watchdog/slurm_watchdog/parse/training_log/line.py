@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from functools import lru_cache
 from math import isfinite, log, nan
 from typing import Any
 
@@ -16,14 +17,16 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.redact import mask_cut
+from slurm_watchdog.base.regex_cost import SEEN_CHARS
 from slurm_watchdog.knowledge.log_signatures import (
     GUESS_NEEDLES,
     GUESSES,
     HARMLESS,
     HARMLESS_NEEDLES,
-    SIGNATURES,
     SOURCE_LINE,
+    LogTable,
     Signature,
+    log_table,
 )
 from slurm_watchdog.knowledge.progress_patterns import (
     COUNTED,
@@ -43,14 +46,12 @@ from slurm_watchdog.knowledge.progress_patterns import (
     OTHER_LABEL,
     OTHER_LOSS,
     OTHER_UNIT,
-    PATTERNS,
     PER_STEP,
     PREFIXES,
     PROSE,
     RATE_KEYS,
     SAMPLES_PER_SECOND,
     SECONDS_KEYS,
-    SIGNS,
     SPOKEN_OF,
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
@@ -59,7 +60,9 @@ from slurm_watchdog.knowledge.progress_patterns import (
     TOTAL_KEYS,
     TRAINING_KEYS,
     Pattern,
+    ProgressTable,
     Sign,
+    progress_table,
 )
 from slurm_watchdog.model.observations import EventKind
 
@@ -68,8 +71,6 @@ MAX_LINE = 500
 _MAX_PARSED = 4096
 """No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-OWN_CHARS = 300
-"""Characters of a line that a site's own patterns see: they bound what such a pattern can cost."""
 MAX_DIGITS = 18
 """Of a whole number: what is longer counts nothing, and has no place in 64 bits (slurm_watchdog.wire.codec)."""
 MOST = 2**62
@@ -125,7 +126,14 @@ class Rows(msgspec.Struct, frozen=True):
     """What a site wrote itself (see slurm_watchdog.parse.training_log.site_patterns); tried before all others."""
 
 
-ALL_ROWS = Rows(SIGNATURES, SIGNS, PATTERNS, True)
+def all_rows() -> Rows:
+    """Those in force in this process."""
+    return _rows_of(log_table(), progress_table())
+
+
+@lru_cache(maxsize=2)
+def _rows_of(log: LogTable, progress: ProgressTable) -> Rows:
+    return Rows(log.signatures, progress.signs, progress.patterns, True)
 
 
 def clean_line(line: str) -> str:
@@ -145,11 +153,12 @@ def _plain(line: str) -> str:
     return _CONTROL.sub(" ", _ESCAPES.sub("", text))
 
 
-def parse_line(line: str, rows: Rows = ALL_ROWS) -> LogFact | None:
+def parse_line(line: str, rows: Rows | None = None) -> LogFact | None:
     """The fact in one line of a log (without its end), or None if it says nothing we know.
 
     With `rows` only those are tried: for callers who know that no other row's needle is in the line.
     """
+    rows = all_rows() if rows is None else rows
     text, who = split_prefix(_plain(line))
     lower = text.lower()
     fact = _own(text, who, rows) if rows.own else None
@@ -192,7 +201,7 @@ def has_needle(needles: tuple[str, ...], lower: str) -> bool:
 
 def _own(text: str, who: dict[str, Any], rows: Rows) -> LogFact | None:
     for row in rows.own:
-        match = row.regex.search(text, 0, OWN_CHARS)
+        match = row.regex.search(text, 0, SEEN_CHARS)
         if match is None:
             continue
         groups = match.groupdict()

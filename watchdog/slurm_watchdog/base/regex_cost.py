@@ -1,0 +1,161 @@
+"""Whether the form of a regular expression bounds what it can cost: for those that a site writes itself.
+
+A regular expression may take indefinitely. One is accepted only if its form bounds its cost: nothing variable is repeated, few repeats may take
+characters from one another, at most two match nearly any character, and it does not begin with one of these. It still has to be tried on the first
+SEEN_CHARS characters of a line only. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from re import _constants as op  # type: ignore[attr-defined]  # the parser of the standard library: there is no public way to it
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+SEEN_CHARS = 300
+"""Characters of a line that a site's own expressions see: they bound what such an expression can cost."""
+MAX_LENGTH = 300
+"""Characters of an expression."""
+MAX_REPEATS = 12
+MAX_WIDE = 2
+"""Repeats that match nearly any character."""
+LITERALS = 3
+"""So many plain characters have to follow a repeat of nearly any character: they say where it ends."""
+MAX_OVERLAPS = 2
+"""Repeats that may take characters from one another: each may try as many ways as a line has characters."""
+WIDE_CHARS = 80
+"""So many of the hundred printable characters."""
+_ALPHABET = frozenset(map(ord, string.printable))
+_CATEGORIES = {
+    op.CATEGORY_DIGIT: r"\d", op.CATEGORY_NOT_DIGIT: r"\D", op.CATEGORY_SPACE: r"\s",
+    op.CATEGORY_NOT_SPACE: r"\S", op.CATEGORY_WORD: r"\w", op.CATEGORY_NOT_WORD: r"\W",
+}  # fmt: skip
+_REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT)
+
+Chars = frozenset[int]
+NONE: Chars = frozenset()
+
+
+class _Refused(ValueError):
+    """The form of a pattern may cost too much; the message says why."""
+
+
+@dataclass
+class _Cost:
+    repeats: int = 0
+    wide: int = 0
+    overlaps: int = 0
+    narrow: Chars = NONE
+    """What narrow repeats match that no character between has ended for certain."""
+    owed: int = 0
+    """Plain characters that have to follow before anything else."""
+    begun: bool = False
+    """Whether something that is no repeat of anything stands before."""
+
+
+def why_costly(text: str, *, anchored: bool = False) -> str | None:
+    """Why the expression `text` may take very long on some lines; None if its form bounds it. `anchored`: it is matched from the beginning of a
+    text, and not searched for in it. Raises re.error or a Warning for what is
+    no expression."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            _walk(parser.parse(text), NONE, _Cost(begun=anchored))
+    except _Refused as refused:
+        return str(refused)
+    return None
+
+
+def _walk(items: Iterable[Any], last: Chars, cost: _Cost) -> Chars:
+    """Goes through a part of a pattern; `last` is what a repeat just before it matches. Returns that of its end."""
+    for code, value in items:
+        if code in _REPEATS:
+            last = _repeat(value[0], value[1], value[2], last, cost)
+        elif code is op.SUBPATTERN:
+            last = _walk(value[3], last, cost)
+        elif code is op.ATOMIC_GROUP:
+            last = _walk(value, last, cost)
+        elif code is op.BRANCH:
+            last = NONE.union(*(_walk(branch, last, cost) for branch in value[1]))
+        elif code in (op.ASSERT, op.ASSERT_NOT):
+            _walk(value[1], NONE, cost)
+        elif code in (op.GROUPREF, op.GROUPREF_EXISTS):
+            raise _Refused("it refers back to a group")
+        elif code is not op.AT:
+            last, cost.begun, cost.owed = NONE, True, max(0, cost.owed - (code is op.LITERAL))
+            if not _chars(code, value) & cost.narrow:
+                cost.narrow = NONE
+    return last
+
+
+def _repeat(least: int, most: int, body: Any, last: Chars, cost: _Cost) -> Chars:
+    if least == most:
+        if most > 1 and _is_variable(body):
+            raise _Refused("a repeat stands inside a repeat")
+        return _walk(body, last, cost)
+    if cost.owed:
+        raise _Refused(f"fewer than {LITERALS} plain characters follow a repeat of nearly any character")
+    cost.repeats += 1
+    if cost.repeats > MAX_REPEATS:
+        raise _Refused(f"it has more than {MAX_REPEATS} repeats and optional parts")
+    if len(body) == 1 and (chars := _chars(*body[0])):
+        _check_single(chars, most, last, cost)
+        return chars | last if least == 0 else chars
+    if most > 1:
+        raise _Refused("a group is repeated; only single characters may be")
+    return last | _walk(body, last, cost)
+
+
+def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
+    if chars & last or (most > 1 and (chars & cost.narrow or cost.wide)):
+        cost.overlaps += 1
+        if cost.overlaps > MAX_OVERLAPS:
+            raise _Refused(
+                f"more than {MAX_OVERLAPS} of its repeats match what one before them matches as well"
+            )
+    if most == 1:
+        return
+    if len(chars) > WIDE_CHARS:
+        cost.wide += 1
+        if cost.wide > MAX_WIDE:
+            raise _Refused(f"more than {MAX_WIDE} of its repeats match nearly any character")
+        if not cost.begun:
+            raise _Refused(
+                "it begins with a repeat of nearly any character, and is looked for anywhere in a line"
+            )
+        cost.owed = LITERALS
+        return
+    cost.narrow = cost.narrow | chars
+
+
+def _is_variable(items: Iterable[Any]) -> bool:
+    return any(code in _REPEATS or code in (op.BRANCH, op.SUBPATTERN, op.ATOMIC_GROUP) for code, _ in items)
+
+
+def _chars(code: Any, value: Any) -> Chars:
+    """The printable characters that one item of a pattern matches; none if it is no single character."""
+    if code is op.LITERAL:
+        return frozenset({value})
+    if code is op.NOT_LITERAL:
+        return _ALPHABET - {value}
+    if code is op.ANY:
+        return _ALPHABET - {ord("\n")}
+    if code is not op.IN:
+        return NONE
+    found = NONE.union(*(_members(*each) for each in value))
+    return _ALPHABET - found if value[0][0] is op.NEGATE else found
+
+
+def _members(code: Any, value: Any) -> Chars:
+    if code is op.LITERAL:
+        return frozenset({value})
+    if code is op.RANGE:
+        return frozenset(range(value[0], min(value[1], 0x2FFF) + 1))
+    if code is op.CATEGORY:
+        category = re.compile(_CATEGORIES[value])
+        return frozenset(each for each in _ALPHABET if category.match(chr(each)))
+    return NONE

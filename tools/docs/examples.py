@@ -89,9 +89,9 @@ def console(command: str, printed: str) -> str:
 
 
 def folded(line: str) -> list[str]:
-    """A line as lines of at most WIDTH; a row of a timeline goes on below its text."""
-    column = re.match(r"[\d-]{10} [\d:]{8}  |- |  ", line)
-    indent = " " * len(column[0] if column else "  ")
+    """A line as lines of at most WIDTH; a row of a timeline continues below its text."""
+    column = re.match(r"[\d-]{10} [\d:]{8}  |- | *", line)
+    indent = " " * max(2, len(column[0]) + 2 * line.startswith(" ") if column else 0)
     return textwrap.wrap(
         line,
         WIDTH,

@@ -21,7 +21,7 @@ from tools.docs.__main__ import main as write_pages
 from tools.docs.detectors import facts, read_registry
 from tools.docs.metrics import agent_metrics, series
 from tools.docs.options import sections
-from tools.packaging.layout import SHARED
+from tools.packaging.layout import PREFIX, SHARED
 
 CHECKOUT = Path(__file__).parents[3]
 DOCUMENTS = sorted(
@@ -167,6 +167,17 @@ def test_a_page_that_is_packed_links_only_to_what_is_packed() -> None:
             )
             if not other.startswith(SHARED) and other not in NOT_PACKED:
                 missing.append(f"{page}: {target}")
+    assert missing == []
+
+
+def test_what_texts_call_by_its_place_on_a_node_is_packed(checkout: Path) -> None:
+    missing = []
+    for place in ("deploy", "docs", "systemd"):
+        for file in filter(Path.is_file, (checkout / place).rglob("*")):
+            text = file.read_bytes().decode("utf-8", "replace")
+            for path in re.findall(rf"{PREFIX}/share/([\w./-]*[\w/])", text):
+                if not path.startswith(SHARED) or not (checkout / path).exists():
+                    missing.append(f"{file.relative_to(checkout)}: {path}")
     assert missing == []
 
 

@@ -21,7 +21,8 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
-from slurm_watchdog.notify.dispatcher import Channel, Notifier, Worker
+from slurm_watchdog.notify.delivery import Channel, Worker
+from slurm_watchdog.notify.dispatcher import Notifier
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(

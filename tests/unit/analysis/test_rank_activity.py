@@ -11,10 +11,11 @@ from slurm_watchdog.analysis.rank_activity import Doing, activities, standing
 from slurm_watchdog.detect import collective_hang, stalled_progress
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.stalled_progress import StalledProgress
-from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, PastRun, ProcessView, RankGpu
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu, Role
+from slurm_watchdog.model.past_runs import PastRun
 from tests.builders.views import (
     COMPUTE,
     LOADER,

@@ -13,7 +13,7 @@ from slurm_watchdog.controller.actions.ladder.restart_proof import (
     work_words,
 )
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.model.cluster_view import PastRun
+from slurm_watchdog.model.past_runs import PastRun
 from tests.builders.views import job, progress
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.detect.chain_broken import detect
-from slurm_watchdog.model.cluster_view import EndedJob
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.past_runs import EndedJob
 from tests.builders.views import cluster, slurm_job
 from tests.unit.detect.test_log_error import NOW, past
 

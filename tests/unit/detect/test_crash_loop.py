@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.crash_loop import detect
-from slurm_watchdog.model.cluster_view import EndedJob, JobView, PastRun
+from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from tests.builders.views import cluster, job, progress, slurm_job
 from tests.unit.detect.test_log_error import NOW, SEATS, logged
 

@@ -9,10 +9,11 @@ import pytest
 
 from slurm_watchdog.detect.disk_full import detect
 from slurm_watchdog.diagnose.logs.root_cause import running
-from slurm_watchdog.model.cluster_view import Checkpoint, ClusterView, EndedJob
+from slurm_watchdog.model.cluster_view import Checkpoint, ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenMount
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe, NodeEvent
+from slurm_watchdog.model.past_runs import EndedJob
 from tests.builders.views import cluster, job, progress, slurm_job
 from tests.unit.detect.test_log_error import errors
 

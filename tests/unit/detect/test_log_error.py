@@ -12,10 +12,11 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.reported_run import who_said
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error, work_lost
-from slurm_watchdog.model.cluster_view import Checkpoint, EndedJob, ErrorLine, LoggedError, PastRun, Seat
+from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
+from slurm_watchdog.model.past_runs import EndedJob, LoggedError, PastRun, Seat
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 

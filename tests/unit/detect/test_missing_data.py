@@ -15,7 +15,6 @@ from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
 from slurm_watchdog.model.cluster_view import (
     Checkpoint,
     ClusterView,
-    EndedJob,
     ErrorLine,
     JobView,
     LossPoint,
@@ -26,6 +25,7 @@ from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenMount, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, GpuHolder, MountProbe, Role
+from slurm_watchdog.model.past_runs import EndedJob
 from tests.builders.views import blocked, cluster, progress, slurm_job
 from tests.unit.analysis.test_rank_activity import HEALTHY, NOW, UNSEEN, card, four, rank
 from tests.unit.detect.test_gpu import xid

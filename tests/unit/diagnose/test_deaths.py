@@ -22,9 +22,10 @@ from slurm_watchdog.diagnose.logs.root_cause import (
     said_before_it_ended,
 )
 from slurm_watchdog.knowledge.launcher_exits import ending_of
-from slurm_watchdog.model.cluster_view import ErrorLine, PastRun, Seat
+from slurm_watchdog.model.cluster_view import ErrorLine
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.past_runs import PastRun, Seat
 from slurm_watchdog.parse.training_log.line import kept_line, parse_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 

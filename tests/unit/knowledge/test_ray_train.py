@@ -6,9 +6,9 @@ import pytest
 
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error
 from slurm_watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
-from slurm_watchdog.model.cluster_view import PastRun
-from slurm_watchdog.model.cluster_view import Seat as RankSeat
 from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.past_runs import PastRun
+from slurm_watchdog.model.past_runs import Seat as RankSeat
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.failed_logs import verdict_of
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.model.cluster_view import EndedJob, ErrorLine, JobView
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.replay.skip_ahead import PAUSE_S, calm_for_s
 from tests.builders.views import blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
 

@@ -19,8 +19,9 @@ from msgspec.structs import replace
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.cluster_view import ClusterView, EndedJob
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.past_runs import EndedJob
 
 BROKE = {
     "FAILED": "it failed",

@@ -25,8 +25,9 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, s
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.past_runs import PastRun
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 QUICK_S = 30.0

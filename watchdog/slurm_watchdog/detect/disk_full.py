@@ -20,10 +20,11 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.reported_run import who_said
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import log_table
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, PastRun
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
+from slurm_watchdog.model.past_runs import PastRun
 
 FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")
 """How the probe's answer says it: errno's name or its text (errno(3))."""

@@ -24,8 +24,9 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import log_table
-from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, JobView, PastRun
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
 
 SLURMS_WORD = FAILED - {"FAILED"}

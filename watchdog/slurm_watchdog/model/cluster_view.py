@@ -17,6 +17,7 @@ from slurm_watchdog.model.observations import (
     Process,
     Role,
 )
+from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -140,87 +141,6 @@ class LossPoint(Struct, frozen=True, kw_only=True):
     loss: float
     """May be NaN or infinite."""
     at: float
-
-
-class LoggedError(Struct, frozen=True, kw_only=True):
-    """An error line of a run as an agent reported it: who said it is found when the run is judged (diagnose/logs/reported_run.py)."""
-
-    at: float
-    """On the clock of `ClusterView.now`."""
-    line: str
-    pattern: str = ""
-    """The row of slurm_watchdog.knowledge.log_signatures that matched."""
-    source: str = ""
-    """Path of the file it stood in."""
-    read_on: str = ""
-    """The node whose agent read it. A job's common log is read on one node, whichever rank wrote to it."""
-
-
-class Seat(Struct, frozen=True):
-    """Where a rank runs."""
-
-    rank: int
-    node: str
-    pid: int
-
-
-class PastRun(Struct, frozen=True, kw_only=True):
-    """A run of a job that is over. `*_at` are on the clock of `ClusterView.now`."""
-
-    restarts: int
-    began_at: float
-    ended_at: float
-    steps_seen: int
-    """How many times its step rose; 0: it never got to a new step."""
-    first_step: int | None = None
-    last_step: int | None = None
-    start_s: float | None = None
-    """From its beginning to the first rise of its step; None: it was seen to make none."""
-    stride: int = 1
-    """Steps between two of its log lines: its last line may be so many steps old."""
-    total_steps: int | None = None
-    rose_at: float | None = None
-    """When a step was last seen to rise."""
-    step_s: float | None = None
-    """Of one step, the median of the recent ones."""
-    checkpoint_step: int | None = None
-    """Of the newest complete checkpoint that was seen and is no newer than the last step."""
-    state: str = ""
-    """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
-    log_read: bool = False
-    """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
-    unseen: bool = False
-    """It began and ended between two listings of Slurm: only its number says that it was there."""
-    nodes: tuple[str, ...] = ()
-    """Where it ran, as far as Slurm has said."""
-    touched_at: float | None = None
-    """When an action of ours first touched it (kill switch, signal, requeue, cancel)."""
-    errors: tuple[LoggedError, ...] = ()
-    """Bounded: the first and the last ones, in the order of their coming."""
-    error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """(pattern, ranks) of those that said so since the last step."""
-    ranks: int = 0
-    """How many ranks were known."""
-    seats: tuple[Seat, ...] = ()
-    """Of the ranks that were seen, in their order."""
-    batch_host: str | None = None
-
-
-class EndedJob(Struct, frozen=True, kw_only=True):
-    """A job that was seen running and is over. Slurm keeps it in its list for some minutes (MinJobAge)."""
-
-    job: SlurmJob
-    ended_at: float
-    last_step: int | None = None
-    total_steps: int | None = None
-    succeeded_by: tuple[str, ...] = ()
-    """Jobs of the same user and name, or of the same array, that wait or run."""
-    preceded_by: tuple[str, ...] = ()
-    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose steps it went on from."""
-    run: PastRun | None = None
-    """Its last run."""
-    past: tuple[PastRun, ...] = ()
-    """The runs before that, oldest first."""
 
 
 class StackSnapshot(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,8 @@ from slurm_watchdog.notify.notification import JobNote, Notice, Topic, from_row,
 from slurm_watchdog.notify.wording import culprit_line, next_step, say_opened, say_resolved
 
 if TYPE_CHECKING:
-    from slurm_watchdog.notify.dispatcher import IncidentSources, Outbox
+    from slurm_watchdog.notify.delivery import Outbox
+    from slurm_watchdog.notify.dispatcher import IncidentSources
 
 BATCH = 200
 GAP_S = 1.0

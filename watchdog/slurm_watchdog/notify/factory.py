@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
-from slurm_watchdog.notify.dispatcher import Channel, Notifier, Outbox
+from slurm_watchdog.notify.delivery import Channel, Outbox
+from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.links import Places
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
-from slurm_watchdog.notify.dispatcher import Notifier, Outbox
+from slurm_watchdog.notify.delivery import Outbox
+from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.notification import TEST_SUBJECT
 

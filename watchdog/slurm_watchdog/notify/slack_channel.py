@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.delivery import LONGEST_WAIT_S
 from slurm_watchdog.notify.digest import Digest
-from slurm_watchdog.notify.dispatcher import LONGEST_WAIT_S
 from slurm_watchdog.notify.links import NOWHERE, Places
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.slack import Poster
@@ -20,7 +20,7 @@ from slurm_watchdog.notify.slack_messages import Payload, closed, has_more, pare
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
-    from slurm_watchdog.notify.dispatcher import Outbox
+    from slurm_watchdog.notify.delivery import Outbox
 
 LOG = logging.getLogger(__name__)
 Sent = TypeVar("Sent")

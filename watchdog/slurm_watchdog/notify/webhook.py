@@ -15,7 +15,7 @@ from slurm_watchdog.notify.wording import say
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
-    from slurm_watchdog.notify.dispatcher import Outbox
+    from slurm_watchdog.notify.delivery import Outbox
 
 VERSION = 1
 BATCH = 100

@@ -32,10 +32,11 @@ from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, process_ids, remembered
 from slurm_watchdog.model.actions import Fence
-from slurm_watchdog.model.cluster_view import ClusterView, EndedJob, FilesystemView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
+from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import (

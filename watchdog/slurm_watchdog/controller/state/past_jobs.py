@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_watchdog.controller.state.run import Run, past_run
-from slurm_watchdog.model.cluster_view import PastRun
+from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_ENDED_S = 3600.0

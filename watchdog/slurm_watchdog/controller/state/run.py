@@ -14,9 +14,10 @@ from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.controller.state.progress_clock import Clock, Counter, read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
-from slurm_watchdog.model.cluster_view import JobView, LoggedError, Motion, PastRun, Seat, Steady
+from slurm_watchdog.model.cluster_view import JobView, Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 

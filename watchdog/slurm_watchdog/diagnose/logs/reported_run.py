@@ -24,7 +24,7 @@ from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import ordered_case, with_rank
 from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
-from slurm_watchdog.model.cluster_view import LoggedError, PastRun, Seat
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
 
 APART_S = 10.0
 """Lines of two files without times are known to have come one after the other when so much time lay between: twice an agent's interval."""

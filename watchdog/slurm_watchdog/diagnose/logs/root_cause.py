@@ -24,9 +24,10 @@ from slurm_watchdog.diagnose.logs.reported_run import (
 )
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
 from slurm_watchdog.knowledge.log_signatures import log_table
-from slurm_watchdog.model.cluster_view import JobView, LoggedError, PastRun, Seat
+from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
 from slurm_watchdog.parse.training_log.line import split_prefix
 
 

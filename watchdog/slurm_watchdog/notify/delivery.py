@@ -1,0 +1,184 @@
+"""Sends what waits in the outbox, one worker a channel, with growing pauses after failures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from slurm_watchdog.base.text import one_line
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.notification import (
+    Delivery,
+    Topic,
+)
+
+if TYPE_CHECKING:
+    from slurm_watchdog.journal.outbox import OutboxItem
+
+LOG = logging.getLogger(__name__)
+Count = Callable[[str, str, int], None]
+
+POLL_S = 5.0
+FIRST_RETRY_S = 2.0
+LONGEST_RETRY_S = 600.0
+LONGEST_WAIT_S = 3600.0
+"""Even if Slack asks for more."""
+STALE_AFTER_S = 86400.0
+"""A message this old is news to nobody; it is in the log and in the journal."""
+FORGET_AFTER_S = 14 * 86400.0
+"""Threads and sent messages are remembered so long: an incident that lasts longer gets a thread anew."""
+TIDY_EVERY_S = 600.0
+
+
+class Outbox(Protocol):
+    """The part of the journal that keeps messages. Every method raises JournalError."""
+
+    def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
+    def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
+    def waiting_channels(self) -> list[str]: ...
+    def backlog(self, channel: str) -> tuple[int, float | None]: ...
+    def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
+    def replace(
+        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
+    ) -> None: ...
+    def failed(self, item_id: int, error: str, retry_at: float) -> None: ...
+    def expire(self, channel: str, before: float) -> int: ...
+    def drop(self, channel: str, incident_id: str) -> None: ...
+    def forget(self, before: float) -> None: ...
+    def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None: ...
+    def thread_of(self, channel: str, incident_id: str) -> str | None: ...
+
+
+class Channel(Protocol):
+    """Whoever is told."""
+
+    name: str
+    """In the outbox; at most 32 characters."""
+    topics: frozenset[Topic]
+    """What it wants to hear of."""
+    takes_messages: bool
+    """Whether it takes messages that are made already (a pulse), beside notices."""
+
+    async def turn(self, outbox: Outbox, now: float) -> float | None:
+        """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
+
+        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with what comes first still
+        to be done, and JournalError. `now` is a date.
+        """
+        ...
+
+
+class Worker:
+    """Has one channel work its rows off."""
+
+    def __init__(
+        self, outbox: Outbox, channel: Channel, poll_s: float, first_retry_s: float, wall: Callable[[], float]
+    ) -> None:
+        self.channel = channel
+        self._outbox = outbox
+        self._poll_s = poll_s
+        self._first_retry_s = first_retry_s
+        self._wall = wall
+        self._added = asyncio.Event()
+        self.count: Count = lambda channel, outcome, number: None
+        self._failing_since: float | None = None
+        self._error = ""
+        self._told_again = False
+        """What failed last was no row: the channel repeats what fires by itself, and a turn without a failure has done so."""
+        self._backlog: tuple[int, float | None] = (0, None)
+
+    def delivery(self) -> Delivery:
+        """How this channel's messages fare."""
+        now = self._wall()
+        waiting, oldest_at = self._backlog
+        return Delivery(
+            channel=self.channel.name,
+            failing_s=None if self._failing_since is None else max(0.0, now - self._failing_since),
+            error=one_line(self._error, 200),
+            waiting=waiting,
+            oldest_s=0.0 if oldest_at is None else max(0.0, now - oldest_at),
+        )
+
+    def wake(self) -> None:
+        """There is something new."""
+        self._added.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            self._added.clear()
+            try:
+                wait_s = await self.step()
+                self._backlog = self._outbox.backlog(self.channel.name)
+            except Exception:  # the boundary: an outbox that fails is tried again
+                LOG.exception("the outbox of %s can't be worked off", self.channel.name)
+                wait_s = None
+            if wait_s is not None:
+                await asyncio.sleep(min(wait_s, self._poll_s))
+                continue
+            try:
+                async with asyncio.timeout(self._poll_s):
+                    await self._added.wait()
+            except TimeoutError:
+                pass
+
+    async def step(self) -> float | None:
+        """One turn of the channel; returns after how many seconds the next is due, None if it waits for news.
+
+        A message that fails holds up those behind it, for their order tells the story.
+        """
+        name, now = self.channel.name, self._wall()
+        first = self._outbox.pending(1, name)
+        if first and now - first[0].added_at > STALE_AFTER_S:
+            dropped = self._outbox.expire(name, now - STALE_AFTER_S)
+            self.count(name, "dropped", dropped)
+            LOG.error(
+                "%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error
+            )
+            return 0.0
+        # A clock that was set back must not keep a message for longer than any retry takes.
+        if first and now < first[0].retry_at <= now + LONGEST_WAIT_S:
+            return first[0].retry_at - now
+        try:
+            wait_s = await self.channel.turn(self._outbox, now)
+        except SendFailed as error:
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            self._error, self._told_again = error.reason, not first
+            return self._failed(error)
+        left = self._outbox.pending(1, name) if first else []
+        if first and (not left or left[0].id != first[0].id):
+            self.count(name, "sent", 1)
+            self._failing_since = None
+        elif not first and self._told_again:
+            self._failing_since = None
+        return wait_s
+
+    def _failed(self, error: SendFailed) -> float:
+        """Writes a failure down at the row that comes first; returns the pause until the next try."""
+        name = self.channel.name
+        pending = self._outbox.pending(1, name)
+        self.count(name, "dropped" if pending and error.permanent else "failed", 1)
+        if not pending:
+            LOG.warning("%s: %s", name, error.reason)
+            return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)
+        item = pending[0]
+        if error.permanent:
+            LOG.error(
+                "message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason
+            )
+            self._outbox.done_all(name, (item.id,))
+            return 0.0
+        backoff = min(LONGEST_RETRY_S, self._first_retry_s * 2 ** min(item.attempts, 20))
+        wait_s = backoff if error.retry_after_s is None else min(error.retry_after_s, LONGEST_WAIT_S)
+        LOG.warning(
+            "message %d to %s about %s waits %.0f s: %s",
+            item.id,
+            name,
+            item.incident_id,
+            wait_s,
+            error.reason,
+        )
+        self._outbox.failed(item.id, error.reason, self._wall() + wait_s)
+        return wait_s

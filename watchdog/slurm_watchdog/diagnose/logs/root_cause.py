@@ -23,7 +23,7 @@ from slurm_watchdog.diagnose.logs.reported_run import (
     reported,
 )
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
-from slurm_watchdog.knowledge.log_signatures import log_table
+from slurm_watchdog.knowledge.log_signatures import LogTable, log_table
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
@@ -62,7 +62,7 @@ class Cause(Struct, frozen=True, kw_only=True):
 def find_cause(run: PastRun) -> Cause | None:
     """What went wrong since the last step of `run`; None if no error was logged since, or none that ended it."""
     lines = lines_since_last_step(run)
-    judged = _judge(reported(run, lines)) if lines else None
+    judged = _judge(reported(run, lines), log_table()) if lines else None
     if judged is None:
         return None
     place, cause = judged
@@ -70,14 +70,12 @@ def find_cause(run: PastRun) -> Cause | None:
 
 
 @lru_cache(maxsize=KEPT)
-def _judge(run: ReportedRun) -> tuple[int, Cause] | None:
-    """(the place of the line that says most, the cause with its text alone)."""
+def _judge(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
+    """(the place of the line that says most, the cause with its text alone). `table`: the rows in force, which SIGHUP replaces."""
     verdict = judge_errors(case_of(run))
     followed = len(run.lines) - 1
     if verdict is None:
-        place = next(
-            (at for at, line in enumerate(run.lines) if line.pattern in log_table().from_outside), None
-        )
+        place = next((at for at, line in enumerate(run.lines) if line.pattern in table.from_outside), None)
         if place is None:
             return None
         line = run.lines[place]

@@ -33,7 +33,7 @@ from slurm_watchdog.agent.evidence import stacks, tool
 from slurm_watchdog.agent.helper import requests
 from slurm_watchdog.agent.logs import events
 from slurm_watchdog.agent.metrics import AgentMetrics
-from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
+from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.owner import OWN
 from slurm_watchdog.agent.service import Service

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.proc.blocked_calls import (
-    BlockedCallHistory,
-    BlockedThreads,
-    CallTarget,
-    describe_blocked,
-)
+from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.files import read_file, read_stat
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget, describe_blocked
 from slurm_watchdog.agent.processes.identify import resolve
 from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base import clock, loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
 from slurm_watchdog.agent.processes.reader import ProcessReader

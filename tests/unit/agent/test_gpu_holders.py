@@ -14,7 +14,7 @@ import pytest
 from slurm_watchdog.agent.gpu.holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.job_membership import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role

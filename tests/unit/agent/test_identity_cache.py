@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.entry import Entry, Stat
-from slurm_watchdog.agent.proc.job_membership import JobMember, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import JobMember, ProcessFacts
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,

@@ -7,19 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_watchdog.agent.proc.job_membership import (
-    BY_CLAIM,
-    BY_SLURM,
-    NEVER_A_RANK,
-    RANK_SOURCES,
+from slurm_watchdog.agent.proc.job_membership import BY_CLAIM, BY_SLURM, assign, may_hold_a_rank
+from slurm_watchdog.agent.proc.process_facts import (
     JobMember,
     JobStep,
     ProcessFacts,
-    assign,
-    may_hold_a_rank,
     parse_cgroup,
     parse_stepd,
 )
+from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_SOURCES
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.model.observations import Role
 

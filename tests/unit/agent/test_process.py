@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.proc.blocked_calls import (
-    MIN_AT_ONCE,
-    ROUND_TICKS,
+from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, BlockedThreads
+from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
+from slurm_watchdog.agent.proc.files import Files, is_the_kernels
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts
+from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
-    BlockedThreads,
     SystemCall,
     is_storage,
     is_waiting_for_storage,
@@ -28,9 +29,6 @@ from slurm_watchdog.agent.proc.blocked_calls import (
     parse_switches,
     parse_syscall,
 )
-from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
-from slurm_watchdog.agent.proc.files import Files, is_the_kernels
-from slurm_watchdog.agent.proc.job_membership import ProcessFacts
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
 from slurm_watchdog.agent.processes.reader import may_look_into_all

@@ -21,7 +21,7 @@ from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
-from slurm_watchdog.agent.proc.job_membership import ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool

@@ -22,11 +22,6 @@ from typing import Any, Final
 import msgspec
 import yaml
 
-from slurm_watchdog.agent.proc.job_membership import (
-    LOCAL_RANK_VARIABLES,
-    RANK_VARIABLES,
-    WORLD_SIZE_VARIABLES,
-)
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.loading import load_config
@@ -36,6 +31,7 @@ from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.doctor.facts import read_slurm_config
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.knowledge.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from slurm_watchdog.model.kill_switch import problem_of_prefix
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import ALIVE, RUNNING

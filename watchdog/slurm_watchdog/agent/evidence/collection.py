@@ -21,7 +21,7 @@ from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.proc.job_membership import ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,

@@ -15,9 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from slurm_watchdog.agent.evidence.sockets import Tables, choose
-from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.request_types import LookAtProcesses
 from slurm_watchdog.base.mounts import mount_of, read_mounts

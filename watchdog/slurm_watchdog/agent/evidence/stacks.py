@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
-from slurm_watchdog.agent.proc.blocked_calls import parse_state_and_cpu, parse_syscall
+from slurm_watchdog.agent.proc.system_call import parse_state_and_cpu, parse_syscall
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from slurm_watchdog.agent.workers.request_types import DumpProcessStacks

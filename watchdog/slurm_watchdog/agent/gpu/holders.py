@@ -19,7 +19,7 @@ import msgspec
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
 from slurm_watchdog.agent.proc.entry import Entry
 from slurm_watchdog.agent.proc.files import is_the_kernels, read_file
-from slurm_watchdog.agent.proc.job_membership import Key
+from slurm_watchdog.agent.proc.process_facts import Key
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import is_daemon
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_watchdog.agent.proc.job_membership import JobMember, Key, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import JobMember, Key, ProcessFacts
 
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD, linux/sched.h
 HANGS = frozenset("DTt")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.proc.entry import Stat, parse_stat
-from slurm_watchdog.agent.proc.job_membership import JobStep, parse_cgroup
+from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
 
 MAX_KEPT = 48
 """Descriptors of /proc kept open: three for each of the ranks of a full node."""

@@ -35,7 +35,7 @@ from slurm_watchdog.agent.proc.files import (
     read_file,
     read_stat,
 )
-from slurm_watchdog.agent.proc.job_membership import ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 

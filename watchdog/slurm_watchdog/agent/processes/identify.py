@@ -11,16 +11,18 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from slurm_watchdog.agent.proc import mapped_files
-from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.job_membership import ENVIRONMENT, as_slurm_job, may_hold_a_rank
+from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
+from slurm_watchdog.agent.proc.process_facts import as_slurm_job
+from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge import collective_timeouts
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.knowledge.launchers import ENVIRONMENT
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAULT, PATH_ARGUMENT, name_of
 
 MAX_ENVIRON = 1 << 20

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from slurm_watchdog.agent.proc.blocked_calls import BlockedCallHistory, CallTarget
 from slurm_watchdog.agent.proc.entry import Entry, parse_status
 from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
-from slurm_watchdog.agent.proc.job_membership import JobStep, parse_stepd
 from slurm_watchdog.agent.proc.mapped_files import MAX_CANDIDATES
+from slurm_watchdog.agent.proc.process_facts import JobStep, parse_stepd
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.agent.workers.request_types import BlockedCall

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from slurm_watchdog.agent.proc.blocked_calls import (
+from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
+from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry, Stat
+from slurm_watchdog.agent.proc.files import Files, read_file
+from slurm_watchdog.agent.proc.job_membership import assign
+from slurm_watchdog.agent.proc.process_facts import JobMember, Key, ProcessFacts
+from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
-    BlockedThreads,
     CallTarget,
     describe_blocked,
     is_storage,
@@ -23,9 +27,6 @@ from slurm_watchdog.agent.proc.blocked_calls import (
     parse_io_bytes,
     parse_switches,
 )
-from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry, Stat
-from slurm_watchdog.agent.proc.files import Files, read_file
-from slurm_watchdog.agent.proc.job_membership import WISH_VARIABLES, JobMember, Key, ProcessFacts, assign
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
@@ -38,6 +39,7 @@ from slurm_watchdog.agent.processes.identity_cache import (
 )
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.knowledge.launchers import WISH_VARIABLES
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role

@@ -22,7 +22,7 @@ import msgspec
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
 from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_stat
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.proc.job_membership import parse_cgroup, parse_stepd
+from slurm_watchdog.agent.proc.process_facts import parse_cgroup, parse_stepd
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess
 from slurm_watchdog.base.mounts import strip_deleted

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
-from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
+from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 

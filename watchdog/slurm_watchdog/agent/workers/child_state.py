@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_watchdog.agent.proc.blocked_calls import parse_syscall
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_A_FILESYSTEM_WAIT, PATH_ARGUMENT, name_of
 
 APART_S: Final = 1.0

@@ -22,19 +22,18 @@ from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
+from slurm_watchdog.agent.switch_directories import SwitchDirectories
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     KillSwitch,
-    PrepareDirectory,
     SignalProcess,
-    SwitchDirectory,
 )
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.kill_switch import FIELDS, KILL_SWITCH_BASE, parse_line, problem_of_path
+from slurm_watchdog.model.kill_switch import FIELDS, parse_line, problem_of_path
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import (
     CollectEvidence,
@@ -100,12 +99,17 @@ class Commands:
     _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _waiting: list[tuple[Command, float]] = field(default_factory=list)
     _results: list[CommandResult] = field(default_factory=list)
-    _prepared: dict[str, str | None] = field(default_factory=dict)
-    """Directory of a kill switch to why it could not be made; None when it is ready."""
-    _preparing: set[str] = field(default_factory=set)
-    """Directories that a child is busy with."""
-    _owner_of: dict[str, int] = field(default_factory=dict)
-    """Whose each directory is."""
+
+    def __post_init__(self) -> None:
+        self._directories = SwitchDirectories(self.probes, self.logs, self.deadline_s)
+
+    def watch_jobs(
+        self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
+    ) -> None:
+        """The jobs that the controller wants watched have a directory for their kill switch; see SwitchDirectories.update."""
+        if self.logs.become_owner:
+            self.awaiting_checkpoints &= {each.job_id for each in watch}
+            self._directories.update(watch, now, running)
 
     @property
     def processes(self) -> tuple[Process, ...]:
@@ -265,10 +269,10 @@ class Commands:
         if isinstance(command, WriteKillSwitch):
             self._check_owner(command.job_id, command.uid)
             self._check_restarts(command.job_id, command.restarts)
-            if directory in self._preparing:
+            if self._directories.is_busy(directory):
                 return False
-            if self._prepared.get(directory):
-                raise Refused(f"{directory} could not be made: {self._prepared[directory]}")
+            if problem := self._directories.problem_of(directory):
+                raise Refused(f"{directory} could not be made: {problem}")
         function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
         args = KillSwitch(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
         key = self.logs.key_of(path, uid)
@@ -377,68 +381,6 @@ class Commands:
 
     def _mount(self, point: str) -> Mount | None:
         return next((each for each in reversed(self.logs.mounts) if each.point == point), None)
-
-    # -- directories of kill switches --------------------------------------------------------------------------
-
-    def watch_jobs(
-        self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
-    ) -> None:
-        """Makes the node-local directory of each run's kill switch ready, and removes those of runs that are over, with all in them.
-
-        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job has not seen yet
-        would be lost.
-        """
-        if not self.logs.become_owner:
-            return
-        wanted = {}
-        for each in watch:
-            directory, name = os.path.split(each.kill_switch)
-            base, run = os.path.split(directory)
-            if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
-                wanted[directory] = each.uid
-        self.awaiting_checkpoints &= {each.job_id for each in watch}
-        key = self.logs.key_of(KILL_SWITCH_BASE, 0)
-        for directory, uid in wanted.items():
-            if directory not in self._prepared and directory not in self._preparing:
-                args = PrepareDirectory(KILL_SWITCH_BASE, os.path.basename(directory), uid)
-                then = partial(self._take_prepared, directory, uid)
-                if self._ask(key, "prepare_directory", args, self.deadline_s, now, then):
-                    self._preparing.add(directory)
-                    self.probes.settle(0.05, [])
-        if running is None:
-            return
-        runs = {each.job_id: each.restarts for each in watch}
-        for directory in [directory for directory in self._prepared if directory not in wanted]:
-            job_id, _, run = os.path.basename(directory).partition(".")
-            if job_id not in running or runs.get(job_id, int(run)) != int(run):
-                self._clear(directory, now)
-
-    def _clear(self, directory: str, now: float) -> None:
-        """Two requests, one after the other: its owner empties the directory, and whoever made it removes it."""
-        base, name = os.path.split(directory)
-        args = SwitchDirectory(base, name)
-
-        def remove(answer: Answer) -> None:
-            if answer.error is not None:
-                log.warning("%s could not be emptied: %s", directory, answer.error)
-            maker = self.logs.key_of(base, 0)
-            if self._ask(maker, "remove_directory", args, self.deadline_s, now, lambda answer: None):
-                self._prepared.pop(directory, None)
-                self._owner_of.pop(directory, None)
-            self._preparing.discard(directory)
-
-        uid = self._owner_of.get(directory)
-        if directory in self._preparing or uid is None:
-            return
-        if self._ask(f"switch:{directory}:{uid}", "empty_directory", args, self.deadline_s, now, remove, uid):
-            self._preparing.add(directory)
-
-    def _take_prepared(self, directory: str, uid: int, answer: Answer) -> None:
-        self._preparing.discard(directory)
-        self._owner_of[directory] = uid
-        self._prepared[directory] = answer.error
-        if answer.error:
-            log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)
 
 
 def _check_place(path: str) -> None:

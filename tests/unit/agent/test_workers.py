@@ -14,15 +14,11 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.agent.workers.admission import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER
 from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, stands
-from slurm_watchdog.agent.workers.pool import (
-    MAX_HUNG_OF_GROUP,
-    MAX_HUNG_OF_USER,
-    Answer,
-    SpawnerDied,
-    WorkerPool,
-)
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 

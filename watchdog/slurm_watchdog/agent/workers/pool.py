@@ -11,30 +11,25 @@ that its asker knows which one it was; `rename` then sets it aside under that on
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
-import socket
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from slurm_watchdog.agent.workers.become_user import refusal_as
+from slurm_watchdog.agent.workers.admission import MAX_WORKERS, Admission
 from slurm_watchdog.agent.workers.child import (
     Function,
     Functions,
-    child_main,
     describe,
-    encode,
     frame,
-    spawn_for_ever,
     unframe,
 )
-from slurm_watchdog.agent.workers.child_state import APART_S, STARVED, Look, look_at, start_of, why_no_answer
+from slurm_watchdog.agent.workers.child_state import start_of
 from slurm_watchdog.agent.workers.helper_client import HelperLink
+from slurm_watchdog.agent.workers.silence import LOOK_AT_CHILDREN, Silence, why_given_up, why_silent
+from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied
+from slurm_watchdog.agent.workers.starter import Starter
 from slurm_watchdog.agent.workers.worker import (
     READ_SIZE,
     Answer,
@@ -44,12 +39,10 @@ from slurm_watchdog.agent.workers.worker import (
     Worker,
     adopt,
     finish,
-    group_of,
     hand_over,
     idle_s_of,
     is_stuck,
     left_of,
-    note_look,
     read_into,
 )
 from slurm_watchdog.base import clock
@@ -60,29 +53,11 @@ __all__ = ["Answer", "Function", "InheritedWorker", "SpawnerDied", "Then", "Work
 
 log = logging.getLogger(__name__)
 
-MAX_WORKERS = 48
-"""A node has a handful of mounts and users; more children than this would be an attack on the node by the watchdog."""
-MAX_HUNG_OF_GROUP = 8
-"""And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
-MAX_HUNG_OF_USER = 4
-"""Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the others are served."""
-MAX_OF_USER = 12
-"""Children that are one user: one for each mount with his files."""
-KEPT_FREE = 12
-"""Places that no child of a user takes: for who identifies processes, reads stacks, GPUs and the kernel's log."""
-LIMITED_S = 60.0
-"""So long it is said that a user was limited."""
-STARVED_LOOKS = 3
-"""In a row, before a hung child counts as one without CPU: with a second between them."""
 PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
 GRACE_S = 1.0
-LOOK_AT_CHILDREN, LOOK_S = "look:children", 5.0
-"""Who sees for an agent without rights in which call a child of the helper stands; deadline of one look."""
-
-
-class SpawnerDied(Exception):
-    """The spawner is gone: no child can be started any more, the agent has to be started anew."""
+LOOK_S = 5.0
+"""Deadline of one look at a child of the helper."""
 
 
 class WorkerPool:
@@ -105,30 +80,20 @@ class WorkerPool:
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
         self.read_clock = read_clock
-        self._max_workers = max_workers
         self._workers: dict[str, Worker] = {}
         self._by_fd: dict[int, Worker] = {}
         self._next_request = 1
-        self._no_start = ""
-        self._limited: dict[int, float] = {}
-        """User -> when he was refused a child last."""
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
         adopted = [adopt(each, read_clock()) for each in left]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.getpid()
-        gc.collect()
-        gc.freeze()  # the collector writes into objects, and what is written to is shared no more
-        self.spawner_pid = os.fork()
-        if self.spawner_pid == 0:
-            ours.close()
-            child_main(lambda: spawn_for_ever(theirs, functions, parent, [each.sock for each in adopted]))
-        theirs.close()
-        ours.setblocking(False)  # the spawner only forks; were it to stop, the agent must not
-        self._control = ours
+        self._spawner = Spawner(functions, [each.sock for each in adopted])
+        self.spawner_pid = self._spawner.pid
+        self._silence = Silence(self._ask_for_call if helper is not None else None)
+        self._admission = Admission(self._workers, max_workers, self._drop)
         self._waiter = Waiter()
-        self._waiter.watch(ours.fileno())
+        self._waiter.watch(self._spawner.fileno())
+        self._starter = Starter(self._spawner, helper, self._waiter)
         for worker in adopted:
             self._workers[worker.key] = self._by_fd[worker.sock.fileno()] = worker
             self._next_request = max(self._next_request, (worker.request or 0) + 1)
@@ -156,7 +121,7 @@ class WorkerPool:
         if worker is None:
             worker = (
                 self._start(key, uid, now, function in self._helped)
-                if self._may_start(key, uid, now)
+                if self._admission.may_start(key, uid, now)
                 else None
             )
         if worker is None:
@@ -183,16 +148,17 @@ class WorkerPool:
             if worker is not None:
                 self._flush(worker)
                 self._receive(worker, now, done)
-            self._lost |= fd == self._control.fileno()
+            self._lost |= fd == self._spawner.fileno()
             if self.helper is not None and self.helper.sock is not None and fd == self.helper.sock.fileno():
-                self._lose_helper("it has ended the connection")  # it says nothing else
+                self._starter.lose_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
             if worker.request is not None:
-                self._look_at(worker, now)
+                self._silence.look_at(worker, now)
                 if now >= worker.deadline and not worker.hung:
                     self._judge(worker, now, done)
-                elif worker.hung:
-                    self._give_up_idle(worker, now)
+                elif worker.hung and (why := why_given_up(worker, now)) is not None:
+                    log.warning("%s: %s", worker.key, why)
+                    self._end(worker)
             elif now - worker.used_at >= worker.idle_s:
                 self._drop(worker)
         self._looked_at = now
@@ -248,33 +214,16 @@ class WorkerPool:
 
     def problems(self) -> tuple[str, ...]:
         """Why something was not asked, or will not be: a sentence each; empty where every child can be had."""
-        found = []
-        groups = Counter(group_of(worker.key) for worker in self._workers.values() if worker.hung)
-        for group, count in groups.items():
-            if count >= MAX_HUNG_OF_GROUP:
-                found.append(f"probes: {count} children of {group} hang: no more of them are started")
-        found += [
-            f"probes: {count} children of uid {uid} hang or do not answer: no more are started for this user"
-            for uid, count in self.limited_users().items()
-        ]
-        if len(self._workers) >= self._max_workers and all(
-            worker.request is not None for worker in self._workers.values()
-        ):
-            found.append(f"probes: all {len(self._workers)} children are busy or hang: nothing more is asked")
-        if self._no_start:
-            found.append(f"probes: {self._no_start}")
+        found = list(self._admission.problems(self._looked_at))
+        if self._starter.problem:
+            found.append(f"probes: {self._starter.problem}")
         if self.helper is not None and self.helper.problem:
             found.append(f"helper: {self.helper.problem}")
         return tuple(found)
 
     def limited_users(self) -> dict[int, int]:
         """Users who were refused a child in the last minute, with how many of theirs hang. May be called from any thread."""
-        waiting = Counter(worker.uid for worker in list(self._workers.values()) if worker.hung)
-        return {
-            uid: waiting[uid]
-            for uid, at in list(self._limited.items())
-            if self._looked_at - at < LIMITED_S and waiting[uid]
-        }
+        return self._admission.limited_users(self._looked_at)
 
     def filenos(self) -> list[int]:
         """Descriptors that become readable when an answer comes, or a child or the spawner dies."""
@@ -282,7 +231,7 @@ class WorkerPool:
 
     def check(self) -> None:
         """Raises ProbesLost if the spawner is gone."""
-        if self._lost or wait_readable([self._control.fileno()], 0):
+        if self._lost or self._spawner.has_died():
             raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:
@@ -294,7 +243,7 @@ class WorkerPool:
         worker = self._workers.get(key)
         if worker is None or not (worker.hung and worker.born) or not self.is_free(new_key):
             return False
-        if not self._may_hang(new_key, key):
+        if not self._admission.may_hang(new_key, key):
             return False
         self.retire(new_key)
         del self._workers[key]
@@ -329,102 +278,21 @@ class WorkerPool:
         """Lets all children go; those in the kernel's uninterruptible sleep end when that does."""
         for worker in list(self._workers.values()):
             self._drop(worker)
-        self._control.close()
         if self.helper is not None:
             self.helper.close()
         self._waiter.close()
-        try:
-            os.kill(self.spawner_pid, signal.SIGKILL)  # it only forks: nothing of it is lost
-            os.waitpid(self.spawner_pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
+        self._spawner.close()
 
     # -- starting and ending -----------------------------------------------------------------------------------
 
-    def _may_hang(self, key: str, instead_of: str = "") -> bool:
-        """Whether a child under `key` could hang without there being too many that do."""
-        hung = [worker.key for worker in self._workers.values() if worker.hung and worker.key != instead_of]
-        group = group_of(key)
-        return sum(group_of(each) == group for each in hung) < MAX_HUNG_OF_GROUP
-
-    def _may_start(self, key: str, uid: int, now: float) -> bool:
-        if not self._may_hang(key):
-            return False
-        if uid >= 0 and not self._may_have(uid):
-            self._limited[uid] = now
-            self._limited = {each: at for each, at in self._limited.items() if now - at < LIMITED_S}
-            return False
-        users = [worker for worker in self._workers.values() if worker.uid >= 0]
-        kept_free = min(KEPT_FREE, self._max_workers // 4)
-        if uid >= 0 and len(users) >= self._max_workers - kept_free:
-            return self._make_room(users)
-        if len(self._workers) < self._max_workers:
-            return True
-        return self._make_room(self._workers.values())
-
-    def _may_have(self, uid: int) -> bool:
-        """Whether this user may have one more child. Who has none may always: places run out for those who hang."""
-        mine = [worker for worker in self._workers.values() if worker.uid == uid]
-        if sum(worker.hung or not worker.proven for worker in mine) >= MAX_HUNG_OF_USER:
-            return False
-        return len(mine) < MAX_OF_USER or self._make_room(mine)
-
-    def _make_room(self, among: Iterable[Worker]) -> bool:
-        idle = [worker for worker in among if worker.request is None]
-        if idle:
-            self._drop(min(idle, key=lambda worker: worker.used_at))
-        return bool(idle)
-
     def _start(self, key: str, uid: int, now: float, helped: bool) -> Worker | None:
-        """A new worker, or None with `_no_start` saying why: out of descriptors, or the spawner is stopped."""
-        if (
-            helped and uid >= 0 and (refusal := refusal_as(uid)) is not None
-        ):  # it would refuse, each time anew
-            self._no_start = refusal
+        sock = self._starter.start(key, uid, now, helped)
+        if sock is None:
             return None
-        if helped and not self._has_helper(now):
-            return None
-        try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        except OSError as error:
-            self._no_start = f"no child can be started: {describe(error)}"
-            return None
-        with theirs:
-            ours.setblocking(False)
-            try:
-                if helped and self.helper is not None:
-                    self.helper.start(key, uid, theirs.fileno())
-                else:
-                    socket.send_fds(self._control, [encode([key, uid])], [theirs.fileno()])
-            except OSError as error:
-                ours.close()
-                if helped:
-                    if not isinstance(error, BlockingIOError):
-                        self._lose_helper(describe(error))
-                    self._no_start = f"the helper starts no child: {describe(error)}"
-                    return None
-                if isinstance(error, BrokenPipeError | ConnectionError):
-                    raise SpawnerDied(f"no child can be started: {error}") from error
-                self._no_start = f"no child can be started: {describe(error)}"
-                return None
-        worker = self._workers[key] = Worker(key, uid, ours, now, idle_s_of(key), helped=helped)
-        self._by_fd[ours.fileno()] = worker
-        self._waiter.watch(ours.fileno())
+        worker = self._workers[key] = Worker(key, uid, sock, now, idle_s_of(key), helped=helped)
+        self._by_fd[sock.fileno()] = worker
+        self._waiter.watch(sock.fileno())
         return worker
-
-    def _has_helper(self, now: float) -> bool:
-        assert self.helper is not None
-        if self.helper.sock is None:
-            sock = self.helper.connect(now)
-            if sock is not None:
-                self._waiter.watch(sock.fileno())
-        return self.helper.sock is not None
-
-    def _lose_helper(self, why: str) -> None:
-        """Its children have died with it: each tells by the end of its own socket, but for those that hang."""
-        if self.helper is not None and self.helper.sock is not None:
-            self._waiter.forget(self.helper.sock.fileno())
-            self.helper.lose(why)
 
     def _drop(self, worker: Worker) -> None:
         fd = worker.sock.fileno()
@@ -480,10 +348,10 @@ class WorkerPool:
                 hand_over(worker.key, worker.on_part, reply[1])
             return True
         if reply[0] == 0:
-            self._no_start = str(reply[2])
+            self._starter.problem = str(reply[2])
             self._drop(worker)  # nobody is behind this socket
         elif not worker.proven:
-            worker.proven, self._no_start = True, ""
+            worker.proven, self._starter.problem = True, ""
         if worker.hung:
             log.warning("%s answered after %.0f s: it is free again", worker.key, now - worker.asked_at)
             worker.request, worker.hung, worker.used_at = None, False, now
@@ -496,7 +364,7 @@ class WorkerPool:
         if now - max(self._looked_at, worker.asked_at) > worker.deadline - worker.asked_at + PAUSE_S:
             worker.deadline = now + GRACE_S
             return
-        why = self._why_no_answer(worker, now)
+        why = why_silent(worker, now)
         if why is not None:
             log.warning("%s: %s", worker.key, why)
             self._end(worker)
@@ -514,42 +382,8 @@ class WorkerPool:
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
         hand_over(worker.key, then, answer)
 
-    # -- what a child does that does not answer ----------------------------------------------------------------
-
-    def _look_at(self, worker: Worker, now: float) -> None:
-        """One look at a child that has been at work for a while; what only the helper may see of it is asked for."""
-        if not worker.born or worker.pid <= 0 or now - max(worker.looked_at, worker.asked_at) < APART_S:
-            return
-        worker.looked_at = now
-        look = look_at(worker.pid, worker.start_ticks, now)
-        if look.call or look.state not in ("D", "S") or self.helper is None or worker.key == LOOK_AT_CHILDREN:
-            note_look(worker, look)
-        else:  # in a call that only the helper may see: a look without it would count as another call
-            asked = [("call", worker.pid, worker.pid)]
-            then = partial(self._take_call, worker, worker.request, look)
-            self.ask(LOOK_AT_CHILDREN, "look_at_calls", asked, LOOK_S, now, then)
-
-    def _take_call(self, worker: Worker, request: int | None, look: Look, answer: Answer) -> None:
-        found = (answer.value or [None])[0]
-        if found is not None and worker.request == request:
-            note_look(worker, replace(look, call=str(found[0])))
-
-    def _why_no_answer(self, worker: Worker, now: float) -> str | None:
-        """Why a child that has passed its deadline says nothing about its resource; None where it may hang on it."""
-        if not worker.born or worker.pid <= 0:
-            return None
-        why = why_no_answer(look_at(worker.pid, worker.start_ticks, now))
-        seen_waiting = worker.last_look is not None and not worker.running
-        return None if why == STARVED and seen_waiting else why
-
-    def _give_up_idle(self, worker: Worker, now: float) -> None:
-        """A hung child that was stopped meanwhile, or computes again, is ended: the next question goes to a fresh one."""
-        look = worker.last_look
-        if worker.born and look is not None and look.at == now and (why := why_no_answer(look)) is not None:
-            if why == STARVED and (now - worker.deadline < PAUSE_S or worker.running < STARVED_LOOKS):
-                return  # it may be about to answer, or polls in a call that does not return
-            log.warning("%s: %s", worker.key, why)
-            self._end(worker)
+    def _ask_for_call(self, pid: int, then: Then, now: float) -> None:
+        self.ask(LOOK_AT_CHILDREN, "look_at_calls", [("call", pid, pid)], LOOK_S, now, then)
 
     def _end(self, worker: Worker) -> None:
         """Kills the child and lets go of it. One that can't be killed is left, and finds its socket closed."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.processes.reader import MAX_WISH, ProcessReader
+from slurm_watchdog.agent.processes.directives import MAX_WISH, directives_of
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives, Report
@@ -37,7 +37,7 @@ def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() ->
         entry("11", Role.RANK, {"SLURM_WATCHDOG": "off"}),
     ]
     owners = dict.fromkeys(("7", "8", "9", "10"), 1000)  # of job 11 Slurm has said nothing here
-    first, second = ProcessReader.directives(SimpleNamespace(_mine=mine, owners=owners))  # type: ignore[arg-type]
+    first, second = directives_of(mine, owners)  # type: ignore[arg-type]
     assert first == JobDirectives(
         job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000
     )

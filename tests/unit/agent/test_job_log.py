@@ -274,9 +274,9 @@ def listing(ticks: int, open_files: dict[int, int]) -> list[tuple[float, list[in
     for tick in range(ticks):
         if tick == 20 and 2 in open_files:
             open_files[2] += 1
-        logs._list_open(ranks, 5.0 * tick, 1.0)
-        logs._take_open(Answer(1, "identify", {}))
-    logs._list_open([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
+        logs.open_logs.ask(ranks, 5.0 * tick, 1.0)
+        logs.open_logs.take(Answer(1, "identify", {}))
+    logs.open_logs.ask([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
     assert probes.asked[-1][2] == [9], "a new one at once"
     return [(now, pids) for _, now, pids in probes.asked]
 

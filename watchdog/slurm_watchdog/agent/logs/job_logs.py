@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.follow import MAGIC
+from slurm_watchdog.agent.logs.followed_job import FollowedJob, LogMemory, Plan
+from slurm_watchdog.agent.logs.open_logs import OpenLogs
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
-from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.knowledge.ray_train import Seat, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
-from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process, Role
+from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -34,14 +34,6 @@ MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
-LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
-"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
-of 160 descriptors costs a millisecond."""
-LISTED_IN_TURN = 2
-"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for LIST_EVERY_S at most:
-in place of a file that it closed it may have opened another."""
-MAX_LISTED = 128
-"""Processes whose open files are listed at once."""
 KEPT_STEPS = 12
 """Of each counter, for a controller that was started anew: enough to learn the job's speed from at once."""
 KEPT_AFTER_END_S = 30.0
@@ -50,54 +42,6 @@ MOUNTS_EVERY_S = 60.0
 MOUNTS_AT_LEAST_EVERY_S = 900.0
 """The table of mounts is read again, though the kernel says that it is as it was."""
 MAX_KEYS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """When the open files of a process were listed last, and are to be again."""
-
-    at: float
-    count: int
-    """Of its open files then; 0 where the kernel does not say."""
-    due: float
-    wait_s: float
-
-
-@dataclass
-class _Job:
-    uid: int
-    seen_at: float
-    opened: list[str] = field(default_factory=list)
-    found: dict[str, list[str]] = field(default_factory=dict)
-    """What stands for each pattern with wildcards."""
-    left_out: list[str] = field(default_factory=list)
-    """Logs that are not followed, for there are too many."""
-    seats: dict[int, Seat] = field(default_factory=dict)
-    """Pid, as the job sees it -> rank, as a log of this run said last."""
-    said: list[list[int]] = field(default_factory=list)
-    """The rows of that, also where an earlier run wrote them."""
-    restarts: int | None = None
-
-
-class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent knows of logs, for the one that it becomes: how far each was read, and the recent past."""
-
-    jobs: dict[str, _Job] = {}
-    rows: tuple[tuple[LogFile, float], ...] = ()
-    recent: tuple[tuple[float, Event], ...] = ()
-
-
-@dataclass
-class _Plan:
-    """What one child is asked in one look."""
-
-    files: list[tuple[str, str, int | None]] = field(default_factory=list)
-    globs: list[tuple[str, str]] = field(default_factory=list)
-    own: dict[str, list[str]] = field(default_factory=dict)
-    """Of each job, the site's patterns of progress."""
-
-    def question(self, taken: str | None) -> Follow:
-        return Follow(self.files, self.globs, self.own, taken)
 
 
 @dataclass
@@ -111,7 +55,7 @@ class JobLogs:
     become_owner: bool
     """Whether the agent is root, and its children can become the job's owner."""
     here: JobsHere = field(default_factory=JobsHere)
-    jobs: dict[str, _Job] = field(default_factory=dict)
+    jobs: dict[str, FollowedJob] = field(default_factory=dict)
     dropped: int = 0
     _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
@@ -121,14 +65,14 @@ class JobLogs:
     count_open: Callable[[int], int] = count_open_files
     mount_news: Callable[[], bool] = field(default_factory=MountNews)
     """Whether mounts have come or gone since the last call."""
-    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)
-    """By (pid, start)."""
-    _listing: bool = False
     _mounts_at: float = float("-inf")
     _mounts_old: bool = True
     _keys: dict[tuple[str, int], str] = field(default_factory=dict)
     """What key_of answered for the mounts in `_keys_of`: a node has hundreds of them."""
     _keys_of: tuple[Mount, ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.open_logs = OpenLogs(self.probes, self._note_open, self.count_open)
 
     def collect(
         self,
@@ -141,7 +85,7 @@ class JobLogs:
         self._renew_mounts(now, deadline_s)
         mine = list(processes)
         self._note_jobs(mine, now)
-        requests = self._list_open(mine, now, deadline_s)
+        requests = self.open_logs.ask(mine, now, deadline_s)
         if requests:
             self.probes.settle(SETTLE_S, requests)
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
@@ -208,7 +152,7 @@ class JobLogs:
             uid = self._owner(job_id, processes)
             if uid is None and self.become_owner and job_id not in self.jobs:
                 continue  # nobody has said whose it is: nothing of it is read
-            job = self.jobs.setdefault(job_id, _Job(-1 if uid is None else uid, now))
+            job = self.jobs.setdefault(job_id, FollowedJob(-1 if uid is None else uid, now))
             job.seen_at, job.uid = now, job.uid if uid is None else uid
             watch = self.watch.get(job_id)
             if watch is not None and watch.restarts != job.restarts:
@@ -234,51 +178,12 @@ class JobLogs:
 
     # -- which files -------------------------------------------------------------------------------------------
 
-    def _list_open(self, processes: list[Process], now: float, deadline_s: float) -> list[int]:
-        """Asks whose open files are due: those of a new process at once and soon again, of an old one seldom and in turn."""
-        living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
-        self._listed = {key: listed for key, listed in self._listed.items() if key in living}
-        if self._listing:
-            return []
-        ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
-        new = [key for key in ordered if key not in self._listed][:MAX_LISTED]
-        again = [key for key in ordered if key in self._listed and self._is_due(key, now)]
-        keys = [*new, *again[:LISTED_IN_TURN]]
-        if not keys:
-            return []
-        question = [
-            [living[key].job_id, living[key].pid, living[key].role is not Role.WORKER] for key in keys
-        ]
-        request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self._take_open)
-        if request is None:
-            return []
-        self._listing = True
-        for key in keys:
-            wait_s = min(2 * self._listed[key].wait_s, LIST_EVERY_S) if key in self._listed else LIST_FIRST_S
-            self._listed[key] = _Listed(now, self.count_open(key[0]), now + wait_s, wait_s)
-        return [request]
-
-    def _is_due(self, key: tuple[int, int], now: float) -> bool:
-        """Whether an old process is to be listed now; one that has as many files open as before waits on."""
-        listed = self._listed[key]
-        if now < listed.due:
-            return False
-        if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
-            return True
-        wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
-        self._listed[key] = _Listed(
-            listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s
-        )
-        return False
-
-    def _take_open(self, answer: Answer) -> None:
-        self._listing = False
-        for job_id, paths in (answer.value or {}).items():
-            job = self.jobs.get(job_id)
-            if job is not None:
-                # A file that was open once stays: who wrote it may be dead, which is when it matters.
-                job.opened += [path for path in paths if path not in job.opened]
-                del job.opened[: -2 * MAX_FILES]
+    def _note_open(self, job_id: str, paths: list[str]) -> None:
+        job = self.jobs.get(job_id)
+        if job is not None:
+            # A file that was open once stays: who wrote it may be dead, which is when it matters.
+            job.opened += [path for path in paths if path not in job.opened]
+            del job.opened[: -2 * MAX_FILES]
 
     def _paths(self, job_id: str, environ: Mapping[str, str]) -> list[str]:
         watch = self.watch.get(job_id)
@@ -320,7 +225,7 @@ class JobLogs:
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
         """`here`: users with a process. As somebody else no child is started, but one that is there reads a job's last lines."""
-        plan: dict[tuple[str, int], _Plan] = {}
+        plan: dict[tuple[str, int], Plan] = {}
         followed, hung = [], {}
         for job_id, job in self.jobs.items():
             uid = self.owner_of(job_id)
@@ -333,7 +238,7 @@ class JobLogs:
                     continue
                 key = self.key_of(path, uid)
                 start = self._read_so_far((job_id, path), starts.get(mask_words(path)))
-                planned = plan.setdefault((key, uid), _Plan())
+                planned = plan.setdefault((key, uid), Plan())
                 planned.files.append((job_id, path, start))
                 if watch is not None and watch.progress_patterns:
                     planned.own[job_id] = list(watch.progress_patterns)
@@ -344,7 +249,7 @@ class JobLogs:
             for pattern in job.found:
                 if self.why_untouched(pattern) is not None:
                     continue
-                plan.setdefault((self.key_of(pattern, uid), uid), _Plan()).globs.append((job_id, pattern))
+                plan.setdefault((self.key_of(pattern, uid), uid), Plan()).globs.append((job_id, pattern))
         requests = [
             self.probes.ask(
                 key,
@@ -408,7 +313,7 @@ class JobLogs:
         seat = job.seats.get(speaker_of(event.line) or 0)
         return event if seat is None else replace(event, rank=seat.rank)
 
-    def _take_seats(self, job: _Job | None, rows: list[list[int]]) -> None:
+    def _take_seats(self, job: FollowedJob | None, rows: list[list[int]]) -> None:
         if job is not None and rows and rows != job.said:
             job.said, job.seats = rows, {pid: Seat(rank, local, size) for pid, rank, local, size in rows}
 

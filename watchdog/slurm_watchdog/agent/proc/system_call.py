@@ -1,4 +1,4 @@
-"""One thread in a system call: what the kernel's lines about it say, and whether it may wait for a filesystem. Pure."""
+"""One thread in a system call: what the kernel's lines about it say, and whether it may wait for a filesystem."""
 
 from __future__ import annotations
 

@@ -11,13 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import msgspec
-
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
-from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry, Stat
+from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry
 from slurm_watchdog.agent.proc.files import Files, read_file
 from slurm_watchdog.agent.proc.job_membership import assign
-from slurm_watchdog.agent.proc.process_facts import JobMember, Key, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import Key, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     CallTarget,
@@ -30,16 +28,17 @@ from slurm_watchdog.agent.proc.system_call import (
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
 from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.directives import directives_of
 from slurm_watchdog.agent.processes.identify import describe_mount
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
     MAX_IDENTIFICATIONS,
     Identities,
-    UnidentifiedProcess,
 )
+from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
+from slurm_watchdog.agent.processes.process_row import describe
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount
-from slurm_watchdog.knowledge.launchers import WISH_VARIABLES
 from slurm_watchdog.knowledge.ray_train import Seat
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
@@ -47,7 +46,6 @@ from slurm_watchdog.model.report import JobDirectives
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
 
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 SETTLE_S = 0.15
 """The loop gives its children this long for answers that improve the present report. It never waits for more."""
 OTHERS_EVERY = 3
@@ -57,30 +55,6 @@ SWITCHES_EVERY = 12
 CAP_SYS_PTRACE = 19  # linux/capability.h
 MAX_DIRECTORIES = 8
 """Of checkpoints, for one job."""
-
-MAX_WISH = 1024
-"""Characters of one variable that are told."""
-
-
-class EntryMemory(msgspec.Struct, frozen=True, array_like=True):
-    """One process, for the agent that this one becomes."""
-
-    known: ProcessFacts
-    stat: Stat
-    member: JobMember | None
-    container_pid: int | None
-    ticks: int
-    identified: int
-    state_since: float
-
-
-class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since yesterday."""
-
-    entries: tuple[EntryMemory, ...] = ()
-    to_identify: tuple[int, ...] = ()
-    stuck: dict[int, UnidentifiedProcess] = {}
-    tracks: tuple[tuple[tuple[int, int, int], BlockedCallHistory], ...] = ()
 
 
 @dataclass
@@ -139,7 +113,7 @@ class ProcessReader:
             self._read_counters(entry, now)
         self._look_at_threads(living, mains, turn, now)
         blocked = self._blocked(now, deadline_s)
-        return tuple(_describe(entry, blocked.get(entry.key), now) for entry in self._mine)
+        return tuple(describe(entry, blocked.get(entry.key), now) for entry in self._mine)
 
     def memory(self) -> ProcessMemory:
         """What `remember` of the next agent takes. Kernel threads are met anew for next to nothing."""
@@ -188,23 +162,8 @@ class ProcessReader:
         return known.uid == owner if owner is not None else member.by == BY_SLURM
 
     def directives(self) -> tuple[JobDirectives, ...]:
-        """What the owners of the jobs here want of the watchdog, as their ranks have it, else any process of theirs in the run; of jobs
-        that Slurm has here, and of nobody else's processes."""
-        found: dict[str, tuple[bool, JobDirectives]] = {}
-        for entry in self._mine:
-            environ, member = entry.known.environ or {}, entry.member
-            said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
-            if member is None or not said or entry.known.uid != self.owners.get(member.job_id):
-                continue
-            is_rank = member.role is Role.RANK
-            if member.job_id not in found or (is_rank and not found[member.job_id][0]):
-                restarts = environ.get("SLURM_RESTART_COUNT", "0")
-                run = (
-                    int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
-                )
-                wish = JobDirectives(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
-                found[member.job_id] = (is_rank, wish)
-        return tuple(wish for _, wish in found.values())
+        """What the owners of the jobs here want of the watchdog."""
+        return directives_of(self._mine, self.owners)
 
     def details_of(self, pid: int, start_ticks: int) -> ProcessFacts | None:
         """What was learnt of a process when it was met; None if it is gone."""
@@ -396,36 +355,6 @@ def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]
 def _with_threads(entries: list[Entry]) -> list[tuple[int, int, int]]:
     """Pid, start and number of threads of each, as BlockedThreads takes them."""
     return [(*entry.key, entry.stat.threads) for entry in entries]
-
-
-def _describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
-    known, member, stat = entry.known, entry.member, entry.stat
-    assert member is not None
-    age_s = now - entry.state_since
-    timeout = known.collective_timeout if member.role is Role.RANK else None
-    return Process(
-        pid=known.pid,
-        start_ticks=known.start_ticks,
-        job_id=member.job_id,
-        role=member.role,
-        comm=known.comm,
-        state=stat.state,
-        state_age_s=age_s if age_s > 0 and stat.state in LASTING_STATES else None,
-        uid=known.uid,
-        member_by=member.by,
-        step_id=member.step_id,
-        rank=member.rank,
-        local_rank=member.local_rank,
-        world_size=member.world_size,
-        cpu_s=stat.cpu_ticks / CLOCK_TICKS,
-        io_bytes=entry.io_bytes,
-        threads=stat.threads,
-        context_switches=entry.switches,
-        container_pid=entry.container_pid,
-        blocked=blocked,
-        collective_timeout_s=None if timeout is None else timeout[0],
-        collective_timeout_assumed=timeout is not None and timeout[1],
-    )
 
 
 def _rank_of(track: BlockedCallHistory) -> tuple[bool, float]:

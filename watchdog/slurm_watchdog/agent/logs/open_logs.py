@@ -1,0 +1,87 @@
+"""Which logs ranks have open: asked of a worker, of a new process at once and soon again, of an old one seldom and in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from slurm_watchdog.agent.proc.files import count_open_files
+from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
+from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.model.observations import Process, Role
+
+LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
+"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
+of 160 descriptors costs a millisecond."""
+LISTED_IN_TURN = 2
+"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for LIST_EVERY_S at most:
+in place of a file that it closed it may have opened another."""
+MAX_LISTED = 128
+"""Processes whose open files are listed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """When the open files of a process were listed last, and are to be again."""
+
+    at: float
+    count: int
+    """Of its open files then; 0 where the kernel does not say."""
+    due: float
+    wait_s: float
+
+
+@dataclass
+class OpenLogs:
+    """Whose open files were listed when."""
+
+    probes: WorkerPool
+    found: Callable[[str, list[str]], None]
+    """Given a job, and the files that its processes have open."""
+    count_open: Callable[[int], int] = count_open_files
+    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)
+    """By (pid, start)."""
+    _listing: bool = False
+
+    def ask(self, processes: Iterable[Process], now: float, deadline_s: float) -> list[int]:
+        """Asks whose open files are due; returns the numbers of the requests."""
+        living = {(p.pid, p.start_ticks): p for p in processes if p.state not in ("Z", "X")}
+        self._listed = {key: listed for key, listed in self._listed.items() if key in living}
+        if self._listing:
+            return []
+        ordered = sorted(living, key=lambda key: (living[key].role is not Role.RANK, key))
+        new = [key for key in ordered if key not in self._listed][:MAX_LISTED]
+        again = [key for key in ordered if key in self._listed and self._is_due(key, now)]
+        keys = [*new, *again[:LISTED_IN_TURN]]
+        if not keys:
+            return []
+        question = [
+            [living[key].job_id, living[key].pid, living[key].role is not Role.WORKER] for key in keys
+        ]
+        request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self.take)
+        if request is None:
+            return []
+        self._listing = True
+        for key in keys:
+            wait_s = min(2 * self._listed[key].wait_s, LIST_EVERY_S) if key in self._listed else LIST_FIRST_S
+            self._listed[key] = _Listed(now, self.count_open(key[0]), now + wait_s, wait_s)
+        return [request]
+
+    def _is_due(self, key: tuple[int, int], now: float) -> bool:
+        """Whether an old process is to be listed now; one that has as many files open as before waits on."""
+        listed = self._listed[key]
+        if now < listed.due:
+            return False
+        if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
+            return True
+        wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
+        self._listed[key] = _Listed(
+            listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s
+        )
+        return False
+
+    def take(self, answer: Answer) -> None:
+        """The answer of the worker."""
+        self._listing = False
+        for job_id, paths in (answer.value or {}).items():
+            self.found(job_id, paths)

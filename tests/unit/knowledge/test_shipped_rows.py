@@ -9,6 +9,7 @@ import pytest
 
 from slurm_watchdog.knowledge.entries import Entry, Rows, read_rows, shown
 from slurm_watchdog.knowledge.kernel_signatures import kernel_row
+from slurm_watchdog.knowledge.launcher_exits import ending_of, ending_row
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES, log_row
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, progress_row, sign_row
 from slurm_watchdog.knowledge.shipped import DATA
@@ -25,6 +26,7 @@ READERS = {
     "kernel": kernel_row,
     "xid": xid_row,
     **FRAME_READERS,
+    "ending": ending_row,
 }
 
 
@@ -58,7 +60,9 @@ def lines(entry: Entry, key: str) -> list[str]:
 
 def test_the_files_hold_all_rows_that_the_program_has() -> None:
     held = {kind: len(found) for kind, found in ROWS.by_kind.items()}
-    assert {kind: held[kind] for kind in held if kind not in set(FRAME_READERS) - {"frame", "native"}} == {
+    assert {
+        kind: held[kind] for kind in held if kind not in {"ending", *FRAME_READERS} - {"frame", "native"}
+    } == {
         "log": len(SIGNATURES),
         "sign": len(SIGNS),
         "progress": len(PATTERNS),
@@ -151,3 +155,11 @@ def test_a_thread_with_a_role_is_its_example_and_not_what_looks_alike(entry: Ent
     for line in lines(entry, "example"):
         assert next(role for role, name, _ in THREADS if re.fullmatch(name, line, re.IGNORECASE)) == row[0]
     assert not any(re.fullmatch(row[1], line, re.IGNORECASE) for line in lines(entry, "not"))
+
+
+@pytest.mark.parametrize(("entry", "row"), entries("ending"))
+def test_an_ending_is_its_example_and_not_what_looks_alike(entry: Entry, row: Any) -> None:
+    for line in lines(entry, "example"):
+        assert row.search(line)
+        assert ending_of(line) is not None
+    assert not any(row.search(line) for line in lines(entry, "not"))

@@ -1,9 +1,7 @@
-"""How launchers write that a process ended: one row a way, with whom it names and how it ended. The groups are the fields of Ending.
+"""How launchers write that a process ended: the rows of `data/launcher_exits.conf`, one a way, with whom it names and how it ended.
 
 Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row, and what the lines
-of one table say together is put together by `together`. Sources: torch/distributed/elastic/multiprocessing (errors/__init__.py, api.py),
-torch/multiprocessing/spawn.py, DeepSpeed launcher/launch.py, Composer cli/launcher.py, Lightning fabric/strategies/launchers,
-Open MPI orterun/help-orterun.txt and PRRTE's help-prun.txt, MPICH hydra (tools/bootstrap/utils, pmiserv_cb.c), Intel MPI, HPE PALS, Slurm's srun (step_launch_state).
+of one table say together is put together by `together`.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.entries import Fields
+from slurm_watchdog.knowledge.shipped import read_shipped
 
 KILLS = frozenset({4, 7, 8, 9, 11})
 """Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a lost connection, TERM and
@@ -63,29 +63,12 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-_HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,250})"
-_ROWS: tuple[re.Pattern[str], ...] = tuple(
-    re.compile(row)
-    for row in (
-        r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)",
-        r"\bSignal (?P<signal>\d+) \(SIG[A-Z0-9]+\) received by PID (?P<pid>\d+)",
-        rf"\bprocess rank (?P<rank>\d+) with PID (?P<pid>\d+) on node {_HOST} exited on(?: signal (?P<signal>\d+))?",
-        r"^\s*Process name: \[\S{1,250},\s?(?P<rank>\d+)\]",
-        r"^(?:=\s+|\s*)(?:Exit code|EXIT CODE|EXIT STATUS):\s+(?P<code>\d+)\s*$",
-        rf"^=\s+(?:RANK (?P<rank>\d+) )?PID (?P<pid>\d+) RUNNING AT {_HOST}",
-        r"^=\s+KILLED BY SIGNAL: (?P<signal>\d+)",
-        r"EXIT STRING: .{0,80}?\(signal (?P<signal>\d+)\)",
-        r"^\s*signal (?P<signal>\d{1,2}) \([A-Z][A-Za-z ]+\)\.$",
-        rf"^(?:{_HOST}: )?rank (?P<rank>\d+) (?:died from signal (?P<signal>\d+)|exited with code (?P<code>\d+))",
-        r"\b[Gg]lobal rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)",
-        r"\bRank (?P<rank>\d+) crashed with exit code (?P<code>-?\d+)",
-        r"\[rank: ?(?P<rank>\d+)\] Child process with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
-        r"\bContainer rank (?P<rank>\d+) status failed\b.{0,200} code (?P<code>-?\d+)",
-        r"\bprocess (?P<local>\d+) terminated with (?:signal (?P<name>SIG[A-Z0-9]+)|exit code (?P<code>\d+))",
-        r"died with <Signals\.SIG[A-Z0-9]+: (?P<signal>\d+)>",
-        r"exits with return code = (?P<code>-?\d+)",
-    )
-)
+def ending_row(fields: Fields) -> re.Pattern[str]:
+    """The expression of a section [ending NAME]."""
+    return fields.expression("pattern", 0)
+
+
+_ROWS: tuple[re.Pattern[str], ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]
 _NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at")
 
 

@@ -135,8 +135,8 @@ def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bo
 
 def place_in_table(error: Error, ranks: Ranks) -> None:
     """An error that stands in torchrun's table of failures is that row's."""
-    if error.who.rank is not None:
-        return
+    if error.who.rank is not None or ranks.excerpt:
+        return  # of lines that agents report the one that ends a table is not known
     for row in ranks.failures:
         if row.line < error.line < row.end and row.rank is not None:
             error.who = type(error.who)(rank=row.rank, local=row.local, host=row.host)
@@ -154,7 +154,8 @@ def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int |
             failures=[row for row in ranks.failures if segments.get(row.line) == error.segment],
             tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
         )
-    there = [row for row in ranks.failures if host is None or _short(row.host) in ("", _short(host))]
+    unknown = () if ranks.excerpt else ("",)  # the line with a row's host may be one that was not reported
+    there = [row for row in ranks.failures if host is None or _short(row.host) in (*unknown, _short(host))]
     row = _first_failure(there, name, error.traceback)
     if row is not None:
         return row.rank, host or row.host

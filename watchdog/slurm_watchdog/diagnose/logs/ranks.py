@@ -37,6 +37,7 @@ _WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
 _FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
 _ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
 _ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
+_RANK_ROW = re.compile(r"\s*rank\s*: ?\d+ \(local_rank: \d+\)")
 _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20
@@ -284,7 +285,12 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
             open_rows[key] = Failure(line.number, roots.get(key, False))
             continue
         row = open_rows.get(key)
-        match = _FIELD.match(text) if row is not None else None
+        match = _FIELD.match(text) if row is not None or _RANK_ROW.match(text) else None
+        if match is not None and match["key"] == "rank" and (row is None or row.rank is not None):
+            # Of lines that agents report only these are here: a row begins with its rank.
+            if row is not None:
+                yield _closed(row, line.number)
+            open_rows[key] = row = Failure(line.number, roots.get(key, False))
         if row is None or match is None:
             if row is not None and text.strip().startswith(("---", "===")):
                 yield _closed(open_rows.pop(key), line.number)

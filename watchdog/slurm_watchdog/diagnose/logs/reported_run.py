@@ -184,6 +184,8 @@ def _name_failures(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRu
             row.rank = ranks.rank_of_pid(row.pid, _node_of(row.host, run))
         if row.rank is None and row.local is not None and len(run.nodes) == 1 and not run.seats:
             row.rank = row.local
+        if row.host is None and row.rank is not None:
+            row.host = ranks.rank_hosts.get(row.rank)
 
 
 def _row(ending: Ending, line: int, root: bool) -> Failure:

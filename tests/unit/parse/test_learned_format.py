@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow as tail
+from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.parse.training_log.learned_format import MAX_FORMS, Learner
 
 LOSSES = [f"{2 + 3 / (1 + n) + random.Random(n).uniform(-0.3, 0.3):.4f}" for n in range(2000)]
@@ -139,7 +140,7 @@ def follow(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
         monkeypatch.setattr(tail.clock, "monotonic", lambda at=12.0 * number: at)
         with path.open("a") as file:
             file.write(line + "\n")
-        events += tail.follow({"files": [["1", str(path), 0]], "globs": []}, state)["files"][0]["events"]
+        events += tail.follow(Follow([("1", str(path), 0)]), state)["files"][0]["events"]
     return events
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow
+from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.config.schema import Jobs
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
@@ -118,7 +119,7 @@ def test_the_child_that_follows_a_log_is_given_them(tmp_path: Path) -> None:
     path = tmp_path / "log"
     state: dict[str, Any] = {}
     path.write_text("it 5/50 L=2.5 t=0.5s\n")
-    question = {"files": [["1", str(path), 0]], "globs": [], "own": {"1": [OURS, "("]}}
+    question = Follow([("1", str(path), 0)], own={"1": [OURS, "("]})
     events = follow.follow(question, state)["files"][0]["events"]
     assert [(each["pattern"], each["step"], each["total_steps"]) for each in events] == [("own_1", 5, 50)]
 

@@ -33,9 +33,6 @@ def changes_between(before: Report, after: Report) -> Report | None:
         after,
         processes=tuple(processes),
         gpus=after.gpus if gpus is None else tuple(gpus),
-        logs=after.logs if "logs" in whole else (),
-        checkpoints=after.checkpoints if "checkpoints" in whole else (),
-        gpu_holders=after.gpu_holders if "gpu_holders" in whole else (),
         changes=Changes(
             since=before.sequence,
             process_rows=tuple(process_rows),
@@ -47,6 +44,7 @@ def changes_between(before: Report, after: Report) -> Report | None:
             ),
             whole=tuple(whole),
         ),
+        **{name: () for name in TAKEN_OVER if name not in whole},
     )
     return small if make_whole(before, small) == after else None
 
@@ -66,10 +64,8 @@ def make_whole(before: Report, small: Report) -> Report | None:
         small,
         processes=processes,
         gpus=gpus,
-        logs=small.logs if "logs" in changes.whole else before.logs,
-        checkpoints=small.checkpoints if "checkpoints" in changes.whole else before.checkpoints,
-        gpu_holders=small.gpu_holders if "gpu_holders" in changes.whole else before.gpu_holders,
         changes=None,
+        **{name: getattr(before, name) for name in TAKEN_OVER if name not in changes.whole},
     )
 
 

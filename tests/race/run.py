@@ -25,6 +25,7 @@ from slurm_watchdog.agent.evidence import last_lines
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.become_user import become
+from slurm_watchdog.agent.workers.request_types import Follow, KillSwitch, LastLines
 
 OWNER, STRANGER = 64983, 64984
 SECRETS = {
@@ -33,7 +34,7 @@ SECRETS = {
 }
 """In files of the job's owner, and of root: the stranger gets none of them told, the owner none of root's."""
 OPEN = "iteration 7/ 999 | lm loss: 2.5\n"
-FIELDS = {"by": "slurm-watchdog", "why": "a race"}
+FIELDS = {"by": "slurm-watchdog", "why": "a race", "incident": "1", "decision": "1"}
 PLACES = ("logs", "run", "logs/train.log", "run/kill", "logs/deep", "spare")
 TURN = 64
 """Swaps between two looks at the clock and the count."""
@@ -145,10 +146,10 @@ def work_for_ever(place: Place, pipe: int) -> None:
     state: dict[str, Any] = {}
     while not stop:
         for name, function, args in (
-            ("looks", follow.follow, {"files": [["1", path, None], ["1", switch, 0]], "globs": [["1", f"{place.box}/*/train.l*"]], "own": {}}),
-            ("ends", last_lines.last_lines, {"files": [["1", path], ["2", str(place.box / "logs")]]}),
-            ("written", as_owner.write_kill_switch, {"path": switch, "node": "n1", **FIELDS}),
-            ("removed", as_owner.remove_kill_switch, {"path": switch, **FIELDS}),
+            ("looks", follow.follow, Follow([("1", path, None), ("1", switch, 0)], globs=[("1", f"{place.box}/*/train.l*")])),
+            ("ends", last_lines.last_lines, LastLines([("1", path), ("2", str(place.box / "logs"))])),
+            ("written", as_owner.write_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
+            ("removed", as_owner.remove_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
         ):  # fmt: skip
             try:
                 answer = json.dumps(function(args, state if name == "looks" else {}))

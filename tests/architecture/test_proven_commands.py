@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,22 @@ ONLY_IN = {
 checks it); who takes one user's word for all is `slurm-watchdog run` alone."""
 
 
+@cache
+def calls_of(file: Path) -> frozenset[str]:
+    """The names that a module calls."""
+    called = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    return frozenset(
+        func.id if isinstance(func, ast.Name) else func.attr
+        for func in called
+        if isinstance(func, ast.Name | ast.Attribute)
+    )
+
+
 def calls(files: list[Path]) -> Iterator[tuple[str, str]]:
     """(name that is called, module) for each call."""
     for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-                name = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                yield name, str(file.relative_to(CHECKOUT / "watchdog/slurm_watchdog"))
+        for name in calls_of(file):
+            yield name, str(file.relative_to(CHECKOUT / "watchdog/slurm_watchdog"))
 
 
 @pytest.mark.parametrize("name", ONLY_IN)

@@ -111,6 +111,17 @@ def test_the_kernels_word_of_heat_and_a_stream_of_corrections_name_a_node() -> N
         assert [(c.node, c.rank) for c in finding.culprits] == [("n2", None)]
 
 
+def test_a_card_of_which_nothing_is_known_may_be_as_odd_as_the_one_that_is() -> None:
+    odd = {"n3": {"recent_power_w": 480.0}}
+    assert judge(view(odd)).truth is Truth.BAD
+    for unknown in (
+        {"recent_power_w": None},
+        {"usual_power_w": None},
+        {"busy_since": None, "idle_since": None},
+    ):
+        assert judge(view({**odd, "n1": unknown})).truth is not Truth.BAD
+
+
 def test_several_nodes_that_are_odd_each_in_its_way_accuse_nobody() -> None:
     odd = {"n1": {"temperature_c": 88.0}, "n3": {"recent_power_w": 480.0}}
     assert judge(view(odd)).truth is Truth.UNKNOWN

@@ -15,7 +15,7 @@ Note: what many nodes have in common blames none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -161,6 +161,21 @@ def _busy(job: JobView) -> list[RankGpu]:
     return [each for each in job.gpus if each.view.busy_since is not None]
 
 
+def _compared(job: JobView, value_of: Callable[[RankGpu], float | None]) -> list[tuple[RankGpu, float]]:
+    """Each busy GPU with its value; nothing if one of the job's is not known: without it another may look odd that is not."""
+    with_gpu = {each.rank for each in job.gpus}
+    whole = all(rank.process.rank in with_gpu for rank in job.ranks)
+    looked = all(each.view.busy_since is not None or each.view.idle_since is not None for each in job.gpus)
+    values = [(each, value_of(each)) for each in _busy(job)]
+    known = [(each, value) for each, value in values if value is not None]
+    return known if whole and looked and len(known) == len(values) else []
+
+
+def _power_change(each: RankGpu) -> float | None:
+    recent, usual = each.view.recent_power_w, each.view.usual_power_w
+    return recent / usual if recent is not None and usual else None
+
+
 def _others(each: RankGpu, values: Iterable[tuple[RankGpu, float]]) -> float | None:
     """The median of the GPUs of the same model on other nodes; None where there is none."""
     found = [
@@ -172,8 +187,7 @@ def _others(each: RankGpu, values: Iterable[tuple[RankGpu, float]]) -> float | N
 
 
 def _clocks(job: JobView) -> list[Sign]:
-    values = [(g, g.view.recent_sm_clock_hz) for g in _busy(job)]
-    known = [(g, hz) for g, hz in values if hz is not None]
+    known = _compared(job, lambda each: each.view.recent_sm_clock_hz)
     found = []
     for each, hz in known:
         others_hz, own_hz = _others(each, known), each.view.usual_sm_clock_hz
@@ -197,8 +211,7 @@ def _held_back(job: JobView) -> list[Sign]:
 
 
 def _power(job: JobView) -> list[Sign]:
-    values = [(g, g.view.recent_power_w, g.view.usual_power_w) for g in _busy(job)]
-    known = [(g, recent / usual) for g, recent, usual in values if recent is not None and usual]
+    known = _compared(job, _power_change)
     found = []
     for each, change in known:
         others = _others(each, known)
@@ -210,8 +223,7 @@ def _power(job: JobView) -> list[Sign]:
 
 
 def _heat(job: JobView) -> list[Sign]:
-    values = [(g, g.view.gpu.temperature_c) for g in _busy(job)]
-    known = [(g, celsius) for g, celsius in values if celsius is not None]
+    known = _compared(job, lambda each: each.view.gpu.temperature_c)
     found = []
     for each, celsius in known:
         others_c = _others(each, known)

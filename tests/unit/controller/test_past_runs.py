@@ -33,7 +33,13 @@ def test_a_run_that_is_over_keeps_its_errors_with_their_ranks_and_its_last_check
     cluster.report(process(0), events=(said(ERROR),))
     cluster.slurm(restarts=1)
     (run,) = cluster.job.past
-    assert (run.restarts, run.first_step, run.last_step, run.checkpoint_step, run.ranks) == (0, 10, 12, 10, 2)
+    assert (run.restarts, run.first_step, run.last_step, run.checkpoint_step, run.ranks) == (
+        0,
+        10,
+        12,
+        10,
+        4,
+    ), "two ranks were seen, and they know of four"
     assert [(each.rank, each.node, each.pid, each.error.line) for each in who_said(run)] == [
         (1, "n1", 101, ERROR)
     ]

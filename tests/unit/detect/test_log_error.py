@@ -285,6 +285,8 @@ TIMEOUTS = tuple(
 def test_in_a_cascade_of_timeouts_the_one_that_says_nothing_is_named() -> None:
     finding = judge_ended(*TIMEOUTS, *SUMMED_UP, error_ranks=(("nccl_watchdog", (0, 1, 3)),))
     assert [c.rank for c in finding.culprits] == [2]
+    unseen = judge_ended(*TIMEOUTS, ranks=8, error_ranks=(("nccl_watchdog", (0, 1, 3)),))
+    assert unseen.truth is Truth.BAD and unseen.culprits == (), "of four ranks nothing is known"
     everybody = judge_ended(*TIMEOUTS, error_ranks=(("nccl_watchdog", (0, 1, 2, 3)),))
     assert everybody.truth is Truth.BAD and everybody.culprits == ()
     first = judge_ended(*TIMEOUTS, (50.0, "[rank1]: OSError: [Errno 5] Input/output error"))
@@ -309,6 +311,30 @@ def test_the_node_of_a_line_is_where_its_rank_runs_not_where_the_log_is_read() -
     assert said("[n2:3]KeyError: 1", seats=(), ranks=0) == (3, "n2", None)
     assert said("[rank3]: KeyError: 1") == (3, "n2", 103)
     assert said("[rank9]: KeyError: 1")[1:] == (None, None)
+
+
+def from_files(*files: tuple[str, str, str], **changes: Any) -> list[tuple[int | None, str | None]]:
+    """(rank, node) of the line of each (node, path, line)."""
+    told = tuple(
+        replace(logged_error(event(line), node, NOW + place), source=path)
+        for place, (node, path, line) in enumerate(files)
+    )
+    return [(each.rank, each.node) for each in who_said(past(errors=told, **changes))]
+
+
+def test_a_file_tells_its_rank_only_by_that_word_and_on_the_node_where_that_rank_runs() -> None:
+    line = "KeyError: 1"
+    assert from_files(("n1", "/l/rank_1.log", line), ("n2", "/l/rank_3.log", line)) == [(1, "n1"), (3, "n2")]
+    other = from_files(("n1", "/l/rank_3.log", line), ("n2", "/l/rank_1.log", line))
+    assert [rank for rank, _ in other] == [None, None]
+    for paths in (
+        ("/l/log_1.txt", "/l/log_2.txt"),
+        ("/l/attempt_0/0/stderr.log", "/l/attempt_0/1/stderr.log"),
+    ):
+        told = from_files(("n1", paths[0], line), ("n1", paths[1], line))
+        assert [rank for rank, _ in told] == [None, None]
+    unseen = from_files(("n1", "/l/rank_1.log", line), ("n1", "/l/rank_2.log", line), seats=(), ranks=0)
+    assert [rank for rank, _ in unseen] == [None, None]
 
 
 def test_a_module_and_its_line_in_brackets_are_no_rank() -> None:

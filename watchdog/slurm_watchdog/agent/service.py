@@ -75,7 +75,7 @@ class Service:
         return whole
 
     def last_tick(self) -> None:
-        """What is known and not told yet goes out before this process starts anew."""
+        """What is known and not told yet goes out before this process restarts."""
         self.agent.commands.leave()
         self._tick(clock.monotonic())
 
@@ -154,7 +154,7 @@ def run_agent(
 ) -> int:
     """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code.
 
-    At SIGHUP `file` is read again, and this process starts anew with it; then it is given `handover`. Without `once` it is 2 for a process
+    At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without `once` it is 2 for a process
     with rights that are the helper's.
     """
     if not once and not config.agent.controller_url:

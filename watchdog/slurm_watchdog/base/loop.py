@@ -59,7 +59,7 @@ class Signals:
         self.stop = False
         self.reload = False
         self.anew = False
-        """The loop is to end because this process starts anew, which is no end for systemd. No signal sets it."""
+        """The loop is to end because this process restarts, which is no end for systemd. No signal sets it."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:

@@ -61,7 +61,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
     def _cut_off(self) -> None:
-        # The socket's own timeout starts anew with each byte; this one does not.
+        # The socket's own timeout restarts with each byte; this one does not.
         self.overdue.set()
         if self.sock is not None:
             try:

@@ -85,7 +85,7 @@ def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
 
 
 def _stopped_s(job: JobView, rank: ProcessView) -> float:
-    """How long it has been stopped, as the agent saw it; a job that was granted a grace starts anew."""
+    """How long it has been stopped, as the agent saw it; after a grace that its job was granted, since the end of that."""
     return min(rank.process.state_age_s or 0.0, job.run_age_s)
 
 

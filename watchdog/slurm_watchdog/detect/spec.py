@@ -16,7 +16,7 @@ from slurm_watchdog.model.actions import Step
 from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
 STORAGE: Final = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
-"""Kinds that explain whatever stands still in the same job."""
+"""Kinds that explain whatever hangs in the same job."""
 _OPTION: Final = "option"
 
 

@@ -10,8 +10,6 @@ from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.script_rules import SlurmSettings
 
 OLDEST_TESTED = (22, 5)
-CRED_EXPIRE_S = 120
-"""Slurm's default of AuthInfo=cred_expire: a requeued job waits for it."""
 SHORT_JOB_AGE_S = 60
 """A job that is forgotten so soon may have ended between two looks."""
 

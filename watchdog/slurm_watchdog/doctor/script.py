@@ -37,7 +37,6 @@ UTILITIES = frozenset({
 LAUNCHERS = frozenset(
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
 )
-INTERPRETER = re.compile(r"python[\d.]*")
 
 
 class Srun(Struct, frozen=True, kw_only=True):

@@ -64,7 +64,7 @@ class PastRun(Struct, frozen=True, kw_only=True):
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(pattern, ranks) of those that said so since the last step."""
     ranks: int = 0
-    """How many ranks were known."""
+    """How many ranks there were: as many as were seen, or as their world size says."""
     seats: tuple[Seat, ...] = ()
     """Of the ranks that were seen, in their order."""
     batch_host: str | None = None

@@ -28,7 +28,7 @@ LONGEST_WAIT_S = 3600.0
 STALE_AFTER_S = 86400.0
 """A message this old is news to nobody; it is in the log and in the journal."""
 FORGET_AFTER_S = 14 * 86400.0
-"""Threads and sent messages are remembered so long: an incident that lasts longer gets a thread anew."""
+"""Threads and sent messages are remembered so long: an incident that lasts longer gets a new thread."""
 TIDY_EVERY_S = 600.0
 
 

@@ -50,14 +50,6 @@ def _length(span: str) -> int:
     return max(1, int(match.group(2)) - int(match.group(1)) + 1)
 
 
-def nodes_if_any(text: str) -> tuple[str, ...]:
-    """As `expand_nodes`, for what nothing depends on: one job's odd list spoils no listing."""
-    try:
-        return expand_nodes(text)
-    except ParseError:
-        return ()
-
-
 @dataclass(frozen=True)
 class Names:
     """What the patterns of an output path stand for."""

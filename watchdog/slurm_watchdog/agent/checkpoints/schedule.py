@@ -101,7 +101,7 @@ class CheckpointSchedule:
         return rows, events
 
     def retell(self) -> None:
-        """Puts the newest checkpoint of each place before what is new: the controller was started anew and knows none."""
+        """Puts the newest checkpoint of each place before what is new: the controller restarted and knows none."""
         past = [each for each in self._recent.values() if each not in self._events]
         self._events = sorted(past, key=lambda each: each[0] - each[1].age_s) + self._events
 

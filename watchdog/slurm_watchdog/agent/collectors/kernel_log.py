@@ -129,7 +129,7 @@ class KernelLogReader:
         return past + events, lost + fold.dropped
 
     def retell(self) -> None:
-        """The next `collect` begins with the recent past: the controller has been started anew and knows none of it."""
+        """The next `collect` begins with the recent past: the controller has restarted and knows none of it."""
         self._again = True
 
     def close(self, now: float) -> None:

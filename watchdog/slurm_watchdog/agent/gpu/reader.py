@@ -216,7 +216,7 @@ class GpuReader:
         return {name: value for fields in slow.values() for name, value in fields.items()}
 
     def _forget(self, index: int, uuid: str) -> None:
-        """What was said before it fell silent is not said again; all is read anew when it answers."""
+        """What was said before it fell silent is not said again; all is read again when it answers."""
         self._slow.pop(uuid, None)
         for what in (PROCESSES, HEALTH):
             self._read_at[index, what] = self._asked_at - DEAR_EVERY_S

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MAX_CONNECTIONS: Final = 4
 """The agent's, one of its `--once`, and one for a device that is passed."""
 MAX_CHILDREN: Final = 64
-"""The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that was started anew."""
+"""The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that restarted."""
 MAX_OF_USER: Final = 12
 """That are one user: his hanging files must not take the places of all others."""
 MAX_KEY: Final = 8192

@@ -35,7 +35,7 @@ MAX_FILES = 24
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
 KEPT_STEPS = 12
-"""Of each counter, for a controller that was started anew: enough to learn the job's speed from at once."""
+"""Of each counter, for a controller that restarted: enough to learn the job's speed from at once."""
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
@@ -339,7 +339,7 @@ class JobLogs:
             self._recent.setdefault(key, deque(maxlen=limit)).append((at, event))
 
     def retell(self) -> None:
-        """Puts the recent past before what is new: the controller has been started anew and knows none of it."""
+        """Puts the recent past before what is new: the controller has restarted and knows none of it."""
         past = sorted(
             (each for recent in self._recent.values() for each in recent),
             key=lambda each: each[0] - each[1].age_s,

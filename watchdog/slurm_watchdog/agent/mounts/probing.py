@@ -173,7 +173,7 @@ class MountProber:
         """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
 
         `then` gets the result, which is ok if the mount's state is known, and that includes: it does not answer. A mount
-        that is stuck already is not asked anew.
+        that is stuck already is not asked again.
         """
         own, key = _key(command.mount, -1), _key(command.mount, uid)
         if self.probes.hung_since(own, now) is not None and self.probes.is_stuck(own):

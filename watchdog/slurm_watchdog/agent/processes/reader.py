@@ -116,7 +116,7 @@ class ProcessReader:
         return tuple(describe(entry, blocked.get(entry.key), now) for entry in self._mine)
 
     def memory(self) -> ProcessMemory:
-        """What `remember` of the next agent takes. Kernel threads are met anew for next to nothing."""
+        """What `remember` of the next agent takes. Kernel threads are met again for next to nothing."""
         return ProcessMemory(
             entries=tuple(
                 EntryMemory(e.known, e.stat, e.member, e.container_pid, e.ticks, e.identified, e.state_since)

@@ -13,7 +13,7 @@ from slurm_watchdog.base.loop import wait_readable
 
 
 class SpawnerDied(Exception):
-    """The spawner is gone: no child can be started any more, the agent has to be started anew."""
+    """The spawner is gone: no child can be started any more, the agent has to restart."""
 
 
 class Spawner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -29,7 +29,7 @@ KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
 """Files of one run, and those that one node may name: standard output and error, and one each of some ranks. An agent follows 24."""
 OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
-"""Files of one run, and of one node, of which is known how far they were read; a run that was started anew knows those before, too."""
+"""Files of one run, and of one node, of which is known how far they were read; a run that restarted knows those before, too."""
 LOG_STARTS = 64
 """Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies)."""
 DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64
@@ -273,10 +273,16 @@ def past_run(run: Run, now: float) -> PastRun:
         touched_at=run.touched_at,
         errors=logged_errors(run),
         error_ranks=run.errors.said_by(),
-        ranks=len({p.rank for p, _, _ in run.processes.values() if p.role is Role.RANK}),
+        ranks=_world(process for process, _, _ in run.processes.values() if process.role is Role.RANK),
         seats=_seats(run),
         batch_host=run.job.batch_host,
     )
+
+
+def _world(ranks: Iterable[Process]) -> int:
+    """How many ranks there are: those that were seen, or as many as their world size says."""
+    seen = list(ranks)
+    return max([len({rank.rank for rank in seen}), *(rank.world_size or 0 for rank in seen)])
 
 
 def logged_errors(run: Run) -> tuple[LoggedError, ...]:

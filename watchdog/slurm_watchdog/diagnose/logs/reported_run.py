@@ -80,14 +80,12 @@ def case_of(run: ReportedRun) -> Case:
     files: dict[tuple[str, str], list[ReportedLine]] = {}
     for line in run.lines:
         files.setdefault((line.read_on, line.source), []).append(line)
-    paths = [path for _, path in files]
-    read = [_lines(of_file, run) for of_file in files.values()]
-    read = _named_by_files(paths, read, run)
+    read = _named_by_files(list(files), [_lines(of_file, run) for of_file in files.values()], run)
     ranks = read_ranks([line for lines in read for line in lines])
     if not run.seats:
         read = [_without_unknown_tasks(lines, ranks) for lines in read]
     ranks = _with_seats(ranks, read, run)
-    sources = [_source(path, lines) for path, lines in zip(paths, read, strict=True)]
+    sources = [_source(path, lines) for (_, path), lines in zip(files, read, strict=True)]
     case = ordered_case(sources, ranks)
     case.said = _beyond_what_was_kept(run)
     if not case.timed:
@@ -122,17 +120,22 @@ def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
     ]
 
 
-def _named_by_files(paths: Sequence[str], read: list[list[Line]], run: ReportedRun) -> list[list[Line]]:
-    """The lines, each with the rank that its file's name has, where there are several files."""
-    if len(paths) < 2:
+def _named_by_files(
+    files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun
+) -> list[list[Line]]:
+    """The lines, each with the rank that its file's name has, where there are several files. Only a name that says `rank` is believed, and
+    only on the node where that rank runs: of a job's files few are here, and `log_1.txt` may be the first try."""
+    if len(files) < 2:
         return read
-    as_rank = local_is_rank(paths, run.ranks or None)
+    seats = {(seat.rank, seat.node) for seat in run.seats}
+    paths = [path for _, path in files]
+    as_rank = bool(run.ranks) and local_is_rank(paths, run.ranks)
     filled = []
-    for path, lines in zip(paths, read, strict=True):
+    for (node, path), lines in zip(files, read, strict=True):
         name = named_by(path)
-        host = name.host if name.host is not None and _is_node(name.host, run) else None
-        rank = name.local if as_rank and name.rank is None else name.rank
-        filled.append(with_rank(lines, rank, name.local, host))
+        rank = name.local if as_rank and name.rank is None else name.rank if "rank" in path.lower() else None
+        known = (rank, node) in seats
+        filled.append(with_rank(lines, rank if known else None, name.local, None))
     return filled
 
 

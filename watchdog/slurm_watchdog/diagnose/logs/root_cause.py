@@ -86,7 +86,8 @@ def _judge(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
             followed=followed,
             from_outside=True,
         )
-    place, line = next(each for each in enumerate(run.lines) if each[1].number == verdict.line)
+    lines = enumerate(run.lines)
+    place, line = next((each for each in lines if each[1].number == verdict.line), (0, run.lines[0]))
     if verdict.suspected:
         suspects = tuple(
             Culprit(rank=rank, node=node_of(None, rank, line, run), reason=verdict.suspected)
@@ -142,7 +143,7 @@ def running(job: JobView, now: float) -> PastRun:
         batch_host=job.job.batch_host,
         errors=tuple(logged_error(e.event, e.node, now - e.age_s) for e in job.errors),
         error_ranks=job.error_ranks,
-        ranks=len(job.ranks),
+        ranks=max([len(job.ranks), *(r.process.world_size or 0 for r in job.ranks)]),
         seats=tuple(
             Seat(r.process.rank, r.node, r.process.pid) for r in job.ranks if r.process.rank is not None
         ),

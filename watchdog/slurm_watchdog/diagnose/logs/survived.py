@@ -14,7 +14,7 @@ STEP_SLACK_S = 2.0
 ENOUGH_RISES = 2
 """So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
 QUIET_LINES = 12
-"""Ordinary lines after an error in its stream, and nothing that ends the run: it goes on."""
+"""Ordinary lines after an error in its stream, and nothing that ends the run: it continues."""
 LONG_AFTER = 200
 """Lines between an error and the word that training is done, if it is to be of an earlier try."""
 SOFT = frozenset(
@@ -43,7 +43,7 @@ def was_survived(error: Error, case: Case) -> bool:
     finished, trained = source.progress.finished_line, source.progress.trained_line
     later = trained is not None and trained > error.line + (0 if not is_root(error) else LONG_AFTER)
     if trained is not None and later and _below_the_same(trained, error, source):
-        return True  # an earlier try: the log goes on to the end of training
+        return True  # an earlier try: the log continues to the end of training
     if (
         finished is not None
         and error.line > finished
@@ -93,7 +93,7 @@ def rises_after(error: Error, case: Case) -> int:
 
 
 def _goes_on_quietly(error: Error, source: Source) -> bool:
-    """Whether its stream says many ordinary things after an error of the soft kind, and no error is told any more."""
+    """Whether its stream says many ordinary things after an error of the soft kind, and no further error is logged."""
     if error.name not in SOFT or error.line < source.last_error_line:
         return False
     ordinary = (

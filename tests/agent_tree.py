@@ -1,4 +1,5 @@
-"""The agent as it runs on a node, for tests: the real command, a controller that writes down what comes, and what its tree costs."""
+"""The agent as it runs on a node, for tests: the real command, a controller that writes down what comes, and
+what its tree costs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def alone(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test in PID and mount namespaces of its own: no other process of the machine, and no mount, is there to be watched."""
+    """Runs a test in PID and mount namespaces of its own: no other process of the machine, and no mount, is
+    there to be watched."""
     if os.environ.get(ALONE):
         return test
 
@@ -55,7 +57,8 @@ from slurm_watchdog.config.loading import (load_config)
 settings = msgspec.structs.replace(settings_of(load_config(sys.argv[1])), personal=True)
 become_agent(settings, file=sys.argv[1])
 """
-"""The agent as `slurm-watchdog run` starts it: for the one user whom it has, here root. Nobody else's is looked at, and as nobody else."""
+"""The agent as `slurm-watchdog run` starts it: for the one user whom it has, here root. Nobody else's is
+looked at, and as nobody else."""
 
 
 def watched(job: str, uid: int | None = None) -> JobWatch:
@@ -111,7 +114,8 @@ class AgentProcess:
         state_directory: Path | None = None,
         more: str = "",
     ) -> None:
-        """`more` is put into the section `agent`. With a `place` it is the agent of ANOTHER_USER, who runs our code there."""
+        """`more` is put into the section `agent`. With a `place` it is the agent of ANOTHER_USER, who runs
+        our code there."""
         config = directory / "agent.yaml"
         config.write_text(
             f"agent: {{node_name: n1, controller_url: '{receiver.url}', interval: {interval_s * 1000:.0f}ms, metrics_listen: '', "

@@ -13,7 +13,8 @@ SETRESUID = {"x86_64": 117, "aarch64": 147}[platform.machine()]
 
 
 def as_user(uid: int, work: Callable[[], Any]) -> Any:
-    """What `work` returns, done as `uid`: sockets that it makes are that user's. Modules that it needs have to be loaded before."""
+    """What `work` returns, done as `uid`: sockets that it makes are that user's. Modules that it needs have
+    to be loaded before."""
     found: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,5 @@
-"""What holds for every test: live tests may not vanish in CI nor be retried at will, and examples are the same each time there."""
+"""What holds for every test: live tests may not vanish in CI nor be retried at will, and examples are the
+same each time there."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ LONGEST_FIRST = (
 """Tests and files to begin with, so that no worker is left with one of them when the others are done."""
 FIXTURE_FOR_ALL = re.compile(r"""^@pytest\.fixture\(.*scope=["'](module|class)""", re.MULTILINE)
 RETRIES_ALLOWED = 8
-"""More tests of one `make test` that passed only when repeated are a defect: of the tests, or of what they test. Three is the aim;
+"""More tests of one `make test` that passed only when repeated are a defect: of the tests, or of what they
+test. Three is the aim;
 two were seen in four workers on a quiet machine, and CI's may be busier."""
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -52,7 +54,8 @@ settings.load_profile("ci" if IN_CI else "here")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What was told to ignore a signal (a shell does that to what it starts in the background, with Ctrl-C) hands it on to all its
+    """What was told to ignore a signal (a shell does that to what it starts in the background, with Ctrl-C)
+    hands it on to all its
     children, and no shell among them can trap it: those of the tests have to hear."""
     for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGUSR1, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -83,7 +86,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
-    """With `--dist loadscope` each test may run in another worker, but for those of a file that makes a fixture for all of them."""
+    """With `--dist loadscope` each test may run in another worker, but for those of a file that makes a
+    fixture for all of them."""
     return Spread(config, log) if config.getoption("dist") == "loadscope" else None
 
 

@@ -1,4 +1,5 @@
-"""A helper and an agent as their units start them: the helper nobody in particular with a few capabilities, the agent without any."""
+"""A helper and an agent as their units start them: the helper nobody in particular with a few capabilities,
+the agent without any."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def run_here(*words: object) -> None:
 
 @contextmanager
 def place(run: Callable[..., object] = run_here) -> Iterator[Place]:
-    """The interpreter, its packages and the checkout, bound under /tmp: they may lie below a home that nobody else may enter.
+    """The interpreter, its packages and the checkout, bound under /tmp: they may lie below a home that nobody
+    else may enter.
 
     `run` runs a command where it is to be used, in a node of a cluster perhaps.
     """

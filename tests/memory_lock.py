@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A process whose memory lock is held for as long as a filesystem is frozen: nobody reads its command line meanwhile.
 
-As a program, `python tests/memory_lock.py FILE`: maps FILE (made if missing, on a filesystem that can be frozen), writes
+As a program, `python tests/memory_lock.py FILE`: maps FILE (made if missing, on a filesystem that can be
+frozen), writes
 `ready` on its standard output and waits for SIGUSR1, doing nothing. Freeze the filesystem first, then send the signal:
 
 - thread A stores a byte in the mapped page and waits in the page fault, in D, holding the lock of that mapping;
@@ -107,7 +108,8 @@ def is_memory_locked(pid: int, waits_s: float = 0.3) -> bool:
 
 
 def hold(file: str) -> None:
-    """The program: see above. Calls into libc through ctypes let go of the interpreter's lock, so that both threads get stuck."""
+    """The program: see above. Calls into libc through ctypes let go of the interpreter's lock, so that both
+    threads get stuck."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -129,7 +131,8 @@ def hold(file: str) -> None:
 
     def store() -> None:
         go.wait()
-        # Into the page by a system call: if it is gone when the filesystem answers again, that is EFAULT and not the end of this process.
+        # Into the page by a system call: if it is gone when the filesystem answers again, that is EFAULT and
+        # not the end of this process.
         libc.read(zeros, ctypes.c_void_p(address), 1)
 
     for work in (store, unmap):

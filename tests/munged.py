@@ -32,7 +32,8 @@ class Munged:
         os.kill(self.pid, signal.SIGCONT)
 
     def security(self, user: int | None = None) -> dict[str, str]:
-        """The section `security` of a controller of `user` (our own) and its agents, who may be root's or anybody's that it takes."""
+        """The section `security` of a controller of `user` (our own) and its agents, who may be root's or
+        anybody's that it takes."""
         own = str(os.geteuid() if user is None else user)
         return {"mode": "munge", "controller_user": own, "agent_user": own, "munge_socket": self.socket}
 

@@ -1,4 +1,5 @@
-"""The controller's page, for real, over a cluster that is made up: `FixedController` knows one view and nothing else."""
+"""The controller's page, for real, over a cluster that is made up: `FixedController` knows one view and
+nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class Remembered:
 
 
 def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[ClusterView, list[Incident]]:
-    """A job on half of the nodes, one GPU slowed down, one node silent, one away; an incident that names GPU 0 of node0001."""
+    """A job on half of the nodes, one GPU slowed down, one node silent, one away; an incident that names GPU
+    0 of node0001."""
     names = [f"node{index:04d}" for index in range(nodes)]
     made = [
         NodeView(

@@ -1,4 +1,5 @@
-"""The controller's end of sessions by MUNGE, for servers of tests: a real agent tells them what it would tell a controller."""
+"""The controller's end of sessions by MUNGE, for servers of tests: a real agent tells them what it would tell
+a controller."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Three acts on a real Slurm with real processes: a filesystem freezes and thaws; 
 PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the
 acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s", "culprit", "action", "resumed_at_step",
 "steps_lost"}. The exit code is 0 if all three did.
-The nodes' GPUs are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml. Without a C compiler
+The nodes' GPUs are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml.
+Without a C compiler
 there are none, and culprits have no GPU.
 With KEEP=1 in the environment everything stays up after the story until Ctrl-C, to be looked at.
 """
@@ -115,15 +116,18 @@ class Story:
         return found
 
     def follow(self, incident_id: str, timeout_s: float) -> dict[str, Any]:
-        """Tells every rung as it happens; returns the ended action."""
+        """Tells every operation as it happens; returns the ended action."""
 
         def ended() -> dict[str, Any] | None:
             for action in self.watchdog.explain(incident_id)["actions"]:
-                for rung in action["rungs"]:
-                    key = (action["decision_id"], f"{rung['rung']}{rung['attempt']}{rung['outcome']}")
-                    if rung["outcome"] and key not in self._told:
+                for operation in action["operations"]:
+                    key = (
+                        action["decision_id"],
+                        f"{operation['operation']}{operation['attempt']}{operation['outcome']}",
+                    )
+                    if operation["outcome"] and key not in self._told:
                         self._told.add(key)
-                        self.teller.say("watchdog", f"  {rung['rung']}: {rung['detail']}")
+                        self.teller.say("watchdog", f"  {operation['operation']}: {operation['detail']}")
                 if action["end"]:
                     end: dict[str, Any] = action
                     return end

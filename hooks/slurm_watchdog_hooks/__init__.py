@@ -1,4 +1,5 @@
-"""The trainer's side of slurm-watchdog: save and leave when asked to, and report each step. No dependencies, Python >= 3.8.
+"""The trainer's side of slurm-watchdog: save and leave when asked to, and report each step. No dependencies,
+Python >= 3.8.
 
     from slurm_watchdog_hooks import Watchdog
 

@@ -12,7 +12,8 @@ class Alone(object):
 
 
 class Torch(object):
-    """torch.distributed: a one-number all_reduce over gloo, asked for at one call and read at the next, so that no step waits.
+    """torch.distributed: a one-number all_reduce over gloo, asked for at one call and read at the next, so
+    that no step waits.
 
     group  a process group whose tensors may lie in the CPU's memory. Default: the default group if it is gloo, else one is made.
     """
@@ -55,7 +56,8 @@ class Jax(object):
 
 
 def find(group=None):
-    """(how the ranks of this process agree, after how many steps each): what is initialised decides, else this process is alone."""
+    """(how the ranks of this process agree, after how many steps each): what is initialised decides, else
+    this process is alone."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return (Torch(group), 1) if distributed.get_world_size() > 1 else (Alone(), 1)

@@ -4,7 +4,8 @@
 
     trainer = Trainer(..., save_folder="checkpoints", autoresume=True, callbacks=[WatchdogCallback()])
 
-`state.stop_training()` ends the fit after this batch, and the checkpoint that `save_folder` asks for at the end is saved then.
+`state.stop_training()` ends the fit after this batch, and the checkpoint that `save_folder` asks for at the
+end is saved then.
 """
 
 from composer.core import Callback

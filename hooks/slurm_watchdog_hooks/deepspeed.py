@@ -5,7 +5,8 @@
     engine, _, _, _ = deepspeed.initialize(...)
     watch(engine, "checkpoints", total=last_step)
 
-Then `engine.step()` saves with `engine.save_checkpoint` on all ranks, and ends the program with 0, once any rank saw the switch.
+Then `engine.step()` saves with `engine.save_checkpoint` on all ranks, and ends the program with 0, once any
+rank saw the switch.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The heartbeat: one line of JSON with step, total, phase and loss, which the agent on the node reads before any log."""
+"""The heartbeat: one line of JSON with step, total, phase and loss, which the agent on the node reads before
+any log."""
 
 import json
 import math
@@ -12,7 +13,8 @@ PHASES = ("starting", "training", "evaluating", "checkpointing", "finishing")
 
 
 def is_first_rank():
-    """Whether this process is rank 0: by torch.distributed or JAX where they are initialised, else by the launcher's variables."""
+    """Whether this process is rank 0: by torch.distributed or JAX where they are initialised, else by the
+    launcher's variables."""
     try:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -44,7 +46,8 @@ class Heartbeat(object):
         self._changed = threading.Event()
 
     def report(self, step=None, total=None, phase=None, loss=None):
-        """Remembers what is given, to be written within a second. `loss` may be a tensor on the CPU or a number; None: as before."""
+        """Remembers what is given, to be written within a second. `loss` may be a tensor on the CPU or a
+        number; None: as before."""
         if not self.path:
             return
         try:
@@ -88,7 +91,8 @@ class Heartbeat(object):
 
 
 def _number(loss):
-    # A tensor on a GPU would make the step wait for it: what is no plain number is left out unless it lies in the CPU's memory.
+    # A tensor on a GPU would make the step wait for it: what is no plain number is left out unless it lies in
+    # the CPU's memory.
     device = getattr(loss, "device", None)
     if device is not None and getattr(device, "type", device) != "cpu":
         return None

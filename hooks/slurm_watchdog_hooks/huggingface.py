@@ -16,7 +16,8 @@ from slurm_watchdog_hooks.loop import Watchdog
 
 
 class WatchdogCallback(TrainerCallback):
-    """Saves a checkpoint and ends the training at the first step after the switch was seen by any rank. `options`: of Watchdog."""
+    """Saves a checkpoint and ends the training at the first step after the switch was seen by any rank.
+    `options`: of Watchdog."""
 
     def __init__(self, **options):
         self._options = options

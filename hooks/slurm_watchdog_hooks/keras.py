@@ -2,7 +2,8 @@
 
 from slurm_watchdog_hooks.keras import WatchdogCallback
 
-model.fit(..., callbacks=[keras.callbacks.BackupAndRestore("backup"), WatchdogCallback("checkpoints/kill-switch.keras")])
+model.fit(..., callbacks=[keras.callbacks.BackupAndRestore("backup"),
+WatchdogCallback("checkpoints/kill-switch.keras")])
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""The kill switch: a file that the watchdog writes when a training has to save and end. It is looked for, and never removed."""
+"""The kill switch: a file that the watchdog writes when a training has to save and end. It is looked for, and
+never removed."""
 
 import contextlib
 import os
@@ -63,7 +64,8 @@ class KillSwitch(object):
         return run in self.path.split(os.sep)
 
     def _identity(self):
-        # A file under a fixed name that was there before us was meant for the run before: it would end this one at once.
+        # A file under a fixed name that was there before us was meant for the run before: it would end this
+        # one at once.
         try:
             found = os.stat(self.path)
         except OSError:
@@ -82,7 +84,8 @@ class KillSwitch(object):
             if (found.st_ino, found.st_mtime_ns) == self._left_over:
                 return
             with open(self.path, encoding="utf-8", errors="replace") as file:
-                # `echo why > file` makes the file before it writes to it: an empty one counts when the next poll finds it empty, too.
+                # `echo why > file` makes the file before it writes to it: an empty one counts when the next
+                # poll finds it empty, too.
                 self.reason = file.readline(1000).strip() or (self.path if self._found_empty else "")
             self._found_empty = True
         except OSError:

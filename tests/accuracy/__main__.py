@@ -1,4 +1,5 @@
-"""`python -m tests.accuracy`: the accuracy matrix. Figures as JSON lines on standard output, progress and a table on standard error."""
+"""`python -m tests.accuracy`: the accuracy matrix. Figures as JSON lines on standard output, progress and a
+table on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Faults: one function for each row of the case book, and for each way in which it may come. Each builds one `Scene`."""
+"""Faults: one function for each row of the case book, and for each way in which it may come. Each builds one
+`Scene`."""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ XID = "NVRM: Xid (PCI:0000:{slot:02x}:00): {number}, pid={pid}, name=python, {te
 
 
 def gpu_crash(s: Setup) -> Scene:
-    """A GPU faults: an error in the log, the rank gone, then all; Slurm requeues the job two steps before its next checkpoint."""
+    """A GPU faults: an error in the log, the rank gone, then all; Slurm requeues the job two steps before its
+    next checkpoint."""
     scene = s.scene(
         Expect(("gpu_fault",), also=("log_error", "dead_rank", "lingering_job"), within_s=REPORT_S),
         save_every=12,
@@ -231,7 +233,8 @@ def lingering_zombie(s: Setup) -> Scene:
 
 
 SLOW_STEPS = 36
-"""Thirty have to be slow (slow_job.LEAST_STEPS); the first one is dated some steps late where the noise is as large as the change."""
+"""Thirty have to be slow (slow_job.LEAST_STEPS); the first one is dated some steps late where the noise is as
+large as the change."""
 
 
 def slower_by_six_percent(s: Setup) -> Scene:
@@ -335,7 +338,8 @@ WATCHDOG_LINE = (
 
 
 def nccl_cascade(s: Setup) -> Scene:
-    """A rank stays away; after ten minutes every other rank's NCCL watchdog writes its line. One incident, and the silent one named."""
+    """A rank stays away; after ten minutes every other rank's NCCL watchdog writes its line. One incident,
+    and the silent one named."""
     scene = s.scene(Expect((*HANG, "log_error"), also=("log_error",)), step_s=6.0)
     scene.expect.within_s = hang_bound(scene.job)
     at = s.warm_s(scene.job.plan)
@@ -437,7 +441,8 @@ ERRORS: tuple[tuple[str, str], ...] = (
 
 
 def error_class(s: Setup) -> Scene:
-    """One class of error each: out of memory, port in use, InfiniBand, stale file handle, core dump, a killed DataLoader worker."""
+    """One class of error each: out of memory, port in use, InfiniBand, stale file handle, core dump, a killed
+    DataLoader worker."""
     name, line = ERRORS[s.seed % len(ERRORS)]
     scene = s.scene(Expect(("log_error",), also=("dead_rank", "lingering_job"), within_s=3 * REPORT_S))
 
@@ -510,7 +515,8 @@ def orphan(s: Setup) -> Scene:
 
 
 def chain_broken(s: Setup) -> Scene:
-    """Two jobs of a chain: the first reaches its time limit, the second goes on from its checkpoint, fails, and nothing is queued behind it."""
+    """Two jobs of a chain: the first reaches its time limit, the second goes on from its checkpoint, fails,
+    and nothing is queued behind it."""
     scene = s.scene(
         Expect(("chain_broken",), also=("log_error",), within_s=120.0 + 3 * REPORT_S),
         save_every=5,
@@ -803,4 +809,5 @@ CASES: tuple[Case, ...] = (
     Case(16, "crash_loop", crash_loop, (1, 2, 8)),
     Case(18, "wedged_teardown", wedged_teardown),
 )
-"""Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/controller/test_ladder.py, tests/simulation); 20 is healthy."""
+"""Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/controller/test_ladder.py,
+tests/simulation); 20 is healthy."""

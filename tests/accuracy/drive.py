@@ -1,6 +1,7 @@
 """Drives a simulated world through the real judgement, under the world's clock.
 
-`judge` hands reports to `ClusterState` and lets `Judge` look, and answers what detectors ask for (stacks, probes) as agents would.
+`judge` hands reports to `ClusterState` and lets `Judge` look, and answers what detectors ask for (stacks,
+probes) as agents would.
 `write_trace` writes the same world as a trace v1, which `slurm-watchdog replay` reads; nobody answers questions there.
 """
 
@@ -28,7 +29,8 @@ from tests.accuracy.training import Job, Rank
 from tests.accuracy.world import INTERVAL_S, World
 
 ALERT_S, SUSPECT_S = 30.0, 3.0
-"""After anything that is not as it should be, every tick is looked at for so long; while something is asked for, every third one."""
+"""After anything that is not as it should be, every tick is looked at for so long; while something is asked
+for, every third one."""
 LATE_SHARE, TWICE_SHARE = 0.004, 0.002
 """Of the reports: so many wait in the agent's spool for some seconds, so many arrive twice."""
 

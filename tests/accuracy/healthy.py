@@ -48,7 +48,8 @@ def day(s: Setup) -> Scene:
 
 
 def large_day(s: Setup) -> Scene:
-    """The same on hundreds of GPUs, as in BLOOM: steps of 105 s, a checkpoint of 40 s every hundred, an evaluation of twelve minutes."""
+    """The same on hundreds of GPUs, as in BLOOM: steps of 105 s, a checkpoint of 40 s every hundred, an
+    evaluation of twelve minutes."""
     scene = _scene(
         s,
         2 * H,
@@ -212,7 +213,8 @@ def starved_gpus(s: Setup) -> Scene:
 
 
 def full_utilisation(s: Setup) -> Scene:
-    """Now and then rank 0 does something alone for minutes, and all others wait for it at 100 % utilisation and little power."""
+    """Now and then rank 0 does something alone for minutes, and all others wait for it at 100 % utilisation
+    and little power."""
     scene = _scene(s, 3 * H, step_s=s.rng.choice((10.0, 30.0)), save_every=100)
     job = scene.job
 
@@ -229,7 +231,8 @@ def full_utilisation(s: Setup) -> Scene:
 
 
 def redrawn_bar(s: Setup) -> Scene:
-    """A bar that is drawn again every few seconds, many times between two steps: its count rises when a step is done."""
+    """A bar that is drawn again every few seconds, many times between two steps: its count rises when a step
+    is done."""
     scene = _scene(
         s,
         3 * H,
@@ -297,7 +300,8 @@ def replayed_step(s: Setup) -> Scene:
 
 
 def requeue(s: Setup) -> Scene:
-    """Slurm requeues the job now and then: it goes on from its checkpoint, on other nodes or fewer of them. The log is appended."""
+    """Slurm requeues the job now and then: it goes on from its checkpoint, on other nodes or fewer of them.
+    The log is appended."""
     scene = _scene(s, SHORT_DAY_S, step_s=s.rng.choice((10.0, 45.0)), save_every=40, start_s=120.0)
     job = scene.job
 

@@ -1,4 +1,5 @@
-"""How frameworks write their logs. Each `Format` is one framework's own words, as its source or its users' logs show them."""
+"""How frameworks write their logs. Each `Format` is one framework's own words, as its source or its users'
+logs show them."""
 
 from __future__ import annotations
 
@@ -242,7 +243,8 @@ def _validation_bar(step: int, t: float) -> Lines:
     ]
 
 
-# ------------------------------------------------------------------------------------ torchtitan, nanoGPT, MaxText, own ones
+# ------------------------------------------------------------------------------------ torchtitan, nanoGPT,
+# MaxText, own ones
 
 
 def _titan(t: float, text: str) -> str:

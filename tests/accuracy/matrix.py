@@ -1,4 +1,5 @@
-"""The whole matrix: every case at several sizes and seeds, every healthy thing for thousands of hours; figures and tables."""
+"""The whole matrix: every case at several sizes and seeds, every healthy thing for thousands of hours;
+figures and tables."""
 
 from __future__ import annotations
 
@@ -249,7 +250,8 @@ def table(results: Results) -> list[str]:
 
 
 def summary(results: Results, date: str) -> dict[str, Any]:
-    """What docs/evaluation.md shows of a run of `date` (YYYY-MM-DD), for a file of JSON: tools/docs/evaluation.py makes the tables of it."""
+    """What docs/evaluation.md shows of a run of `date` (YYYY-MM-DD), for a file of JSON:
+    tools/docs/evaluation.py makes the tables of it."""
     return {
         "date": date,
         "minutes": round(results.seconds / 60),

@@ -110,7 +110,8 @@ def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
 
 FINE_EVERY = 16
 COARSE_S, COARSE_LOOKS_S = 20.0, 60.0
-"""One run in sixteen has reports and looks every 5 s, as agents ship; the others every 20 and 60 s, to simulate more hours. Whatever
+"""One run in sixteen has reports and looks every 5 s, as agents ship; the others every 20 and 60 s, to
+simulate more hours. Whatever
 is not as it should be makes the looks as frequent as in the service."""
 
 
@@ -118,7 +119,8 @@ is not as it should be makes the looks as frequent as in the service."""
 def run_thing(
     thing: Thing, seed: int, hours: float = float("inf")
 ) -> tuple[float, list[Incident], list[str], int]:
-    """One healthy run, of so many `hours` at most: simulated job-hours, what was said and is not explained, detectors that
+    """One healthy run, of so many `hours` at most: simulated job-hours, what was said and is not explained,
+    detectors that
     failed, nodes."""
     scene = thing_scene(thing, seed)
     fine = thing.fine or seed % FINE_EVERY == 0

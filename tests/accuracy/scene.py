@@ -29,7 +29,8 @@ SILENT_FORMATS = (
 TIMED_FORMATS = ("bloom", "megatron", "nemo", "nemo2", "maxtext", "json", "hf", "nanogpt")
 """Those that say how long their steps took."""
 REPORT_S = 10.0
-"""A fault is seen with the next report, and judged with the next tick: the bound of the issue beyond a detector's own limit."""
+"""A fault is seen with the next report, and judged with the next tick: the bound of the issue beyond a
+detector's own limit."""
 
 
 @dataclass

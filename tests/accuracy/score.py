@@ -73,7 +73,8 @@ def score(
     failures: list[str],
     late_s: float = 0.0,
 ) -> Score:
-    """Compares what was said with what was to be said. A report that came `late_s` too late is no fault of the judgement."""
+    """Compares what was said with what was to be said. A report that came `late_s` too late is no fault of
+    the judgement."""
     expect, fault_at = scene.expect, scene.fault_at
     known = {i.id: i for i in incidents}
     after = [i for i in fired(incidents) if fault_at is not None and (i.fired_at or 0.0) >= fault_at]

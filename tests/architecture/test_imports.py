@@ -1,6 +1,7 @@
 """Who may know whom. Read from the source, so a module that does not exist yet breaks nothing.
 
-An import counts wherever it stands: in a function, under TYPE_CHECKING, or behind another module of ours. Importing `a.b`
+An import counts wherever it stands: in a function, under TYPE_CHECKING, or behind another module of ours.
+Importing `a.b`
 also runs `a/__init__.py`, so that counts, too.
 """
 
@@ -28,7 +29,8 @@ class Contract:
     modules: tuple[str, ...]
     forbidden: tuple[str, ...]
     declares: tuple[str, ...] = ()
-    """Rooms that import what is forbidden for what it declares, and call nothing of it: it may be reached through them."""
+    """Rooms that import what is forbidden for what it declares, and call nothing of it: it may be reached
+    through them."""
 
 
 EDGES = (
@@ -40,7 +42,8 @@ WORLD = (
 )  # fmt: skip
 CONTROLLER_PACKAGES = ("aiohttp", "uvloop", "sqlalchemy", "slack_sdk")
 PURE = re.compile(r"\bPure\b")
-"""The word by which a module's docstring promises that it reaches nothing of the world: no file, no clock, no process, no library that does."""
+"""The word by which a module's docstring promises that it reaches nothing of the world: no file, no clock, no
+process, no library that does."""
 VALUES_OF_A_LIBRARY = ("slack_sdk.models",)
 """Documents as values: they open nothing."""
 

@@ -1,4 +1,5 @@
-"""An agent carries out what a proven answer holds, and nothing else: read from the source, for each step from the socket to the command."""
+"""An agent carries out what a proven answer holds, and nothing else: read from the source, for each step from
+the socket to the command."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ ONLY_IN = {
     "parse_reply": {"agent/delivery/sender.py"},
     "OwnUser": {"standalone/run.py"},
 }
-"""What is called -> the only modules that may: a Proven is made by channels; commands are read from a Proven (its type says so, mypy
+"""What is called -> the only modules that may: a Proven is made by channels; commands are read from a Proven
+(its type says so, mypy
 checks it); who takes one user's word for all is `slurm-watchdog run` alone."""
 
 

@@ -12,7 +12,8 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Put together here, so that this file passes its own test.
 PACKAGE_HOSTS = ["py" + "pi.org", "files." + "pythonhosted.org", "deb." + "debian.org"]
-# Paths of the machine on which something was written. Captured text of other people's machines may have a home of root's.
+# Paths of the machine on which something was written. Captured text of other people's machines may have a
+# home of root's.
 MACHINE_PATHS = re.compile(r"(?<![\w.~-])/(?:wor" + r"k|roo" + r"t)/")
 MACHINE_PATHS_IN_CAPTURES = re.compile(r"(?<![\w.~-])/wor" + r"k/(?:main|shared|\.)")
 

@@ -32,7 +32,8 @@ WORDS = re.compile(r"\b(?:" + "|".join(INSTEAD) + r")\b", re.IGNORECASE)
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each string that is no docstring; one below a field of the configuration is its text in the options' page."""
+    """(line, text) of each string that is no docstring; one below a field of the configuration is its text in
+    the options' page."""
     tree = ast.parse(source)
     said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

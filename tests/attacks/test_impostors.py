@@ -1,6 +1,8 @@
-"""Somebody else holds the controller's address. Whatever he answers, no agent obeys him, and he learns no secret and no report.
+"""Somebody else holds the controller's address. Whatever he answers, no agent obeys him, and he learns no
+secret and no report.
 
-The rows are made of the transports that there are and of the commands that the protocol has: a new one of either is attacked, too.
+The rows are made of the transports that there are and of the commands that the protocol has: a new one of
+either is attacked, too.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def command_of(kind: Any) -> Command:
 
 @dataclass
 class Impostor:
-    """A server at the controller's address. `answers`: (path, Authorization) -> further headers and the body of its 200."""
+    """A server at the controller's address. `answers`: (path, Authorization) -> further headers and the body
+    of its 200."""
 
     command: Command
     answers: Callable[[Impostor, str, str], tuple[dict[str, str], bytes]]

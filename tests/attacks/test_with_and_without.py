@@ -1,5 +1,7 @@
-"""Every attack here is made twice: on the build as it is, where it must fail, and on the same build with one defence taken out, where it
-must succeed. So no attack fails for want of an attack. The defence of a row is the function or constant that stops it, replaced by one
+"""Every attack here is made twice: on the build as it is, where it must fail, and on the same build with one
+defence taken out, where it
+must succeed. So no attack fails for want of an attack. The defence of a row is the function or constant that
+stops it, replaced by one
 that does not; everything else is the code that is shipped.
 
 Attacks on the identity of the controller are in test_impostors.py, and on the shipped units in tests/integration.
@@ -85,7 +87,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Row:
-    """One attack. `findings` of the security review, `by` whom, `attack` says whether it succeeded, `without` takes its defence out."""
+    """One attack. `findings` of the security review, `by` whom, `attack` says whether it succeeded, `without`
+    takes its defence out."""
 
     findings: str
     by: str
@@ -200,7 +203,8 @@ def stopped_child(stage: Stage) -> bool:
 
 
 def memory_after_the_call(stage: Stage) -> bool:
-    """A process leaves its call between the look at it and the read of its memory (that moment is made long): what is read is another's."""
+    """A process leaves its call between the look at it and the read of its memory (that moment is made long):
+    what is read is another's."""
     fifo = stage.place / "fifo"
     os.mkfifo(fifo)
     child = subprocess.Popen(
@@ -236,7 +240,8 @@ def memory_after_the_call(stage: Stage) -> bool:
 
 
 def mounts_that_never_answer(stage: Stage) -> bool:
-    """Forty FUSE mounts of Mallory's own, with logs, directories and checkpoints on each: nobody else is looked at any more."""
+    """Forty FUSE mounts of Mallory's own, with logs, directories and checkpoints on each: nobody else is
+    looked at any more."""
     asker = Asker(12)
     try:
         for _ in range(3):
@@ -253,7 +258,8 @@ def mounts_that_never_answer(stage: Stage) -> bool:
 
 
 def thousands_of_new_processes(stage: Stage) -> bool:
-    """Three thousand processes of Mallory's that nobody has looked at yet: the victim's one is not asked about for minutes."""
+    """Three thousand processes of Mallory's that nobody has looked at yet: the victim's one is not asked
+    about for minutes."""
     node = World(*range(1, 3001))
     node.give(3000, VICTIM)
     return 3000 not in node.ask()[IDENTIFY]
@@ -289,7 +295,8 @@ def storm_of_one(stage: Stage) -> bool:
 
 
 def look_alike_of_slurmstepd(stage: Stage) -> bool:
-    """Mallory's `sleep` under the name and with the title of a step of the job: no orphan on the node's GPUs would be ended."""
+    """Mallory's `sleep` under the name and with the title of a step of the job: no orphan on the node's GPUs
+    would be ended."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         program = shutil.copy("/bin/sleep", f"{directory}/slurmstepd")
@@ -372,7 +379,8 @@ def questions_to_a_node(stage: Stage) -> bool:
     return asyncio.run(run())
 
 
-# ------------------------------------------------------------------------------------------------ a node that is not ours any more
+# ------------------------------------------------------------------------------------------------ a node that
+# is not ours any more
 
 
 def short_processes(stage: Stage) -> bool:
@@ -442,7 +450,8 @@ def faults_without_end(stage: Stage) -> bool:
     return len(within_room(found, [], LeftOut())) > 500
 
 
-# ------------------------------------------------------------------------------------------------ a stranger, a curious colleague
+# ------------------------------------------------------------------------------------------------ a stranger,
+# a curious colleague
 
 
 def connections_of_one(stage: Stage) -> bool:

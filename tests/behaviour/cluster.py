@@ -1,6 +1,8 @@
-"""A scripted cluster: jobs that train, hang, save and listen as a test wants them to, and the part of Slurm that acting meets.
+"""A scripted cluster: jobs that train, hang, save and listen as a test wants them to, and the part of Slurm
+that acting meets.
 
-It lives by simulated time, a second at a time. `done` is the record of what was asked of Slurm, in words that tests look for.
+It lives by simulated time, a second at a time. `done` is the record of what was asked of Slurm, in words that
+tests look for.
 """
 
 from __future__ import annotations

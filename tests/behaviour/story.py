@@ -1,6 +1,8 @@
-"""Given a cluster and its jobs, when something is found to be wrong, then this was done. What a test says, in the words of its title.
+"""Given a cluster and its jobs, when something is found to be wrong, then this was done. What a test says, in
+the words of its title.
 
-The controller is the real one, on simulated time, with its journal in a file; only what the detectors would say is given by the test.
+The controller is the real one, on simulated time, with its journal in a file; only what the detectors would
+say is given by the test.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from slurm_watchdog.model.actions import (  # fmt: skip
     ActionEnd,
     ActionRun,
     Decision,
-    Rung,
-    RungOutcome,
+    Operation,
+    OperationOutcome,
     Verdict,
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
@@ -83,18 +85,28 @@ class DyingJournal(Journal):
     def add_decision(self, decision: Decision) -> None:
         self._write("decision", lambda: super(DyingJournal, self).add_decision(decision))
 
-    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
-        self._write(
-            f"intent {rung}",
-            lambda: super(DyingJournal, self).rung_intent(decision_id, rung, attempt, at, detail),
-        )
-
-    def rung_outcome(
-        self, decision_id: str, rung: Rung, attempt: int, outcome: RungOutcome, at: float, detail: str
+    def operation_intent(
+        self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
     ) -> None:
         self._write(
-            f"outcome {rung}",
-            lambda: super(DyingJournal, self).rung_outcome(decision_id, rung, attempt, outcome, at, detail),
+            f"intent {operation}",
+            lambda: super(DyingJournal, self).operation_intent(decision_id, operation, attempt, at, detail),
+        )
+
+    def operation_outcome(
+        self,
+        decision_id: str,
+        operation: Operation,
+        attempt: int,
+        outcome: OperationOutcome,
+        at: float,
+        detail: str,
+    ) -> None:
+        self._write(
+            f"outcome {operation}",
+            lambda: super(DyingJournal, self).operation_outcome(
+                decision_id, operation, attempt, outcome, at, detail
+            ),
         )
 
     def end_action(self, decision_id: str, end: ActionEnd) -> None:
@@ -265,12 +277,14 @@ class Story:
 
     def end(self, about: Incident | Decision) -> ActionEnd:
         found = self.action(about).end
-        assert found is not None, [f"{r.rung} {r.outcome} {r.detail}" for r in self.action(about).records]
+        assert found is not None, [
+            f"{r.operation} {r.outcome} {r.detail}" for r in self.action(about).records
+        ]
         return found
 
-    def rungs(self, about: Incident | Decision) -> list[str]:
+    def operations(self, about: Incident | Decision) -> list[str]:
         """Rung and outcome of each, in order."""
-        return [f"{record.rung} {record.outcome}" for record in self.action(about).records]
+        return [f"{record.operation} {record.outcome}" for record in self.action(about).records]
 
     def told(self, incident: Incident) -> str:
         """The timeline of the incident, as `explain` shows it."""

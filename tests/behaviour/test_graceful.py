@@ -1,4 +1,5 @@
-"""A job that turns: the kill switch, a complete checkpoint newer than it, the end of the run, and only then a restart."""
+"""A job that turns: the kill switch, a complete checkpoint newer than it, the end of the run, and only then a
+restart."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def test_given_a_kill_switch_on_a_shared_filesystem_then_it_is_gone_before_the_n
     story.passes(minutes=5)
     assert story.end(slow).ok
     assert not story.cluster.started_under_switch and not story.cluster.files
-    rungs = story.rungs(slow)
-    assert rungs.index("remove_kill_switch done") < rungs.index("release done")
+    operations = story.operations(slow)
+    assert operations.index("remove_kill_switch done") < operations.index("release done")
 
 
 def test_given_a_trainer_that_does_not_look_for_its_kill_switch_then_it_is_left_running_and_the_switch_goes(
@@ -128,7 +129,7 @@ def test_given_a_loop_that_does_not_turn_then_no_kill_switch_is_written_and_it_s
     job = story.job(hangs=True)
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)
-    assert "write_kill_switch done" not in story.rungs(hang)
+    assert "write_kill_switch done" not in story.operations(hang)
     assert "a loop that does not turn would not see it" in story.why(hang)
     assert story.end(hang).ok
 

@@ -1,4 +1,5 @@
-"""`slurm-watchdog restart` on a job that hangs: it is requeued at once when asked so, and nothing waits for a checkpoint that cannot come."""
+"""`slurm-watchdog restart` on a job that hangs: it is requeued at once when asked so, and nothing waits for a
+checkpoint that cannot come."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def test_operator_restart_now_of_a_job_that_hangs_requeues_it_without_a_kill_swi
     decision = story.operator_restarts(job, now=True)
     story.passes(minutes=5)
     assert story.end(decision).ok and job.restarts == 1
-    assert not [rung for rung in story.rungs(decision) if "kill_switch" in rung]
+    assert not [operation for operation in story.operations(decision) if "kill_switch" in operation]
     assert str(story.decisions(hang)[0].verdict) == "observed"
 
 

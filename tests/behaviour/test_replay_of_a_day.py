@@ -1,4 +1,5 @@
-"""A day on which every guard takes an action away, recorded by the real controller: its replay decides the same, reason for reason.
+"""A day on which every guard takes an action away, recorded by the real controller: its replay decides the
+same, reason for reason.
 
 Everything is found by the real detectors in what the scripted nodes report, for a replay has nothing else.
 """

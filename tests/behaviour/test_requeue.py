@@ -28,7 +28,11 @@ def test_given_a_job_that_hangs_then_evidence_is_waited_for_before_it_is_touched
     job = story.job(hangs=True)
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)
-    assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
+    assert [operation.split()[0] for operation in story.operations(hang)] == [
+        "evidence",
+        "requeue_hold",
+        "release",
+    ]
 
 
 def test_given_a_dead_rank_among_waiting_ones_then_the_job_goes_on_from_its_last_checkpoint(

@@ -113,7 +113,11 @@ def test_given_a_job_that_wants_no_signals_then_it_gets_none(tell: Tell) -> None
     job = story.job(hangs=True, comment="watchdog: ladder=requeue")
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=2)
-    assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
+    assert [operation.split()[0] for operation in story.operations(hang)] == [
+        "evidence",
+        "requeue_hold",
+        "release",
+    ]
 
 
 def test_given_a_job_that_wants_what_is_not_permitted_then_it_is_left_alone_and_it_says_so(
@@ -133,7 +137,11 @@ def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_perm
     job = story.job(hangs=True, comment="watchdog: ladder=requeue+cancel")
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=2)
-    assert [rung.split()[0] for rung in story.rungs(hang)] == ["evidence", "requeue_hold", "release"]
+    assert [operation.split()[0] for operation in story.operations(hang)] == [
+        "evidence",
+        "requeue_hold",
+        "release",
+    ]
     assert "not permitted: cancel" in story.decisions(hang)[-1].rule
 
 

@@ -1,4 +1,5 @@
-"""Signals to the application, and ways to end a run where it cannot be requeued: submit again, leave to the chain, cancel, hold."""
+"""Signals to the application, and ways to end a run where it cannot be requeued: submit again, leave to the
+chain, cancel, hold."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def test_given_a_signal_that_slurm_refuses_then_the_next_rung_is_tried(tell: Tel
     job = story.job(hangs=True)
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=2)
-    assert "signal_term failed" in story.rungs(hang)
+    assert "signal_term failed" in story.operations(hang)
     assert story.end(hang).ok
 
 
@@ -193,7 +194,7 @@ def test_given_a_requeue_that_slurm_refuses_for_good_then_the_next_way_is_taken(
     job = story.job(hangs=True)
     hang = story.finds(Kind.COLLECTIVE_HANG, job)
     story.passes(minutes=4)
-    assert "requeue_hold failed" in story.rungs(hang)
+    assert "requeue_hold failed" in story.operations(hang)
     assert story.cluster.jobs["9001"].state == "RUNNING"
 
 

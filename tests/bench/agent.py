@@ -27,11 +27,13 @@ MAX_PSS_MIB = 40.0
 MAX_PSS_OF_BOTH_MIB = 56.0
 MAX_TICK_CPU_MS = 15.0
 MAX_NVML_MS = 5.0
-"""What the project promises at an interval of 5 s: CPU of agent and helper together, memory of the agent and of both."""
+"""What the project promises at an interval of 5 s: CPU of agent and helper together, memory of the agent and
+of both."""
 DRIVER_METRIC = "slurm_watchdog_nvml_driver_seconds"
 SCRAPES = 40
 TICK_GAP_S = 0.5
-"""What the main thread does within this time of its last work belongs to the same tick: replies, answers of children."""
+"""What the main thread does within this time of its last work belongs to the same tick: replies, answers of
+children."""
 START_S = 60.0
 
 
@@ -79,8 +81,10 @@ class Scene:
 
 @contextmanager
 def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
-    """The agent as it is deployed, beside the load: as root, an agent without a right and its helper, as their units start them; as an
-    ordinary user, who has jobs of his own to watch, the agent alone. Raises RuntimeError if it does not see the load."""
+    """The agent as it is deployed, beside the load: as root, an agent without a right and its helper, as
+    their units start them; as an
+    ordinary user, who has jobs of his own to watch, the agent alone. Raises RuntimeError if it does not see
+    the load."""
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))
@@ -320,7 +324,8 @@ def _say_shares(window: Window, schedule: scheduling.Schedule) -> None:
 
 
 def _report_driver(figures: Figures, here: Scene, options: Options) -> None:
-    """Time that each of so many ticks spent in NVIDIA's driver, by the agent's own count; after the window, for asking costs it."""
+    """Time that each of so many ticks spent in NVIDIA's driver, by the agent's own count; after the window,
+    for asking costs it."""
     spent_ms = []
     for _ in range(max(1, round(options.driver_s / options.interval_s))):
         here.controller.wait_for_report(START_S)

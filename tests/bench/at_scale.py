@@ -1,4 +1,5 @@
-"""The controller as it is deployed, with thousands of agents that report to it: what it costs, how soon it knows and decides."""
+"""The controller as it is deployed, with thousands of agents that report to it: what it costs, how soon it
+knows and decides."""
 
 from __future__ import annotations
 
@@ -140,7 +141,8 @@ def _raise_limit() -> None:
 
 
 def prefer(pid: int, nice: int) -> None:
-    """Gives a process, the leader of a session, precedence; without root it goes without. Where the kernel groups processes by
+    """Gives a process, the leader of a session, precedence; without root it goes without. Where the kernel
+    groups processes by
     session (sched_autogroup), it is the session's precedence that counts."""
     try:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
@@ -200,7 +202,8 @@ class FleetProcess:
 
 @dataclass
 class Prober:
-    """Asks for a trifle again and again: however long that takes beyond nothing, so long the event loop did something else."""
+    """Asks for a trifle again and again: however long that takes beyond nothing, so long the event loop did
+    something else."""
 
     port: int
     tls: ssl.SSLContext | None = None
@@ -378,8 +381,10 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
 
 
 def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) -> None:
-    """From the moment when the fleet sent the report to the decision in the journal. The fleet sends a fault with the node's next
-    report, so the report's own moment is what the kernel's line is dated by: `opened_at`, to which the controller gave its arrival."""
+    """From the moment when the fleet sent the report to the decision in the journal. The fleet sends a fault
+    with the node's next
+    report, so the report's own moment is what the kernel's line is dated by: `opened_at`, to which the
+    controller gave its arrival."""
     decided = {
         row[0]: row[1]
         for row in here.journal("SELECT incident_id, MIN(decided_at) FROM decisions GROUP BY incident_id")

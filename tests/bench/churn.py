@@ -1,6 +1,8 @@
-"""Jobs of short processes: 20 nodes on which 128 end and 128 others begin between two reports, through the controller's own door.
+"""Jobs of short processes: 20 nodes on which 128 end and 128 others begin between two reports, through the
+controller's own door.
 
-The clock is simulated, so that an hour takes minutes. What is kept of processes that have ended has a bound: memory and the time of a
+The clock is simulated, so that an hour takes minutes. What is kept of processes that have ended has a bound:
+memory and the time of a
 round have to level off.
 """
 
@@ -51,7 +53,8 @@ def run(figures: Figures, minutes: float) -> None:
 
 
 async def _rounds(journal: str, rounds: int) -> tuple[list[float], float, int]:
-    """CPU time of each round, in ms; MiB gained after the warm-up; processes of the job that are remembered in the end."""
+    """CPU time of each round, in ms; MiB gained after the warm-up; processes of the job that are remembered
+    in the end."""
     place = Place(journal)
     names = [f"c{number:02}" for number in range(NODES)]
     others = tuple(place.cluster.nodes)  # the place's own, with jobs of their own

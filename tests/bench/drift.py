@@ -22,7 +22,8 @@ TICK_S = 0.2
 
 
 def run(figures: Figures, ticks: int = DAY_TICKS, warm_up: int = 2000, name: str = "agent") -> None:
-    """The sum of what the loop and each of its lasting children have gained, for a day. Falls are not set off against gains."""
+    """The sum of what the loop and each of its lasting children have gained, for a day. Falls are not set off
+    against gains."""
     if os.geteuid() != 0 or not DRIVER.exists():
         say("the drift is measured as root, by tests/integration/test_agent_endurance.py: no figure")
         return

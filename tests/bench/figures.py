@@ -31,7 +31,8 @@ class Figures:
     ) -> None:
         """One figure; with `at_most` or `at_least` it has a bound, which it keeps or misses.
 
-        A `doubtful` one was measured too roughly to tell: it neither keeps its bound nor misses it, it is not shown to hold.
+        A `doubtful` one was measured too roughly to tell: it neither keeps its bound nor misses it, it is not
+        shown to hold.
         """
         bound = at_most if at_most is not None else at_least
         ok = None
@@ -56,7 +57,8 @@ def rounded(value: float) -> float:
 
 
 def take_standard_output() -> TextIO:
-    """The real standard output for figures alone; whatever else writes to it, a child for instance, lands on standard error."""
+    """The real standard output for figures alone; whatever else writes to it, a child for instance, lands on
+    standard error."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return out
@@ -69,7 +71,8 @@ def say(text: str) -> None:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of `values` do not exceed; of one value, that value. Raises ValueError without any."""
+    """The smallest value that at least `share` of `values` do not exceed; of one value, that value. Raises
+    ValueError without any."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)

@@ -1,4 +1,5 @@
-"""Sessions by MUNGE for thousands of agents in one process: credentials by libmunge itself, for the program munge would be started for each."""
+"""Sessions by MUNGE for thousands of agents in one process: credentials by libmunge itself, for the program
+munge would be started for each."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What a node of the simulated fleet says: 8 ranks that compute on 8 GPUs, a launcher, logs and checkpoints of its job.
 
-Everything follows from the node's number and the number of the round, so that two processes (or a process started twice) agree.
+Everything follows from the node's number and the number of the round, so that two processes (or a process
+started twice) agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Slurm as far as the controller asks it, for a fleet that does not exist: squeue and sinfo as scripts that print a prepared listing.
+"""Slurm as far as the controller asks it, for a fleet that does not exist: squeue and sinfo as scripts that
+print a prepared listing.
 
 The controller's own client starts them, hands over its marks and parses what they print, as it does with the real ones.
 """

@@ -1,6 +1,8 @@
-"""One user is in everybody's way on a node: how soon other users' jobs there are judged meanwhile, and what that costs whom.
+"""One user is in everybody's way on a node: how soon other users' jobs there are judged meanwhile, and what
+that costs whom.
 
-Two jobs of another user, agent and helper as their units start them, and a controller as on a management node. One job is looked at
+Two jobs of another user, agent and helper as their units start them, and a controller as on a management
+node. One job is looked at
 before the hostile user's job begins (`hostile_user.py`), the other one during it.
 """
 

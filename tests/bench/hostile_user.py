@@ -1,4 +1,5 @@
-"""One user's job that is in everybody's way on a node: processes, threads, mounts that never answer, variables, short ranks, a loud log;
+"""One user's job that is in everybody's way on a node: processes, threads, mounts that never answer,
+variables, short ranks, a loud log;
 and he stops whatever looks at his files as him."""
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def room_for(wanted: int) -> int:
 
 @contextmanager
 def numbers_for(processes: int) -> Iterator[int]:
-    """The kernel gives out so many process numbers while the block runs; how many there are, where it may not be told to."""
+    """The kernel gives out so many process numbers while the block runs; how many there are, where it may not
+    be told to."""
     before = int(PID_MAX.read_text())
     wanted = processes + SPARE_PIDS
     try:
@@ -172,7 +174,8 @@ class HostileUser:
         return process.pid
 
     def _hold_on_mount(self, number: int) -> None:
-        """A rank whose directory and log lie on a mount that will never answer again; every second one says whose it is."""
+        """A rank whose directory and log lie on a mount that will never answer again; every second one says
+        whose it is."""
         point = self.directory / f"mount{number}"
         point.mkdir()
         owner = str(self.uid * (number % 2))

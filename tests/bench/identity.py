@@ -1,6 +1,8 @@
-"""What it costs the controller that agents prove who they are: a handshake, a report, a kept connection; plain, by TLS, by a session.
+"""What it costs the controller that agents prove who they are: a handshake, a report, a kept connection;
+plain, by TLS, by a session.
 
-`python -m tests.bench.identity MODE DIRECTORY` is the controller's end, a process of its own, so that nothing else is measured.
+`python -m tests.bench.identity MODE DIRECTORY` is the controller's end, a process of its own, so that nothing
+else is measured.
 """
 
 from __future__ import annotations

@@ -26,9 +26,11 @@ HERE = Path(__file__).resolve().parent
 JOB_ID = "424242"
 RANKS, THREADS, GPUS = 8, 64, 8
 DESCRIPTORS = 160
-"""Of each rank. NCCL over 8 nodes and a loader with 8 workers have about so many sockets, event descriptors and devices open."""
+"""Of each rank. NCCL over 8 nodes and a loader with 8 workers have about so many sockets, event descriptors
+and devices open."""
 IDLE_PROCESSES = 60
-"""The rest of a small machine: daemons and threads of the kernel. Few for a node of a cluster, but as many as where the peers' figures
+"""The rest of a small machine: daemons and threads of the kernel. Few for a node of a cluster, but as many as
+where the peers' figures
 in our notes come from."""
 LOG_PERIOD_S = 3.0
 CHECKPOINT_EVERY_S = 60.0
@@ -60,7 +62,8 @@ def build(source: Path, to: Path, *flags: str) -> Path:
 
 
 def job_owner() -> int:
-    """Jobs belong to an ordinary user: for root and for system accounts nothing is read, so that there would be nothing to measure."""
+    """Jobs belong to an ordinary user: for root and for system accounts nothing is read, so that there would
+    be nothing to measure."""
     if os.geteuid() != 0:
         return os.geteuid()
     ensure_user(USER, USER_UID)

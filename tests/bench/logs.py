@@ -1,4 +1,5 @@
-"""How fast logs are read: lines a second of one core, by the function that the agent's children run, on a file that grows."""
+"""How fast logs are read: lines a second of one core, by the function that the agent's children run, on a
+file that grows."""
 
 from __future__ import annotations
 
@@ -135,7 +136,8 @@ def chunks(kind: Callable[[], Iterator[str]], total: int, size: int = CHUNK) -> 
 
 
 def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM_UP) -> Rate:
-    """Lets the file at `path` grow by a piece at a time and follows it, as the agent's child does; the growing is not timed."""
+    """Lets the file at `path` grow by a piece at a time and follows it, as the agent's child does; the
+    growing is not timed."""
     state: dict[str, Any] = {}
     lines = size = skipped = events = written = 0
     cpu_s = 0.0

@@ -1,7 +1,8 @@
 """What a training loop on the same core feels of the agent: a fixed quantum of work, timed with and without it.
 
 Rounds with the agent and rounds while its whole tree is stopped take turns, so that what else happens on the machine
-hits both alike. The quanta of all rounds with the agent are compared with those of all rounds without it, and how much chance
+hits both alike. The quanta of all rounds with the agent are compared with those of all rounds without it, and
+how much chance
 there is in the result is a figure, too.
 """
 
@@ -71,7 +72,8 @@ def change_percent(pairs: Sequence[tuple[Round, Round]], share: float) -> float:
 
 
 def uncertainty_percent(pairs: Sequence[tuple[Round, Round]], share: float) -> float:
-    """How far that change would vary if all were done again: the standard deviation over pairs drawn anew (bootstrap)."""
+    """How far that change would vary if all were done again: the standard deviation over pairs drawn anew
+    (bootstrap)."""
     chance = random.Random(1)
     changes = [change_percent(chance.choices(pairs, k=len(pairs)), share) for _ in range(REDRAWN)]
     return statistics.pstdev(changes)

@@ -1,4 +1,5 @@
-"""What others run on every node, measured beside our agent: each as a Debian package installs it, with a small configuration.
+"""What others run on every node, measured beside our agent: each as a Debian package installs it, with a
+small configuration.
 
 Nothing of a package's own configuration, ports, directories or services is used or left running. What cannot be had is
 named on standard error and has no figure.
@@ -113,7 +114,8 @@ TAIL = """\
 
 
 def install() -> None:
-    """Debian packages of the peers that are missing, where apt-get and the right to use it are there; starts no service."""
+    """Debian packages of the peers that are missing, where apt-get and the right to use it are there; starts
+    no service."""
     missing = [package for package, program in PACKAGES.items() if find_program(program) is None]
     if not missing or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return

@@ -22,7 +22,8 @@ def give_back(args: Any, state: dict[str, Any]) -> Any:
 
 
 def run(figures: Figures, trips: int = TRIPS) -> None:
-    """Round trips one after the other, and with pauses in which the processor's caches forget us, as between two ticks."""
+    """Round trips one after the other, and with pauses in which the processor's caches forget us, as between
+    two ticks."""
     probes = WorkerPool({"give_back": give_back})
     try:
         walls = [_trip(probes) for _ in range(trips // 10)]  # the first one forks the child

@@ -1,6 +1,7 @@
 """What a tree of processes has used so far: CPU time, memory, context switches, reads, descriptors, threads.
 
-CPU time is taken from a control group of the tree's own where there can be one (nanoseconds, ended children included, and
+CPU time is taken from a control group of the tree's own where there can be one (nanoseconds, ended children
+included, and
 nothing is walked while it runs); otherwise it is summed over the tree as /proc has it.
 """
 
@@ -137,9 +138,11 @@ def _add_process(pid: int, sums: dict[str, int]) -> None:
 
 
 def count_distinct_pages(root: int) -> int | None:
-    """Bytes of physical memory that the tree below `root` maps, each page once, shared or not; None without the right to know.
+    """Bytes of physical memory that the tree below `root` maps, each page once, shared or not; None without
+    the right to know.
 
-    PSS divides a page by all who map it. Other Pythons on the machine, this benchmark for one, make it look smaller than
+    PSS divides a page by all who map it. Other Pythons on the machine, this benchmark for one, make it look
+    smaller than
     it is on a node where the agent is the only one; this figure is the same everywhere.
     """
     frames: set[int] = set()
@@ -201,7 +204,8 @@ def make_group(name: str) -> Path | None:
 
 @contextmanager
 def favoured(name: str, pids: Sequence[int]) -> Iterator[Path | None]:
-    """A group that holds `pids`, and gets all but a trace of a processor against whoever else wants it, while the block runs.
+    """A group that holds `pids`, and gets all but a trace of a processor against whoever else wants it, while
+    the block runs.
 
     Among themselves they share as ever. None where the kernel's cpu controller can't be had in its first version.
     """
@@ -313,7 +317,8 @@ def started(
     space: Space = NOWHERE,
     cpus: set[int] | None = None,
 ) -> Iterator[Target]:
-    """Runs `command` in `space`, in a group of its own; it and everything it started end with the block, or with this process."""
+    """Runs `command` in `space`, in a group of its own; it and everything it started end with the block, or
+    with this process."""
     group = make_group(name)
     words = space.words(command)
     if group is not None:

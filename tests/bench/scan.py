@@ -1,4 +1,5 @@
-"""How fast `scan-log` and `scan-log --kernel` read what somebody sends: megabytes a second of one core, from the file to the verdict."""
+"""How fast `scan-log` and `scan-log --kernel` read what somebody sends: megabytes a second of one core, from
+the file to the verdict."""
 
 from __future__ import annotations
 

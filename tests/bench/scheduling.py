@@ -1,4 +1,5 @@
-"""When each thread of a tree of processes ran: the kernel's own record of context switches, from a trace instance of its own.
+"""When each thread of a tree of processes ran: the kernel's own record of context switches, from a trace
+instance of its own.
 
 From it come the longest stretch without yielding, and what a tick took: nothing in the agent has to help.
 """
@@ -48,7 +49,8 @@ class Schedule:
     """What a trace says about the threads in `threads`."""
 
     stretches_s: list[float] = field(default_factory=list)
-    """For each time that a thread gave the processor away of its own will: how long it had computed since the last time."""
+    """For each time that a thread gave the processor away of its own will: how long it had computed since the
+    last time."""
     runs: list[Run] = field(default_factory=list)
     """Each time on a processor."""
     sleeps: Counter[int] = field(default_factory=Counter)
@@ -74,7 +76,8 @@ def parse_forks(lines: Iterable[str]) -> Iterator[int]:
 
 
 def arrange(switches: Iterable[Switch], threads: frozenset[int]) -> Schedule:
-    """Follows each of `threads` through the switches. A thread whose beginning was not seen counts from its first one."""
+    """Follows each of `threads` through the switches. A thread whose beginning was not seen counts from its
+    first one."""
     schedule = Schedule()
     since: dict[int, float] = {}
     computed: dict[int, float] = {}
@@ -92,7 +95,8 @@ def arrange(switches: Iterable[Switch], threads: frozenset[int]) -> Schedule:
 
 
 def bursts(runs: Iterable[Run], silence_s: float) -> list[tuple[float, float]]:
-    """(begin, end) of what lies less than `silence_s` apart: for the agent's main thread, a tick and what comes with it."""
+    """(begin, end) of what lies less than `silence_s` apart: for the agent's main thread, a tick and what
+    comes with it."""
     found: list[tuple[float, float]] = []
     for run in sorted(runs, key=lambda run: run.begin_s):
         if found and run.begin_s - found[-1][1] < silence_s:

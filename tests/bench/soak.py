@@ -1,6 +1,8 @@
-"""A long run with everything that hurts, over and over: floods of the logs, a driver that hangs, checkpoints that come and go.
+"""A long run with everything that hurts, over and over: floods of the logs, a driver that hangs, checkpoints
+that come and go.
 
-Each flood begins with an error that nobody wrote before; the agent has to tell of it, every time. In the end its memory,
+Each flood begins with an error that nobody wrote before; the agent has to tell of it, every time. In the end
+its memory,
 its descriptors and its threads have to be what they were after the first round.
 """
 
@@ -81,7 +83,8 @@ def _report(figures: Figures, marks: list[tuple[int, int, int]], watch: Watch) -
 
 
 def _flood(path: Path, error: str, kind: logs.Kind) -> None:
-    """A hundred thousand lines at once behind one error. The file begins anew, as when it is rotated, so that no disk fills."""
+    """A hundred thousand lines at once behind one error. The file begins anew, as when it is rotated, so that
+    no disk fills."""
     lines = "".join(islice(kind(), FLOOD_LINES))
     if path.stat().st_size > 100 * agent.MIB:
         os.truncate(path, 0)
@@ -90,7 +93,8 @@ def _flood(path: Path, error: str, kind: logs.Kind) -> None:
 
 
 def _hang_for_a_while(here: agent.Scene, watch: Watch) -> bool:
-    """A call of NVML does not return for a while; whether the agent said that it could not see meanwhile, and saw again."""
+    """A call of NVML does not return for a while; whether the agent said that it could not see meanwhile, and
+    saw again."""
     scenario = here.load.scenario
     before = scenario.rules
     scenario.rule(*before, "hang nvmlDeviceGetUtilizationRates")

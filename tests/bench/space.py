@@ -1,4 +1,5 @@
-"""A PID namespace for the job, the agent and its peers: what else runs on this machine is neither seen nor counted by them.
+"""A PID namespace for the job, the agent and its peers: what else runs on this machine is neither seen nor
+counted by them.
 
 Two benchmarks, or a benchmark and somebody's test cluster, thus don't change each other's figures but by taking the
 processor. The benchmark itself stays outside, where the kernel's traces have the same numbers of processes as /proc.
@@ -81,7 +82,8 @@ def _is_running(pid: int) -> bool:
 
 @contextmanager
 def opened(first: Sequence[str]) -> Iterator[Space]:
-    """A space whose first process is `first`, while the block runs; all that lives in it ends with it, and with this process."""
+    """A space whose first process is `first`, while the block runs; all that lives in it ends with it, and
+    with this process."""
     if os.geteuid() != 0:
         with _alone(first):
             yield Space()

@@ -1,4 +1,5 @@
-"""Thousands of incidents in one tick of the real controller: how long it holds the loop, when an action asked for meanwhile begins, and
+"""Thousands of incidents in one tick of the real controller: how long it holds the loop, when an action asked
+for meanwhile begins, and
 what stands in a Slack that behaves as Slack does. In real time, with the messages' own pace: two to three minutes."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from slurm_watchdog.controller.app import COLLECT_AFTER, live
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.actions import Operation
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.notify.factory import make_notifier
@@ -50,7 +51,8 @@ notify:
 
 
 class SlowTicks:
-    """Takes the place of a tick's pieces: how long each tick took by itself, in seconds and in CPU seconds of this process."""
+    """Takes the place of a tick's pieces: how long each tick took by itself, in seconds and in CPU seconds of
+    this process."""
 
     def __init__(self, controller: Controller) -> None:
         self._pieces = controller.pieces
@@ -77,13 +79,15 @@ class SlowTicks:
 
 
 class Watched(Journal):
-    """The real journal, and when the first rung of an action was written."""
+    """The real journal, and when the first operation of an action was written."""
 
-    first_rung_at: float | None = None
+    first_operation_at: float | None = None
 
-    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
-        super().rung_intent(decision_id, rung, attempt, at, detail)
-        self.first_rung_at = self.first_rung_at or time.monotonic()
+    def operation_intent(
+        self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
+    ) -> None:
+        super().operation_intent(decision_id, operation, attempt, at, detail)
+        self.first_operation_at = self.first_operation_at or time.monotonic()
 
 
 @dataclass
@@ -170,12 +174,13 @@ async def _measure(
     await _until(lambda: len(controller.judge.incidents) >= INCIDENTS)
     assert isinstance(controller.journal, Watched)
     journal = controller.journal
-    await _until(lambda: journal.first_rung_at is not None and len(ticks.took) > before + 3)
+    await _until(lambda: journal.first_operation_at is not None and len(ticks.took) > before + 3)
     await _until(lambda: not journal.outbox.pending(1))
     waiting.cancel()
 
     wall_s, cpu_s = max(ticks.took[before:])
-    # What others on this machine do while it runs is not the controller's: then the CPU time tells, and the clock only roughly.
+    # What others on this machine do while it runs is not the controller's: then the CPU time tells, and the
+    # clock only roughly.
     restless = wall_s > 1.3 * cpu_s
     after = sorted(cpu for _, cpu in ticks.took[before + 2 :])
     strained = restless and cpu_s > MAX_TICK_S  # they share its caches, too
@@ -190,7 +195,7 @@ async def _measure(
     figures.add("storm.tick_seconds", wall_s, "s", at_most=MAX_TICK_S, doubtful=restless)
     figures.add("storm.tick_cpu_seconds_before", ticks.took[before - 1][1], "s")
     figures.add("storm.tick_cpu_seconds_after", after[len(after) // 2], "s")
-    delay_s = (journal.first_rung_at or 0.0) - ticks.asked_at
+    delay_s = (journal.first_operation_at or 0.0) - ticks.asked_at
     figures.add("storm.action_delay_seconds", delay_s, "s", at_most=MAX_DELAY_S, doubtful=restless)
     figures.add("storm.event_loop_stall_max_s", stall.longest_s, "s", at_most=MAX_TICK_S, doubtful=restless)
     figures.add("storm.incidents_in_journal", _kept(journal), "1", at_least=INCIDENTS)

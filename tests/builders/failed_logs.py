@@ -41,7 +41,8 @@ def steps(first: int, last: int, minute: int = 0, seconds: int = 1) -> str:
 
 
 def bars(first: int, last: int, loss: str | None = "2.5", norm: str = "0.4") -> str:
-    """A bar of tqdm and, after every fifth step, the dictionary of the Hugging Face Trainer with the loss, if it is told."""
+    """A bar of tqdm and, after every fifth step, the dictionary of the Hugging Face Trainer with the loss, if
+    it is told."""
     return "".join(
         f"  1%|    | {n}/5000 [00:{n % 60:02d}<10:00,  1.01s/it]\n"
         + (

@@ -1,4 +1,5 @@
-"""One incident, what was decided and done about it, and a clock of one's own: for tests of the journal and of notifiers."""
+"""One incident, what was decided and done about it, and a clock of one's own: for tests of the journal and of
+notifiers."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from slurm_watchdog.model.actions import (
     ActionRun,
     Decision,
     Fence,
-    Rung,
-    RungOutcome,
-    RungRecord,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Verdict,
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
@@ -37,7 +38,13 @@ DECISION = Decision(
 RUN = ActionRun(
     decision=DECISION,
     records=(
-        RungRecord(rung=Rung.REQUEUE_HOLD, attempt=1, intent_at=1.0, outcome=RungOutcome.DONE, detail="held"),
+        OperationRecord(
+            operation=Operation.REQUEUE_HOLD,
+            attempt=1,
+            intent_at=1.0,
+            outcome=OperationOutcome.DONE,
+            detail="held",
+        ),
     ),
     end=ActionEnd(
         ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0

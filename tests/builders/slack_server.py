@@ -1,4 +1,5 @@
-"""A local server that behaves as Slack does: webhooks and the two methods of its API that we use, with the ways in which they refuse."""
+"""A local server that behaves as Slack does: webhooks and the two methods of its API that we use, with the
+ways in which they refuse."""
 
 from __future__ import annotations
 
@@ -138,7 +139,8 @@ class FakeSlack:
 
 
 LIMITS = {"header": 150, "section": 3000, "field": 2000, "context": 3000}
-"""Characters: https://docs.slack.dev/reference/block-kit/blocks; ten fields a section, ten elements a context, 50 blocks a message."""
+"""Characters: https://docs.slack.dev/reference/block-kit/blocks; ten fields a section, ten elements a
+context, 50 blocks a message."""
 
 
 def shown(message: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -157,7 +159,8 @@ def marked(message: dict[str, Any]) -> list[str]:
 
 
 def too_long(message: dict[str, Any]) -> str:
-    """The error that Slack would answer for its size; the sum over all blocks as others have measured it (see BLOCK_LIMIT)."""
+    """The error that Slack would answer for its size; the sum over all blocks as others have measured it (see
+    BLOCK_LIMIT)."""
     blocks = message.get("blocks", [])
     texts = [text["text"] for _, text in shown(message)]
     if len(blocks) > 50 or any(not 0 < len(text["text"]) <= LIMITS[where] for where, text in shown(message)):

@@ -1,4 +1,5 @@
-"""A value of a type of the wire with every field filled, so that nothing of it is left off; and what a type promises to the other end."""
+"""A value of a type of the wire with every field filled, so that nothing of it is left off; and what a type
+promises to the other end."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ TEXTS = {"syscall": "write", "wchan": "rpc_wait_bit", "state": "D", "pci_bus_id"
 
 
 def filled(kind: inspect.Type, name: str = "") -> Any:
-    """Plain data for one type; every field of every structure is there, every list has one element of each of its kinds."""
+    """Plain data for one type; every field of every structure is there, every list has one element of each of
+    its kinds."""
     match kind:
         case inspect.StructType():
             fields = {each.encode_name: filled(each.type, each.name) for each in kind.fields}
@@ -48,7 +50,8 @@ def filled(kind: inspect.Type, name: str = "") -> Any:
 
 
 def promise(kind: type) -> dict[str, Any]:
-    """Of each structure of a message: its fields in their order, with whether they have to be there; of each enumeration its words."""
+    """Of each structure of a message: its fields in their order, with whether they have to be there; of each
+    enumeration its words."""
     found: dict[str, Any] = {}
     for name, schema in sorted(msgspec.json.schema(kind)["$defs"].items()):
         if "enum" in schema:

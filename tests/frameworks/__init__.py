@@ -1,1 +1,2 @@
-"""Real releases of training frameworks, at their defaults, with real faults, under `slurm-watchdog run`: `make frameworks`."""
+"""Real releases of training frameworks, at their defaults, with real faults, under `slurm-watchdog run`:
+`make frameworks`."""

@@ -82,7 +82,8 @@ class Hearer:
 
 @dataclass
 class Case:
-    """`directory`: new, for this case alone. `python` has the framework. `patience_s`: from a fault to the next run's first step."""
+    """`directory`: new, for this case alone. `python` has the framework. `patience_s`: from a fault to the
+    next run's first step."""
 
     framework: Framework
     fault: Fault

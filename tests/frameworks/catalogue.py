@@ -21,7 +21,8 @@ class Framework:
     """`torchrun`; `spawn`, as by mpirun; `python` where the framework starts its processes itself, or there is one."""
     environ: Mapping[str, str] = field(default_factory=dict)
     fault_step: int = 85
-    """The fault comes at this step: between two checkpoints (every 20), after the job has shown its speed. One whose steps cannot be read
+    """The fault comes at this step: between two checkpoints (every 20), after the job has shown its speed.
+    One whose steps cannot be read
     has to be seen moving several times first, half of `stepless_limit` apart."""
 
     @property
@@ -116,7 +117,8 @@ def fault_named(name: str) -> Fault:
 
 
 def chosen(names: list[str]) -> list[Framework]:
-    """Those whose name or script has one of `names` in it; without names all. Raises ValueError for a name that fits none."""
+    """Those whose name or script has one of `names` in it; without names all. Raises ValueError for a name
+    that fits none."""
     for name in names:
         if not any(fits(name, each) for each in FRAMEWORKS):
             known = ", ".join(each.name for each in FRAMEWORKS)

@@ -1,4 +1,5 @@
-"""Makes bodies: reports that keep to the schema and say absurd things, reports that nearly keep to it, and what is none at all.
+"""Makes bodies: reports that keep to the schema and say absurd things, reports that nearly keep to it, and
+what is none at all.
 
 What keeps to the schema is drawn from the types of Report itself, so that a field that is added is drawn as well.
 """

@@ -1,4 +1,5 @@
-"""A whole controller in this process, over a cluster that is made up, for bodies to go through; and what must hold whatever they are."""
+"""A whole controller in this process, over a cluster that is made up, for bodies to go through; and what must
+hold whatever they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The controller's page under names that are meant to harm: what it is given as JSON, and what a real Chromium makes of it."""
+"""The controller's page under names that are meant to harm: what it is given as JSON, and what a real
+Chromium makes of it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def controller_of(texts: Sequence[str], mark: str) -> FixedController:
 
 
 async def answers(number: int) -> None:
-    """Asks the page's API for all of them. Raises AssertionError for an answer that is no plain JSON, or says something else."""
+    """Asks the page's API for all of them. Raises AssertionError for an answer that is no plain JSON, or says
+    something else."""
     async with aiohttp.ClientSession() as session:
         for texts in batches(number, AT_ONCE):
             async with serving(controller_of(texts, "b"), person=SEES_ALL) as url:
@@ -95,7 +97,8 @@ async def _json(session: aiohttp.ClientSession, url: str) -> Any:
 async def drawn(number: int) -> int:
     """Draws all of them in Chromium, and an incident and a job of each page. Returns the rows that were drawn.
 
-    Raises AssertionError for an element, an attribute, a link or a character that is not ours, and for anything that the browser
+    Raises AssertionError for an element, an attribute, a link or a character that is not ours, and for
+    anything that the browser
     complains of: a script that ran, an address that was asked for.
     """
     rows = 0

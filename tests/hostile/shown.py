@@ -1,4 +1,5 @@
-"""What each thing that shows text does with a batch of it. Every function raises AssertionError for what is active, or more than text."""
+"""What each thing that shows text does with a batch of it. Every function raises AssertionError for what is
+active, or more than text."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ PLAIN = ["plain text"] * BATCH
 
 
 def slack(batch: list[str]) -> None:
-    """Every message that holds it is plain text without a mention, a link or an escape that is not ours, and of a size that Slack takes."""
+    """Every message that holds it is plain text without a mention, a link or an escape that is not ours, and
+    of a size that Slack takes."""
     mentions = {"default": ""}
     digest = Digest(mentions)
     for text in batch:
@@ -118,7 +120,8 @@ def _check_escaped(text: str) -> None:
 
 
 def check_quiet(*texts: str, lines: bool = False) -> None:
-    """Raises AssertionError for one that moves, hides or turns anything; our own sign for such a character may stand in it."""
+    """Raises AssertionError for one that moves, hides or turns anything; our own sign for such a character
+    may stand in it."""
     for text in texts:
         assert is_quiet(text.replace("\N{REPLACEMENT CHARACTER}", ""), lines=lines)
 

@@ -1,4 +1,5 @@
-"""Strings that are meant to harm: markup, mentions, links, terminal sequences, labels, and characters that change the direction of others."""
+"""Strings that are meant to harm: markup, mentions, links, terminal sequences, labels, and characters that
+change the direction of others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""A filesystem in user space with one directory and one file of noughts in it (`data.bin`), which can stop to answer: `kill -STOP` it, as a dead server would.
+"""A filesystem in user space with one directory and one file of noughts in it (`data.bin`), which can stop to
+answer: `kill -STOP` it, as a dead server would.
 
 Speaks the kernel's protocol on /dev/fuse (linux/fuse.h), with nothing but the standard library. Attributes may be kept
 for an hour, as network filesystems do it in the small: while the server is silent, a plain stat is still answered.
-Run as root: `python fuse_server.py MOUNT_POINT [UID]`, the user as whom it is served. It prints a line when it is mounted, and ends when it is unmounted.
+Run as root: `python fuse_server.py MOUNT_POINT [UID]`, the user as whom it is served. It prints a line when
+it is mounted, and ends when it is unmounted.
 """
 
 from __future__ import annotations

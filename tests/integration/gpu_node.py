@@ -20,7 +20,8 @@ SHORT_DEADLINE_S = 0.5
 
 
 class Node:
-    """The collector with a real child, which finds the stand-in where others find NVIDIA's library; without both, that one."""
+    """The collector with a real child, which finds the stand-in where others find NVIDIA's library; without
+    both, that one."""
 
     def __init__(self, library: Path | None = None, scenario: Scenario | None = None, *, hurry: bool = True):
         """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time."""

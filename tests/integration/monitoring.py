@@ -1,4 +1,5 @@
-"""A real Prometheus and a real Alertmanager beside a watchdog, from Debian's packages, each with a directory of its own."""
+"""A real Prometheus and a real Alertmanager beside a watchdog, from Debian's packages, each with a directory
+of its own."""
 
 from __future__ import annotations
 

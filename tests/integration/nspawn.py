@@ -1,4 +1,5 @@
-"""A Debian of our own, booted with systemd as PID 1: for what only a real system shows (units, packages, users, removal).
+"""A Debian of our own, booted with systemd as PID 1: for what only a real system shows (units, packages,
+users, removal).
 
     with Machine(image, "wd1") as machine:
         machine.run("systemctl", "is-system-running")
@@ -83,7 +84,8 @@ def in_memory(directory: Path) -> Iterator[None]:
 
 
 def make_image(directory: Path) -> None:
-    """Installs Debian with systemd and a Slurm of one node, `wd1`, into a new directory; fails the test if that can't be done."""
+    """Installs Debian with systemd and a Slurm of one node, `wd1`, into a new directory; fails the test if
+    that can't be done."""
     name = suite()
     assert name is not None
     if "NSPAWN_IMAGE" in os.environ:  # who writes such a test boots a copy of one that was made before
@@ -115,7 +117,8 @@ def make_image(directory: Path) -> None:
 
 
 def remove_control_groups() -> None:
-    """Those that systemd-nspawn made beside ours for itself and for the machine; one that still holds somebody stays."""
+    """Those that systemd-nspawn made beside ours for itself and for the machine; one that still holds
+    somebody stays."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         tree = {"": "unified", "name=systemd": "systemd"}.get(controllers)

@@ -1,4 +1,5 @@
-"""Debian packages that only tests need. `python -m tests.integration.packages` installs them all at once, as CI does."""
+"""Debian packages that only tests need. `python -m tests.integration.packages` installs them all at once, as
+CI does."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def missing(names: list[str]) -> list[str]:
 
 
 def install(names: list[str]) -> str:
-    """Installs what these rows lack; returns "" or why that failed. One at a time: apt refuses to run beside another."""
+    """Installs what these rows lack; returns "" or why that failed. One at a time: apt refuses to run beside
+    another."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     with Path(__file__).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,10 @@
-"""What an ordinary user of a machine tries against the services as they are installed there; and how each defence is taken out.
+"""What an ordinary user of a machine tries against the services as they are installed there; and how each
+defence is taken out.
 
-A row is shell text. `attack` ends with 0 where it succeeds, within seconds; `weaken` takes exactly its defence out, as root, and `mend` puts
-it back. `given` is done before: what the attacker is allowed to have (a directory that is his, a first defence that is gone already).
+A row is shell text. `attack` ends with 0 where it succeeds, within seconds; `weaken` takes exactly its
+defence out, as root, and `mend` puts
+it back. `given` is done before: what the attacker is allowed to have (a directory that is his, a first
+defence that is gone already).
 """
 
 from __future__ import annotations
@@ -173,7 +176,8 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header("Content-Length", str(len(answer))); self.end_headers(); self.wfile.write(answer)
 http.server.ThreadingHTTPServer(("10.78.0.1", 9765), Server).serve_forever()
 """
-"""Answers everything at the controller's address, and begins sessions as the controller does; but for what it cannot know."""
+"""Answers everything at the controller's address, and begins sessions as the controller does; but for what it
+cannot know."""
 CREDULOUS: Final = (
     r"change agent/delivery/munge_connection.py '/def _believe/a\        return'"
     " && change agent/proc/job_membership.py 's/owners.get(claimed.job_id) == process.uid/claimed.job_id in owners/'"

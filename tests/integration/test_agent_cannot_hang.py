@@ -1,4 +1,5 @@
-"""Everything hangs at once, dies, runs out, and the agent reports on: the real command, real filesystems, a real memory lock."""
+"""Everything hangs at once, dies, runs out, and the agent reports on: the real command, real filesystems, a
+real memory lock."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A day of ticks in minutes: the agent's real loop, children, /proc, stand-in NVML and sender, with a clock that jumps.
 
-As a program, `python tests/integration/test_agent_endurance.py --ticks 17280` (one day at 5 s) prints one JSON object; as root.
+As a program, `python tests/integration/test_agent_endurance.py --ticks 17280` (one day at 5 s) prints one
+JSON object; as root.
 Jobs come and go and their logs grow meanwhile, in real time, started by a process of their own.
 """
 
@@ -25,7 +26,8 @@ DRIFT_KIB = 1024
 """To reach: memory of the whole tree may grow by so much in a day."""
 SHORT_TICKS, SHORT_WARM_UP = 700, 350
 SHORT_LOOP_KIB = 400
-"""What is kept of jobs that are still followed made 24 to 248 KiB in so few ticks, by chance of which jobs came and went: this bound catches
+"""What is kept of jobs that are still followed made 24 to 248 KiB in so few ticks, by chance of which jobs
+came and went: this bound catches
 what grows by half a KiB a tick. What is promised for a day (1 MiB) only `make bench ARGS=drift` shows."""
 
 LOAD = r"""
@@ -156,7 +158,8 @@ class Endurance:
 
     @staticmethod
     def _descriptors() -> list[str]:
-        """Those that are there for good: not those kept on processes that come and go, nor the sockets of children that do."""
+        """Those that are there for good: not those kept on processes that come and go, nor the sockets of
+        children that do."""
         found = []
         for name in os.listdir("/proc/self/fd"):
             try:
@@ -169,7 +172,8 @@ class Endurance:
 
 
 class Trace:
-    """Where the loop's memory went since now: to be asked for when a drift is to be explained, for it costs time and memory."""
+    """Where the loop's memory went since now: to be asked for when a drift is to be explained, for it costs
+    time and memory."""
 
     def __init__(self) -> None:
         import tracemalloc

@@ -1,4 +1,5 @@
-"""An agent without any right and its helper: what it sees, what the helper refuses, and that neither takes the other with it."""
+"""An agent without any right and its helper: what it sees, what the helper refuses, and that neither takes
+the other with it."""
 
 from __future__ import annotations
 
@@ -356,6 +357,6 @@ def test_agents_without_rights_and_their_helpers_see_and_do_all_that_there_is_to
     incident = next(i for i in watchdog.incidents(job) if i["kind"] == "operator_restart")
     action = ended_action(watchdog, incident["id"], timeout_s=300)
     assert action["end"]["ok"], (action, watchdog.log_tail("helper-n1"))
-    rungs = [r["rung"] for r in action["rungs"] if r["outcome"] == "done"]
-    assert {"write_kill_switch", "remove_kill_switch"} <= set(rungs), rungs
+    operations = [r["operation"] for r in action["operations"] if r["outcome"] == "done"]
+    assert {"write_kill_switch", "remove_kill_switch"} <= set(operations), operations
     assert not list(cluster.node_path("n1", KILL_SWITCH_BASE).glob("*/kill"))

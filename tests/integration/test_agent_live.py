@@ -1,4 +1,5 @@
-"""The agents as they run, on a real Slurm with real faults: what each node's reports say, what the controller makes of it."""
+"""The agents as they run, on a real Slurm with real faults: what each node's reports say, what the controller
+makes of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SIGHUP at a real agent that watches a real process: nothing of what it sees and says is told twice, and nothing is lost."""
+"""SIGHUP at a real agent that watches a real process: nothing of what it sees and says is told twice, and
+nothing is lost."""
 
 from __future__ import annotations
 
@@ -167,7 +168,8 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     assert len({report.agent_id for report in controller.reports}) == 1
     assert interval(node) == 0.4
 
-    # A good one, while the controller is away: what waits goes over to the new start, and so does how far the log was read.
+    # A good one, while the controller is away: what waits goes over to the new start, and so does how far the
+    # log was read.
     children = node.family()
     assert len(children) > 2
     controller.away = True
@@ -190,7 +192,8 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
         assert sequences == list(range(1, len(sequences) + 1))  # each once, none left out
     told = [*dict.fromkeys(steps(reports[:met])), *steps(reports[met:])]
     assert [later - earlier for earlier, later in pairwise(told)] == [1] * (len(told) - 1)
-    # In each report after the first that knows it the rank is there, by its rank: no look without it, which would be an end.
+    # In each report after the first that knows it the rank is there, by its rank: no look without it, which
+    # would be an end.
     known = [any(p.rank == 0 and p.job_id == JOB for p in report.processes) for report in reports]
     assert all(known[known.index(True) :])
     # The same process, and nobody of those who were its children before.

@@ -1,4 +1,5 @@
-"""`slurm-watchdog attach`: agents as a step inside of the job, the controller where it was called; nothing is installed on the nodes."""
+"""`slurm-watchdog attach`: agents as a step inside of the job, the controller where it was called; nothing is
+installed on the nodes."""
 
 from __future__ import annotations
 

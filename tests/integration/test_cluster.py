@@ -55,7 +55,8 @@ def writer(cluster: Cluster, node: str, path: Path) -> NodeProcess:
 
 
 def hosts_named(cluster: Cluster, job: str) -> list[str]:
-    """The nodes whose names stand alone in the job's output; what Slurm's own daemons add (on /tmp, to a user) does not matter."""
+    """The nodes whose names stand alone in the job's output; what Slurm's own daemons add (on /tmp, to a
+    user) does not matter."""
     lines = (cluster.shared / f"slurm-{job}.out").read_text().splitlines()
     return sorted(line for line in lines if line in cluster.nodes)
 

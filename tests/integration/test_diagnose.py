@@ -100,11 +100,16 @@ def test_evidence_is_kept_with_the_incident_and_goes_into_a_bundle(
     )
 
     def requeued() -> Any:
-        return next((a for a in watchdog.explain(incident["id"])["actions"] if len(a["rungs"]) > 1), None)
+        return next(
+            (a for a in watchdog.explain(incident["id"])["actions"] if len(a["operations"]) > 1), None
+        )
 
     action = watchdog.wait_for(requeued, PATIENCE_S, "the action to go on")
-    assert (action["rungs"][0]["rung"], action["rungs"][0]["outcome"]) == ("evidence", "done"), action
-    assert action["rungs"][1]["rung"] == "requeue_hold"
+    assert (action["operations"][0]["operation"], action["operations"][0]["outcome"]) == (
+        "evidence",
+        "done",
+    ), action
+    assert action["operations"][1]["operation"] == "requeue_hold"
     done = watchdog.command("explain", incident["id"], "--json")
     whole = json.loads(done.stdout)
     nodes = {p["document"]["node"]: p["document"] for p in whole["evidence"] if p["kind"] == "node"}

@@ -1,4 +1,5 @@
-"""Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends when it is asked, one only when it
+"""Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends
+when it is asked, one only when it
 is killed, one cannot be; whoever else holds a GPU there goes on."""
 
 from __future__ import annotations
@@ -130,14 +131,16 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
 ) -> None:
     watchdog, place = acting, Path(cluster.scratch) / "orphans"
     cluster.node_run(NODE, ["install", "-d", "--mode=777", str(place)])
-    # Somebody of the system's, who holds a GPU by right; and a second job of the same user, which may be using what is left of the first.
+    # Somebody of the system's, who holds a GPU by right; and a second job of the same user, which may be
+    # using what is left of the first.
     daemon = cluster.node_popen(NODE, ["perl", "-e", 'open(my $gpu, "<", "/dev/nvidia0"); sleep 900'])
     acting.processes.append(daemon)
     options = (f"--nodelist={NODE}", "-n1", "--output=/dev/null", f"--chdir={place}")
     job = cluster.sbatch(ORPHANS, *options, user=USER)
     later = cluster.sbatch("#!/bin/sh\nexec sleep 900\n", *options, user=USER)
     pids = {name: watchdog.wait_for(lambda n=name: pid_of(cluster, n), WAIT_S, name) for name in NAMES}
-    # The agent has to have heard from Slurm, by way of the controller, that the job is here: what it never saw run is only told.
+    # The agent has to have heard from Slurm, by way of the controller, that the job is here: what it never
+    # saw run is only told.
     for number in (job, later):
         watchdog.wait_for(lambda n=number: n in jobs_of(watchdog), WAIT_S, "the jobs to be known")
     seen = watchdog.last(NODE).sequence
@@ -155,9 +158,9 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
         name: watchdog.wait_for(lambda n=name: watchdog.ended(n), WAIT_S, f"the end of {name}")
         for name in NAMES
     }
-    assert rungs(actions["quiet"]) == ["term_process"], actions
-    assert rungs(actions["deaf"]) == ["term_process", "kill_process"], actions
-    assert rungs(actions["stuck"]) == ["term_process", "kill_process", "drain"], actions
+    assert operations(actions["quiet"]) == ["term_process"], actions
+    assert operations(actions["deaf"]) == ["term_process", "kill_process"], actions
+    assert operations(actions["stuck"]) == ["term_process", "kill_process", "drain"], actions
     for name in ("quiet", "deaf"):
         assert actions[name]["end"]["ok"]
         assert pid_of(cluster, name) is None
@@ -204,9 +207,9 @@ def kill_all(cluster: Cluster) -> None:
             cluster.node_run(NODE, ["kill", "-KILL", str(pid)], check=False)
 
 
-def rungs(action: dict[str, Any]) -> list[str]:
+def operations(action: dict[str, Any]) -> list[str]:
     """Each once: on a slow machine a node may object at first, or answer too late."""
-    return list(dict.fromkeys(each["rung"] for each in action["rungs"]))
+    return list(dict.fromkeys(each["operation"] for each in action["operations"]))
 
 
 def state_of(cluster: Cluster, pid: int) -> str:

@@ -1,4 +1,5 @@
-"""How jobs end on a real Slurm: one that fails is one incident with rank, node and cost, whatever else it prints; normal ends are none."""
+"""How jobs end on a real Slurm: one that fails is one incident with rank, node and cost, whatever else it
+prints; normal ends are none."""
 
 from __future__ import annotations
 

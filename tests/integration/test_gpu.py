@@ -1,4 +1,5 @@
-"""Real pynvml and the real collector on a stand-in for NVIDIA's library: values, errors, slow calls, calls that never return."""
+"""Real pynvml and the real collector on a stand-in for NVIDIA's library: values, errors, slow calls, calls
+that never return."""
 
 from __future__ import annotations
 

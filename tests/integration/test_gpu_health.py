@@ -1,4 +1,5 @@
-"""What changes slowly, who holds what, and what it costs: real pynvml and the real collector on the stand-in library."""
+"""What changes slowly, who holds what, and what it costs: real pynvml and the real collector on the stand-in
+library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every query of every panel, asked of a real Prometheus that scrapes a real controller and agents with a hang among them."""
+"""Every query of every panel, asked of a real Prometheus that scrapes a real controller and agents with a
+hang among them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def cards(cluster: Cluster) -> Iterator[SimulatedCards]:
 
 SAID_HERE = ("errors in the log",)
 """Excused on a healthy cluster, and not in this test."""
-ACTING = ("ladder", "rungs of the ladder")
+ACTING = ("ladder", "operations of the ladder")
 """Titles of what shows something only while an action is under way."""
 
 
@@ -111,7 +112,7 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
                 f'slurm_watchdog_gpu_utilization_ratio * on (gpu_uuid) group_left (job_id, rank) max by (gpu_uuid, job_id, rank) (slurm_watchdog_gpu_job{{job_id="{job}"}})'
             )}  # fmt: skip
             assert ranks == {"0", "1", "2", "3"}
-            # Last, for it takes the job away: an action is under way for a while, from its first rung on.
+            # Last, for it takes the job away: an action is under way for a while, from its first operation on.
             assert watchdog.command("restart", job, "--now", "--no-wait").returncode == 0
             document = json.loads((DASHBOARDS / "job.json").read_text())
             for title, expression in asked(document):

@@ -1,4 +1,5 @@
-"""MUNGE on a real cluster: nodes with addresses of their own, the munged that Slurm uses, and no secret of ours anywhere."""
+"""MUNGE on a real cluster: nodes with addresses of their own, the munged that Slurm uses, and no secret of
+ours anywhere."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ if not said:
 answers = [Connection(url, 10**6).post(path, body.encode(), headers, 60.0, 120.0) for path, body, headers in said]
 print(json.dumps([said, [(answer.status, answer.body.decode()) for answer in answers]]))
 """
-"""An agent of n1 that is overheard: its session and its report are said again, on the node or, if they are given, on another."""
+"""An agent of n1 that is overheard: its session and its report are said again, on the node or, if they are
+given, on another."""
 
 
 def say_again(

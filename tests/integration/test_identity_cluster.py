@@ -1,6 +1,8 @@
-"""Certificates, and the scripts for Slurm, on a real cluster: made, copied and installed by the lines of docs/authentication.md and docs/slurm.md.
+"""Certificates, and the scripts for Slurm, on a real cluster: made, copied and installed by the lines of
+docs/authentication.md and docs/slurm.md.
 
-One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog of the page is a place that is each
+One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog of the
+page is a place that is each
 node's own here, and ssh and scp go through namespaces.
 """
 

@@ -1,6 +1,7 @@
 """The real /dev/kmsg: our own records, floods that overwrite the kernel's ring, restarts.
 
-The kernel gives what programs write the facility `user`, so these tests believe that one; everybody else on this machine does not.
+The kernel gives what programs write the facility `user`, so these tests believe that one; everybody else on
+this machine does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The ladder on a real Slurm: signals, a job submitted in another's place, an array, a job that is finished, people without rights."""
+"""The ladder on a real Slurm: signals, a job submitted in another's place, an array, a job that is finished,
+people without rights."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def asked(watchdog: Watchdog, job: str, *options: str) -> Any:
     return next(i for i in watchdog.incidents(job) if i["kind"] == "operator_restart")
 
 
-def rungs(action: Any) -> list[str]:
-    return [f"{r['rung']} {r['outcome']}" for r in action["rungs"]]
+def operations(action: Any) -> list[str]:
+    return [f"{r['operation']} {r['outcome']}" for r in action["operations"]]
 
 
 ASK = """
@@ -70,7 +71,7 @@ def test_a_job_that_saves_on_sigusr1_is_moved_for_its_owner_and_no_step_is_lost_
         assert "only its owner and administrators" in told and not watchdog.incidents(job)
     action = ended_action(watchdog, asked(watchdog, job, "--exclude", "n1")["id"], timeout_s=240)
     assert action["end"]["ok"] and action["end"]["steps_lost"] == 0, action
-    assert rungs(action)[0] == "signal_usr1 done"
+    assert operations(action)[0] == "signal_usr1 done"
     assert cluster.job(job)["Restarts"] == "1" and cluster.job(job)["ExcNodeList"] == "n1"
 
 
@@ -86,7 +87,7 @@ def test_a_hung_job_is_ended_by_sigterm_and_loses_no_more_than_what_came_after_i
     action = ended_action(watchdog, incident["id"], timeout_s=300)
     assert action["end"]["ok"], action
     assert 0 <= action["end"]["steps_lost"] <= SAVE_INTERVAL
-    assert "signal_term done" in rungs(action)
+    assert "signal_term done" in operations(action)
     assert cluster.job(job)["Restarts"] == "1"
 
 
@@ -99,7 +100,7 @@ def test_a_job_that_may_not_be_requeued_is_submitted_again_and_goes_on_after_it(
     training(watchdog, job)
     action = ended_action(watchdog, asked(watchdog, job)["id"], timeout_s=300)
     assert action["end"]["ok"], action
-    (detail,) = [r["detail"] for r in action["rungs"] if r["rung"] == "resubmit"]
+    (detail,) = [r["detail"] for r in action["operations"] if r["operation"] == "resubmit"]
     new = detail.split("job ")[1].split(",")[0]
     assert cluster.job(new)["JobState"] == "RUNNING"
     assert cluster.job(job)["JobState"] != "RUNNING" and cluster.job(job)["Restarts"] == "0"

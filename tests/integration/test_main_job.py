@@ -156,7 +156,7 @@ def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_
     node = cluster.node("n1")
     if "DRAIN" in node["State"]:  # it may be taken back already where the machine is slow
         assert node["Reason"].startswith("slurm-watchdog:"), node
-    drained = [r for r in ended_action(watchdog, incident["id"])["rungs"] if r["rung"] == "drain"]
+    drained = [r for r in ended_action(watchdog, incident["id"])["operations"] if r["operation"] == "drain"]
     assert [r["outcome"] for r in drained] == ["done"], drained
     watchdog.wait_for(
         lambda: "DRAIN" not in cluster.node("n1")["State"], 240, "our own drain to be taken back"
@@ -178,8 +178,8 @@ def test_a_users_job_is_moved_off_a_node_with_no_step_lost(
     action = ended_action(watchdog, incident["id"])
     assert action["end"]["ok"], action
     assert action["end"]["steps_lost"] == 0
-    rungs = [r["rung"] for r in action["rungs"] if r["outcome"] == "done"]
-    assert rungs.index("remove_kill_switch") < rungs.index("release")
+    operations = [r["operation"] for r in action["operations"] if r["outcome"] == "done"]
+    assert operations.index("remove_kill_switch") < operations.index("release")
     assert not list(cluster.node_path("n1", "/run/slurm-watchdog/jobs").glob("*/kill"))
     assert cluster.job(job)["ExcNodeList"] == "n3"
 
@@ -187,7 +187,8 @@ def test_a_users_job_is_moved_off_a_node_with_no_step_lost(
 def test_a_filesystem_lost_by_one_node_moves_the_job_off_that_node(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
-    """From Slurm 25.11 on the requeued job stays COMPLETING as long as its process on n2 lives: there the node is set DOWN."""
+    """From Slurm 25.11 on the requeued job stays COMPLETING as long as its process on n2 lives: there the
+    node is set DOWN."""
     keeps = slurm_release(cluster) >= (25, 11)
     settings = {"ladder": {"set_down_after": "45s"}, "policy": {"drained_percent": 100.0}}
     watchdog = watch(mode="act", settings=settings)
@@ -204,8 +205,8 @@ def test_a_filesystem_lost_by_one_node_moves_the_job_off_that_node(
     action = ended_action(watchdog, incident["id"], timeout_s=150)
     assert action["end"]["ok"], action
     assert "n2" not in watchdog.status()["jobs"][0]["nodes"]
-    rungs = {record["rung"]: record["outcome"] for record in action["rungs"]}
-    assert rungs.get("set_down") == ("done" if keeps else None), action
+    operations = {record["operation"]: record["outcome"] for record in action["operations"]}
+    assert operations.get("set_down") == ("done" if keeps else None), action
     assert not [i for i in watchdog.incidents(job) if i["kind"] == "filesystem_outage"]
 
 
@@ -345,7 +346,8 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
-"""Somebody on a node who posts what is on standard input, proven to be that node or not; prints the status, or how it failed."""
+"""Somebody on a node who posts what is on standard input, proven to be that node or not; prints the status,
+or how it failed."""
 
 
 def post(watchdog: Watchdog, node: str, body: bytes, *, proven: bool = True) -> str:

@@ -1,4 +1,5 @@
-"""The `.deb` on a Debian that was just installed: services under a real systemd, killed, hung, reloaded, upgraded, removed."""
+"""The `.deb` on a Debian that was just installed: services under a real systemd, killed, hung, reloaded,
+upgraded, removed."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ PAGE = (Path(__file__).parents[2] / "docs/install.md").read_text()
 
 
 def of_the_page() -> list[str]:
-    """What the page tells an administrator to type, the look at the result last; for this machine, which is node and management node."""
+    """What the page tells an administrator to type, the look at the result last; for this machine, which is
+    node and management node."""
     blocks = re.findall(r"^<!-- tried -->\n```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return [block.replace("mgmt1", "wd1").replace("10.0.0.1", ADDRESS) for block in blocks]
 
@@ -74,7 +76,8 @@ def lines_below(heading: str) -> list[str]:
 
 @pytest.fixture
 def machine(made: tuple[Machine, str, str]) -> Machine:
-    """The machine with this version installed and its services running, as an administrator leaves it who has followed the page."""
+    """The machine with this version installed and its services running, as an administrator leaves it who has
+    followed the page."""
     machine, package, _ = made
     if version(machine) != __version__:
         machine.run("dpkg", "--install", package, timeout_s=280)

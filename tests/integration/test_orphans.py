@@ -1,4 +1,5 @@
-"""A process that really outlives its Slurm job with a GPU's device open: told of after the grace, it alone, and with its owner."""
+"""A process that really outlives its Slurm job with a GPU's device open: told of after the grace, it alone,
+and with its owner."""
 
 from __future__ import annotations
 

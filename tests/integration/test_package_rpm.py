@@ -30,7 +30,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def rpm(root: Path, *arguments: str) -> str:
-    """rpm with a database of its own. What the package needs (an interpreter) is the machine's, so it is not asked for."""
+    """rpm with a database of its own. What the package needs (an interpreter) is the machine's, so it is not
+    asked for."""
     changing = () if "--query" in arguments else ("--nodeps", "--noscripts")
     done = subprocess.run(
         ["rpm", "--root", str(root), *changing, *arguments],

@@ -1,4 +1,5 @@
-"""The page in a real Chromium: over a real cluster with a hang in it, over a thousand nodes, and with names that are meant to harm.
+"""The page in a real Chromium: over a real cluster with a hang in it, over a thousand nodes, and with names
+that are meant to harm.
 
 Screenshots stay in `screenshots/` of the checkout (not in git), to be looked at.
 """

@@ -1,4 +1,5 @@
-"""A page fault on a file of a server that says nothing any more, in an ordinary user's process: whose file it is, is found out."""
+"""A page fault on a file of a server that says nothing any more, in an ordinary user's process: whose file it
+is, is found out."""
 
 from __future__ import annotations
 

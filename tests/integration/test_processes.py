@@ -1,4 +1,5 @@
-"""Looking at processes that cannot be looked at: a held memory lock, a child stuck in execve, a PID namespace of its own."""
+"""Looking at processes that cannot be looked at: a held memory lock, a child stuck in execve, a PID namespace
+of its own."""
 
 from __future__ import annotations
 

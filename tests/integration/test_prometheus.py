@@ -1,4 +1,5 @@
-"""What Prometheus and Alertmanager make of us: the real programs, our files as they are shipped, a real controller with a hang."""
+"""What Prometheus and Alertmanager make of us: the real programs, our files as they are shipped, a real
+controller with a hang."""
 
 from __future__ import annotations
 

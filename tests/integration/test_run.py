@@ -22,7 +22,8 @@ PATIENCE_S = 120.0
 
 
 ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "setpriv", "--no-new-privs")
-"""User 1000 of a user namespace: no capability is left, and nothing sees root in it. For machines where the interpreter is root's alone."""
+"""User 1000 of a user namespace: no capability is left, and nothing sees root in it. For machines where the
+interpreter is root's alone."""
 
 
 def prefix() -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Secrets, planted in every place that holds one, looked for in everything that controller and agent write, show and send on.
+"""Secrets, planted in every place that holds one, looked for in everything that controller and agent write,
+show and send on.
 
 Everybody they talk to fails and repeats to them what they said, which is how secrets get into error messages.
 """

@@ -1,6 +1,8 @@
-"""The soak in short, on the real cluster: one of each kind of trouble, always the same ones, and the same history checker.
+"""The soak in short, on the real cluster: one of each kind of trouble, always the same ones, and the same
+history checker.
 
-Waits are for conditions, and nothing that is asserted is a time: on a slow machine it takes longer. `make soak MINUTES=n` draws at random.
+Waits are for conditions, and nothing that is asserted is a time: on a slow machine it takes longer. `make
+soak MINUTES=n` draws at random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""deploy/trainers/batch.sh on a real Slurm: a warned job saves, is requeued once by itself, and goes on without a lost step."""
+"""deploy/trainers/batch.sh on a real Slurm: a warned job saves, is requeued once by itself, and goes on
+without a lost step."""
 
 from __future__ import annotations
 
@@ -44,8 +45,10 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
     said_at = time.monotonic() - 12
 
     def goes_on() -> bool:
-        # A requeued job waits two minutes. That it may start now is said once its first run has wholly ended, and some seconds later: in
-        # the second in which a run ended slurmd takes the next one's credential for revoked. Each word puts the start off once more.
+        # A requeued job waits two minutes. That it may start now is said once its first run has wholly ended,
+        # and some seconds later: in
+        # the second in which a run ended slurmd takes the next one's credential for revoked. Each word puts
+        # the start off once more.
         nonlocal said_at
         if cluster.job(job)["JobState"] == "PENDING" and time.monotonic() - said_at > 15:
             said_at = time.monotonic()

@@ -1,7 +1,10 @@
-"""The mount namespaces of the units of a compute node are set up while a filesystem is silent; what they leave out would wait for it.
+"""The mount namespaces of the units of a compute node are set up while a filesystem is silent; what they
+leave out would wait for it.
 
-The steps are those of systemd for the options in the units: a namespace that gets the node's mounts (MountFlags=slave), /usr and /etc
-bound read-only (ProtectSystem=full), a directory of its own over /tmp (PrivateTmp=). ProtectSystem=strict does the second with every
+The steps are those of systemd for the options in the units: a namespace that gets the node's mounts
+(MountFlags=slave), /usr and /etc
+bound read-only (ProtectSystem=full), a directory of its own over /tmp (PrivateTmp=). ProtectSystem=strict
+does the second with every
 mount below `/`.
 """
 

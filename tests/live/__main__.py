@@ -1,4 +1,5 @@
-"""`python -m tests.live`: real PyTorch jobs on a real Slurm, broken and healthy. Figures as JSON lines on standard output."""
+"""`python -m tests.live`: real PyTorch jobs on a real Slurm, broken and healthy. Figures as JSON lines on
+standard output."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def plan(names: list[str], *, act: bool) -> list[Work]:
 
 
 def perform(works: list[Work], python: str, mode: str, at_once: int, done: Callable[[Result], None]) -> None:
-    """Does them on a stage of their own, some at a time; `done` gets each result as it comes, also of a case that broke down."""
+    """Does them on a stage of their own, some at a time; `done` gets each result as it comes, also of a case
+    that broke down."""
     if not works:
         return
     with (

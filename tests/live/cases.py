@@ -86,7 +86,8 @@ FAULTS: tuple[Fault, ...] = (
           or_nobody=True, asks_ranks=False),
     Fault("lock", ("collective_hang",), (0,), lambda job: job.do("lock", 0), acts=True),
     Fault("other_collective", ("collective_hang",), (2,), lambda job: job.do("mismatch", 2), acts=True),
-    # A rank is gone without an error, and who lost it ends: a launcher that leaves is no rank, and nobody else is to be named.
+    # A rank is gone without an error, and who lost it ends: a launcher that leaves is no rank, and nobody
+    # else is to be named.
     Fault("left_quietly", ("log_error",), (3,), lambda job: job.do("leave", 3), also=("dead_rank", "lingering_job"),
           or_nobody=True, asks_ranks=False),
     Fault("killed_elsewhere", ("log_error",), (2,), lambda job: job.signal("KILL", 2), also=("dead_rank", "lingering_job"),

@@ -23,7 +23,8 @@ SETTLE_S = 20.0
 
 
 def run_nodes() -> list[Result]:
-    """All four, one after the other, at the shipped thresholds; GPUs are those of the stand-in NVML, read by the real library."""
+    """All four, one after the other, at the shipped thresholds; GPUs are those of the stand-in NVML, read by
+    the real library."""
     with Cluster(nodes=4) as cluster:
         place = Path(cluster.directory) / "stand-in"
         place.mkdir()

@@ -21,7 +21,8 @@ QUIET_STEPS = 40
 FEW_STEPS, SLOWER = 15, 1.04
 """`slow_job` tells of 5 %; its estimate and a median over a few steps differ a little."""
 HARM = 1.25
-"""A step may take so much longer while evidence is taken, compared with the median before it: other load moves it by a tenth."""
+"""A step may take so much longer while evidence is taken, compared with the median before it: other load
+moves it by a tenth."""
 
 
 @dataclass
@@ -60,7 +61,8 @@ def alone_on_scratch(stage: Stage, options: tuple[str, ...]) -> AbstractContextM
 
 
 def run_fault(stage: Stage, fault: Fault, launcher: str, *, act: bool = False) -> Result:
-    """Breaks a training and looks at what is said. With `act` it is waited for until it is restarted and makes new steps."""
+    """Breaks a training and looks at what is said. With `act` it is waited for until it is restarted and
+    makes new steps."""
     with alone_on_scratch(stage, fault.options):
         return _run_fault(stage, fault, launcher, act=act)
 
@@ -188,7 +190,8 @@ def _run_healthy(stage: Stage, thing: Healthy, launcher: str) -> Result:
 
 
 def _is_slower(job: Job) -> bool:
-    """Whether the trainer itself says that its last steps took longer: other work on the machine is no mistake of the watchdog's."""
+    """Whether the trainer itself says that its last steps took longer: other work on the machine is no
+    mistake of the watchdog's."""
     steps = [seconds for _, seconds in job.steps()[5:]]
     return len(steps) > 3 * FEW_STEPS and median(steps[-FEW_STEPS:]) > SLOWER * median(steps[:FEW_STEPS])
 

@@ -26,7 +26,8 @@ STEP = re.compile(r"^step (\d+)\b.*step_time: ([\d.]+) s", re.MULTILINE)
 
 
 def python_with_torch() -> str | None:
-    """The interpreter that has torch: LIVE_PYTHON, or the environment that `make live` made; None where there is none."""
+    """The interpreter that has torch: LIVE_PYTHON, or the environment that `make live` made; None where there
+    is none."""
     checkout = TRAINER.parents[2]
     for path in (os.environ.get("LIVE_PYTHON", ""), checkout / ".venv-live" / "bin" / "python"):
         if path and os.access(path, os.X_OK):
@@ -175,7 +176,8 @@ class Stage:
         )
 
     def until(self, condition: Callable[[], Any], patience_s: float, what: str = "") -> Any:
-        """The first true value of `condition`. Raises WatchdogError if there is none in time, Over if the stage is closed."""
+        """The first true value of `condition`. Raises WatchdogError if there is none in time, Over if the
+        stage is closed."""
 
         def look() -> Any:
             if self.closing:
@@ -200,4 +202,5 @@ ACTING: Mapping[str, Mapping[str, Any]] = {
     "policy": {"cooldown": "1s", "budget": 50, "budget_percent": 100, "attempts": 10, "storm_jobs": 20},
     "ladder": {"exit_limit": "20s"},
 }
-"""What is not as shipped where the watchdog acts: so many jobs are broken here within an hour that its budgets would keep it still."""
+"""What is not as shipped where the watchdog acts: so many jobs are broken here within an hour that its
+budgets would keep it still."""

@@ -1,4 +1,5 @@
-"""Stories of a training job, told as a trace: what each rank and its GPU do, second by second, with consistent counters."""
+"""Stories of a training job, told as a trace: what each rank and its GPU do, second by second, with
+consistent counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Traces as somebody writes them who knows nothing but the format: some fields are missing, whole kinds of lines may be."""
+"""Traces as somebody writes them who knows nothing but the format: some fields are missing, whole kinds of
+lines may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recorded and hand-written traces, each with what has to be found in it, whom that names, and what may not be found."""
+"""Recorded and hand-written traces, each with what has to be found in it, whom that names, and what may not
+be found."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Expected:
-    """`kinds`: one of them has to fire, naming `who` ((node, rank), the first culprits) within `within_s` after the fault."""
+    """`kinds`: one of them has to fire, naming `who` ((node, rank), the first culprits) within `within_s`
+    after the fault."""
 
     kinds: tuple[str, ...]
     who: tuple[tuple[str, int], ...] = ()
@@ -45,7 +47,8 @@ EXPECTED: dict[str, Expected] = {
     ),
     # Its last words say why it died: they explain its death, and that the job lingers explains both.
     "dead_rank_zombie": Expected(("log_error",), (("n1", 3),), 20, also=("lingering_job",)),
-    # It is gone only when it was missed twice; until then nobody knows. Its error is not held back for as long as the job is merely
+    # It is gone only when it was missed twice; until then nobody knows. Its error is not held back for as
+    # long as the job is merely
     # suspected to linger.
     "dead_rank_not_listed": Expected(
         ("lingering_job", "dead_rank"),

@@ -1,4 +1,5 @@
-"""Traces of kinds that no detector was written for: half of them look ill and are not, and nobody may be accused in them."""
+"""Traces of kinds that no detector was written for: half of them look ill and are not, and nobody may be
+accused in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Writes the traces of this folder: `python -m tests.replay.write_traces`. They are small enough to be read and changed by hand."""
+"""Writes the traces of this folder: `python -m tests.replay.write_traces`. They are small enough to be read
+and changed by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def step(t: float, number: int, total: int = 1000) -> Line:
 def node_says(
     t: float, node: str, ranks: dict[int, dict[str, Any] | None], gpus: bool = True
 ) -> Iterator[Line]:
-    """One report: all ranks of the node and their GPUs; `ranks` has what is different about some, None where one is not listed."""
+    """One report: all ranks of the node and their GPUs; `ranks` has what is different about some, None where
+    one is not listed."""
     yield {"t": t, "kind": "report", "node": node}
     for number in range(PER_NODE * len(NODES)):
         if NODES[number // PER_NODE] != node:
@@ -144,7 +146,8 @@ def hang() -> Iterator[Line]:
 
 
 def healthy() -> Iterator[Line]:
-    """Start, steps, an evaluation of ten minutes, a checkpoint of five in which rank 0 writes, a restart, and the end."""
+    """Start, steps, an evaluation of ten minutes, a checkpoint of five in which rank 0 writes, a restart, and
+    the end."""
     yield from training(300, every=20, step_s=20)
     yield log(300, "Evaluating on 40 batches")
     for t in range(320, 901, 20):

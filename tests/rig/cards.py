@@ -1,7 +1,10 @@
-"""Simulated cards: what the demo's machine has instead of GPUs. The agents' NVML is the stand-in library of tests/rig/standin_nvml.
+"""Simulated cards: what the demo's machine has instead of GPUs. The agents' NVML is the stand-in library of
+tests/rig/standin_nvml.
 
-Each node has its own scenario, kept in step with what really happens to its ranks: a rank that lives makes its card busy
-(100 %, 1410 MHz, 86 W); one that waits in state D for a filesystem leaves it idle at its clock (0 %, 1155 MHz, 68 W), as in
+Each node has its own scenario, kept in step with what really happens to its ranks: a rank that lives makes
+its card busy
+(100 %, 1410 MHz, 86 W); one that waits in state D for a filesystem leaves it idle at its clock (0 %, 1155
+MHz, 68 W), as in
 case 1 of the case book. The process lists name the ranks by the numbers that their node knows them by.
 """
 

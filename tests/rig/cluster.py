@@ -21,9 +21,11 @@ it lives, and a name of its network namespace for the index: see "who owns what"
     scratch/              on each node that node's own filesystem; freeze(node=...), thaw(node=...)
     local/nX/             where the host sees the scratch/ of node nX
 
-Outside of it there are, named after the index: a bridge `swdINDEX` with 10.77.INDEX.1, a veth `swdINDEXnX` and a network
+Outside of it there are, named after the index: a bridge `swdINDEX` with 10.77.INDEX.1, a veth `swdINDEXnX`
+and a network
 namespace `swdINDEX-nX` a node (10.77.INDEX.(10+X)), and loop devices. All of it goes on leaving the `with` block, also
-by an exception, Ctrl-C or SIGTERM, and also while something is frozen. After a `kill -9` of the owner, `sweep()` removes
+by an exception, Ctrl-C or SIGTERM, and also while something is frozen. After a `kill -9` of the owner,
+`sweep()` removes
 it: it runs before every new cluster, and manually as `python -m tests.rig.cluster clean`.
 
 It needs root, Linux namespaces and loop devices, and the packages in PACKAGES. Standard library only.
@@ -273,9 +275,12 @@ def why_impossible() -> str | None:
 
 # --- who owns what ----------------------------------------------------------------------------------------------------
 #
-# A directory is owned while somebody holds its lock, an index while somebody holds its name in this network namespace. The
-# kernel releases both when the owner ends, however it ends, and shows them to everyone concerned: a lock to all who see the
-# directory, from other PID namespaces too; the name to all who see the same bridges, from other roots too. What the owner
+# A directory is owned while somebody holds its lock, an index while somebody holds its name in this network
+# namespace. The
+# kernel releases both when the owner ends, however it ends, and shows them to everyone concerned: a lock to
+# all who see the
+# directory, from other PID namespaces too; the name to all who see the same bridges, from other roots too.
+# What the owner
 # started holds a shared lock on the file ALIVE, so that a sweep knows of daemons that it cannot see.
 
 ALIVE = "alive"
@@ -390,7 +395,8 @@ def sweep(prefix: str = PREFIX) -> list[Path]:
 
 
 def remove(directory: Path, index: int, owned: bool = False) -> bool:
-    """Take a cluster down, which the caller has locked. May be repeated. False, and it stays, if daemons of it live in a PID
+    """Take a cluster down, which the caller has locked. May be repeated. False, and it stays, if daemons of
+    it live in a PID
     namespace that we do not see. Raises ClusterError.
 
     `owned`: the caller holds the index, too. Otherwise links and namespaces of the index are only touched if no living
@@ -423,7 +429,8 @@ def remove(directory: Path, index: int, owned: bool = False) -> bool:
 
 
 def processes_of(directory: Path, index: int | None) -> list[int]:
-    """The daemons of a cluster on the host, and all that runs in the network namespaces of this index (None: no such)."""
+    """The daemons of a cluster on the host, and all that runs in the network namespaces of this index (None:
+    no such)."""
     spaces = set()
     for path in Path("/run/netns").glob(f"swd{index}-*"):
         with contextlib.suppress(OSError):
@@ -842,7 +849,8 @@ class Cluster:
         return node
 
     def _furnish(self) -> None:
-        """Binds interpreter, packages and checkout below a path that is open to all, before nodes take the mounts over."""
+        """Binds interpreter, packages and checkout below a path that is open to all, before nodes take the
+        mounts over."""
         ensure_user(USER, USER_UID)
         (self.directory / "log").chmod(0o1777)  # what jobs print
         directory = self.directory / "place"

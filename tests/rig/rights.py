@@ -1,6 +1,8 @@
-"""Who the watchdog's services are on a demo cluster, as their units have it: an agent without a right, a helper with a few.
+"""Who the watchdog's services are on a demo cluster, as their units have it: an agent without a right, a
+helper with a few.
 
-Neither may enter the home of whoever starts them, where interpreter and checkout may lie: those are bound under a path that is open to
+Neither may enter the home of whoever starts them, where interpreter and checkout may lie: those are bound
+under a path that is open to
 all (`Place`). Standard library only.
 """
 
@@ -71,7 +73,8 @@ def furnish(directory: Path) -> Place:
         "PATH": f"{tools}:{os.environ['PATH']}",
         "PYTHONPATH": f"{directory}/checkout/watchdog:{directory}/checkout:{directory}/packages",
         "PYTHONDONTWRITEBYTECODE": "1",
-        # An interpreter with a shared library finds it by a path that this user may not enter, and would take the system's older one.
+        # An interpreter with a shared library finds it by a path that this user may not enter, and would take
+        # the system's older one.
         "LD_LIBRARY_PATH": f"{directory}/python/lib",
     }
     python = directory / "python" / "bin" / f"python{sysconfig.get_python_version()}"
@@ -79,7 +82,8 @@ def furnish(directory: Path) -> Place:
 
 
 def bind_parts(directory: Path) -> None:
-    """Binds the parts of the place in `directory`, to be read only: whatever removes this directory. Raises CalledProcessError."""
+    """Binds the parts of the place in `directory`, to be read only: whatever removes this directory. Raises
+    CalledProcessError."""
     for name, source in parts_of_a_place().items():
         (directory / name).mkdir()
         subprocess.run(["mount", "--bind", source, directory / name], check=True, timeout=20)
@@ -87,7 +91,8 @@ def bind_parts(directory: Path) -> None:
 
 
 def ensure_user(name: str, uid: int) -> None:
-    """Makes the user who submits jobs here, and who cannot log in: nothing is read, written or signalled as root, nor as `nobody`."""
+    """Makes the user who submits jobs here, and who cannot log in: nothing is read, written or signalled as
+    root, nor as `nobody`."""
     with contextlib.suppress(KeyError):
         pwd.getpwnam(name)
         return

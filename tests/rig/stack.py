@@ -34,7 +34,8 @@ TRAINER = ROOT / "tests" / "rig" / "trainer.py"
 COMMAND = Path(sys.executable).with_name("slurm-watchdog")
 PORT = 9765
 COMES_UP_S = 120.0
-"""For a controller or an agent to come up on a machine with much else to do: an interpreter alone may take ten seconds there."""
+"""For a controller or an agent to come up on a machine with much else to do: an interpreter alone may take
+ten seconds there."""
 
 QUICK: dict[str, dict[str, Any]] = {
     "agent": {
@@ -124,7 +125,8 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class Watchdog:
-    """Agents and controller of one cluster. `settings` override QUICK, section by section; with `shipped` they override the
+    """Agents and controller of one cluster. `settings` override QUICK, section by section; with `shipped`
+    they override the
     configuration as it is shipped.
 
     `agent_env`: what the agent of a node has in its environment besides.
@@ -164,7 +166,8 @@ class Watchdog:
         config: dict[str, Any] = {
             "cluster_name": "demo",
             "mode": mode,
-            # One file for all nodes: none of them remembers how far it has read the log of the one kernel that they share.
+            # One file for all nodes: none of them remembers how far it has read the log of the one kernel
+            # that they share.
             "agent": {
                 "controller_url": f"http://{address}:{PORT}",
                 "state_directory": "",

@@ -1,6 +1,7 @@
 """`python -m tests.simulation --seeds 0-1000`: the deterministic simulator and its history checker, at length.
 
-A line a violation, with the command that shows it again, and a line of figures at the end. Exit code 1 if anything was violated.
+A line a violation, with the command that shows it again, and a line of figures at the end. Exit code 1 if
+anything was violated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Simulated agents: the real command desk of the agent, the real spool and wire, and a network that loses, delays and repeats.
+"""Simulated agents: the real command desk of the agent, the real spool and wire, and a network that loses,
+delays and repeats.
 
-Only the eyes and hands are simulated: what is seen comes from the cluster, and what a disposable child would do is done to its files.
+Only the eyes and hands are simulated: what is seen comes from the cluster, and what a disposable child would
+do is done to its files.
 """
 
 from __future__ import annotations

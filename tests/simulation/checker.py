@@ -1,6 +1,7 @@
 """The history checker: reads the journal and the record of what really happened, and says what must never have been.
 
-It asks nobody who decided anything. Each invariant is one function from a `History` to sentences; no sentence, no violation.
+It asks nobody who decided anything. Each invariant is one function from a `History` to sentences; no
+sentence, no violation.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from itertools import pairwise
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionRun, Decision, Rung, RungOutcome
+from slurm_watchdog.model.actions import ActionRun, Decision, Operation, OperationOutcome
 from slurm_watchdog.model.incidents import Incident, Kind
 from tests.simulation.cluster import OVER, Deed, Fault
 from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Circumstances, Simulation
 
 HEALED_S = 100.0
-"""A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a request to Slurm up to 50 s."""
+"""A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a
+request to Slurm up to 50 s."""
 CLEAR_S = 2400.0
-"""A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace, the widest floor of a phase
+"""A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace,
+the widest floor of a phase
 that the log may have told of, and some."""
 ACCUSES = frozenset(
     {
@@ -52,10 +55,12 @@ class History:
     def ours(self, what: str) -> Iterator[Deed]:
         return (deed for deed in self.deeds if deed.by == "us" and deed.what == what)
 
-    def intents(self, decision_id: str, rung: Rung) -> list[float]:
-        """When the rung's intents were written."""
+    def intents(self, decision_id: str, operation: Operation) -> list[float]:
+        """When the operation's intents were written."""
         return [
-            deed.t for deed in self.ours(f"journal intent {rung}") if deed.detail.split()[0] == decision_id
+            deed.t
+            for deed in self.ours(f"journal intent {operation}")
+            if deed.detail.split()[0] == decision_id
         ]
 
 
@@ -87,7 +92,7 @@ def check(history: History) -> list[str]:
 
 
 def nothing_is_lost(h: History) -> Iterator[str]:
-    """Each decision to act has an end, each rung an outcome, and what was written is still there."""
+    """Each decision to act has an end, each operation an outcome, and what was written is still there."""
     for run in h.actions:
         if run.end is None:
             yield f"decision {run.decision.id} ({run.decision.action} of {run.decision.fence}) has no end"
@@ -95,11 +100,11 @@ def nothing_is_lost(h: History) -> Iterator[str]:
             yield f"decision {run.decision.id} ended without a word"
         for record in run.records:
             if record.outcome is None:
-                yield f"{record.rung} {record.attempt} of {run.decision.id} has no outcome"
+                yield f"{record.operation} {record.attempt} of {run.decision.id} has no outcome"
     for deed in h.ours("journal decision"):
         if deed.detail not in h.decisions:
             yield f"decision {deed.detail} was written at {deed.t:.0f} and is not in the journal"
-    kept = {(run.decision.id, str(r.rung), r.attempt): r for run in h.actions for r in run.records}
+    kept = {(run.decision.id, str(r.operation), r.attempt): r for run in h.actions for r in run.records}
     for deed in h.deeds:
         if deed.by == "us" and deed.what.startswith("journal intent "):
             decision_id, attempt = deed.detail.split()
@@ -117,7 +122,7 @@ def every_requeue_is_of_its_run_and_once(h: History) -> Iterator[str]:
             if run.decision.fence is not None
             and (run.decision.fence.job_id, run.decision.fence.restarts) == (deed.job_id, deed.restarts)
             and run.decision.fence.start_at == deed.start_at
-            and any(t <= deed.t for t in h.intents(run.decision.id, Rung.REQUEUE_HOLD))
+            and any(t <= deed.t for t in h.intents(run.decision.id, Operation.REQUEUE_HOLD))
         ]
         if not mine:
             yield f"run {deed.job_id}.{deed.restarts} was requeued at {deed.t:.0f}, and no written intent was about it"
@@ -128,21 +133,22 @@ def every_requeue_is_of_its_run_and_once(h: History) -> Iterator[str]:
 
 
 LEVERS = {
-    "cancel": Rung.CANCEL, "signal USR1": Rung.SIGNAL_USR1, "signal TERM": Rung.SIGNAL_TERM, "hold": Rung.HOLD,
+    "cancel": Operation.CANCEL, "signal USR1": Operation.SIGNAL_USR1, "signal TERM": Operation.SIGNAL_TERM, "hold": Operation.HOLD,
 }  # fmt: skip
-"""What we did to a job -> the rung that has to be written before."""
+"""What we did to a job -> the operation that has to be written before."""
 
 
 def every_other_lever_is_of_its_run_too(h: History) -> Iterator[str]:
-    """No job is cancelled, held or sent a signal but the run of a decision whose intent was written before; no signal comes twice."""
+    """No job is cancelled, held or sent a signal but the run of a decision whose intent was written before;
+    no signal comes twice."""
     signals: Counter[tuple[str, int, str]] = Counter()
     for deed in h.deeds:
-        rung = LEVERS.get(deed.what) if deed.by == "us" else None
-        if rung is None:
+        operation = LEVERS.get(deed.what) if deed.by == "us" else None
+        if operation is None:
             continue
         mine = [
             run.decision for run in h.actions
-            if run.decision.fence is not None and any(t <= deed.t for t in h.intents(run.decision.id, rung))
+            if run.decision.fence is not None and any(t <= deed.t for t in h.intents(run.decision.id, operation))
             and (run.decision.fence.job_id, run.decision.fence.restarts) == (deed.job_id, deed.restarts)
         ]  # fmt: skip
         if not mine:
@@ -159,7 +165,8 @@ def every_other_lever_is_of_its_run_too(h: History) -> Iterator[str]:
 
 
 def what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job(h: History) -> Iterator[str]:
-    """By the mark in its comment: one new job for a decision, of which the intent was written before, and the old one is over first."""
+    """By the mark in its comment: one new job for a decision, of which the intent was written before, and the
+    old one is over first."""
     new: dict[str, str] = {}
     """New job -> the one in whose place it is."""
     by_decision: Counter[str] = Counter()
@@ -167,7 +174,7 @@ def what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job(h: Hist
         old, mark = deed.detail.split()[0], deed.detail.rpartition("=")[2]
         new[deed.job_id] = old
         by_decision[mark] += 1
-        if not any(t <= deed.t for t in h.intents(mark, Rung.RESUBMIT)):
+        if not any(t <= deed.t for t in h.intents(mark, Operation.RESUBMIT)):
             yield f"job {deed.job_id} was submitted in the place of {old} at {deed.t:.0f}, and no intent of it was written"
     for decision_id, count in by_decision.items():
         if count > 1:
@@ -191,7 +198,7 @@ def drains_are_written_and_bounded(h: History) -> Iterator[str]:
             ours.add(node)
             if not any(
                 node in run.decision.drain
-                and any(t <= deed.t for t in h.intents(run.decision.id, Rung.DRAIN))
+                and any(t <= deed.t for t in h.intents(run.decision.id, Operation.DRAIN))
                 for run in h.actions
             ):
                 yield f"node {node} was drained at {deed.t:.0f}, and no written intent was about it"
@@ -202,7 +209,8 @@ def drains_are_written_and_bounded(h: History) -> Iterator[str]:
 
 
 def what_is_over_stays_over(h: History) -> Iterator[str]:
-    """A job that has finished, or that somebody has cancelled, is not run again by us: but one that left for our kill switch."""
+    """A job that has finished, or that somebody has cancelled, is not run again by us: but one that left for
+    our kill switch."""
     for deed in h.ours("requeue"):
         state = deed.detail.split()[0]
         if state not in OVER and state != "COMPLETING":
@@ -227,19 +235,20 @@ def nobody_else_s_hold_is_lifted(h: History) -> Iterator[str]:
         run.decision.fence.job_id: (run.decision, deed.t)
         for run in h.actions
         if run.decision.fence is not None
-        for deed in h.ours(f"journal outcome {Rung.RELEASE} {RungOutcome.DONE}")
+        for deed in h.ours(f"journal outcome {Operation.RELEASE} {OperationOutcome.DONE}")
         if deed.detail.split()[0] == run.decision.id
     }
     for deed in h.ours("release"):
         decision, written_at = done_at.get(deed.job_id, (None, float("inf")))
         if deed.detail.startswith("person") and decision is not None and decision.fence is not None:
-            sent = [t for t in h.intents(decision.id, Rung.RELEASE) if t > written_at]
+            sent = [t for t in h.intents(decision.id, Operation.RELEASE) if t > written_at]
             if decision.fence.restarts == deed.restarts - 1 and sent:
                 yield f"a person's hold of job {deed.job_id} was lifted at {deed.t:.0f}"
 
 
 def guards_hold(h: History) -> Iterator[str]:
-    """Nothing is decided while paused, blind, just started, or when a fifth of the nodes is silent; nothing at all by an observer."""
+    """Nothing is decided while paused, blind, just started, or when a fifth of the nodes is silent; nothing
+    at all by an observer."""
     warm_up_s = h.config.controller.warm_up
     patience_s = 3 * h.config.slurm.poll_interval + h.config.slurm.deadline
     for run in h.actions:
@@ -269,11 +278,11 @@ def _nothing_while_paused(h: History) -> Iterator[str]:
             paused = deed.what == "pause"
         if deed.by != "us" or not deed.what.startswith("journal intent "):
             continue
-        rung, decision_id = deed.what.split()[2], deed.detail.split()[0]
-        fresh_switch = rung == Rung.WRITE_KILL_SWITCH and decision_id not in begun
+        operation, decision_id = deed.what.split()[2], deed.detail.split()[0]
+        fresh_switch = operation == Operation.WRITE_KILL_SWITCH and decision_id not in begun
         begun.add(decision_id)
-        if paused and (rung in (Rung.REQUEUE_HOLD, Rung.RELEASE) or fresh_switch):
-            yield f"{rung} of {decision_id} was begun at {deed.t:.0f} while paused"
+        if paused and (operation in (Operation.REQUEUE_HOLD, Operation.RELEASE) or fresh_switch):
+            yield f"{operation} of {decision_id} was begun at {deed.t:.0f} while paused"
 
 
 def budgets_hold(h: History) -> Iterator[str]:
@@ -303,7 +312,8 @@ def _job(decision: Decision) -> str:
 
 
 def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
-    """Every action that nobody asked for is about a run with a fault, and that fault is there when the run is requeued."""
+    """Every action that nobody asked for is about a run with a fault, and that fault is there when the run is
+    requeued."""
     for run in h.actions:
         decision, was = run.decision, h.circumstances.get(run.decision.id)
         if decision.asked_by or was is None or decision.fence is None:
@@ -313,7 +323,8 @@ def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
         if not any(f.began <= was.at and (f.ended is None or f.ended >= was.at - HEALED_S) for f in faults):
             yield f"{decision.action} of the healthy run {key} was allowed at {was.at:.0f} by {decision.by}"
         for deed in h.ours("requeue"):
-            # A run that our signal has ended stands no more: whether it may go on is the matter of what_is_over_stays_over.
+            # A run that our signal has ended stands no more: whether it may go on is the matter of
+            # what_is_over_stays_over.
             if (
                 (deed.job_id, deed.restarts) == key
                 and deed.detail.startswith("RUNNING")
@@ -413,8 +424,10 @@ def evidence_comes_first(h: History) -> Iterator[str]:
     for run in h.actions:
         if run.decision.asked_by or not run.records:
             continue
-        deeds = {record.rung for record in run.records} - {Rung.EVIDENCE}
-        first = min((t for rung in deeds for t in h.intents(run.decision.id, rung)), default=float("inf"))
+        deeds = {record.operation for record in run.records} - {Operation.EVIDENCE}
+        first = min(
+            (t for operation in deeds for t in h.intents(run.decision.id, operation)), default=float("inf")
+        )
         if first < h.evidence_at.get(run.decision.incident_id, float("inf")):
             yield f"{run.decision.action} {run.decision.id} began at {first:.0f} without evidence"
 
@@ -431,7 +444,8 @@ def exclusions_are_kept(h: History) -> Iterator[str]:
 
 
 def a_matter_is_not_dropped(h: History) -> Iterator[str]:
-    """An action that failed while its run stands as before is not the last word about it, if there is time for another one."""
+    """An action that failed while its run stands as before is not the last word about it, if there is time
+    for another one."""
     policy, end = h.config.policy, h.recipe.until_s
     for run in h.actions:
         fence, ended = (

@@ -1,7 +1,10 @@
-"""The simulated cluster: nodes with files, training jobs with faults, and the part of slurmctld that puts jobs where they run.
+"""The simulated cluster: nodes with files, training jobs with faults, and the part of slurmctld that puts
+jobs where they run.
 
-Jobs, ranks, logs and GPUs are those of tests/accuracy; here they get what acting on them needs: a queue, holds, exclusions, requeues,
-a trainer that listens to its kill switch. `truth` is the record of what really happened: the checker reads it, the product never does.
+Jobs, ranks, logs and GPUs are those of tests/accuracy; here they get what acting on them needs: a queue,
+holds, exclusions, requeues,
+a trainer that listens to its kill switch. `truth` is the record of what really happened: the checker reads
+it, the product never does.
 """
 
 from __future__ import annotations
@@ -129,7 +132,8 @@ class SimJob(Job):
         yield Span("end", 2.0)
 
     def hear(self, signal: str) -> None:
-        """A signal that Slurm has taken on: one that turns and listens saves and ends, one that hangs can only be ended."""
+        """A signal that Slurm has taken on: one that turns and listens saves and ends, one that hangs can
+        only be ended."""
         t = self.cluster.timeline.now
         if self.frozen_at is None and self.listens and self.leaving is None:
             self.leaving = f'{{"signal": "{signal}"}}'

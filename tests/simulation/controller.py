@@ -15,7 +15,7 @@ from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.database import Database, JournalError, open_engine
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionEnd, Decision, Rung, RungOutcome
+from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, OperationOutcome
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.slack_channel import Pace, SlackChannel
 from slurm_watchdog.wire.codec import decode_report, encode_reply
@@ -85,18 +85,28 @@ class SimJournal(Journal):
 
         self._write("decision", work, decision.id)
 
-    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
+    def operation_intent(
+        self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
+    ) -> None:
         self._write(
-            f"intent {rung}", lambda: super(SimJournal, self).rung_intent(decision_id, rung, attempt, at, detail),
+            f"intent {operation}", lambda: super(SimJournal, self).operation_intent(decision_id, operation, attempt, at, detail),
             f"{decision_id} {attempt}",
         )  # fmt: skip
 
-    def rung_outcome(
-        self, decision_id: str, rung: Rung, attempt: int, outcome: RungOutcome, at: float, detail: str
+    def operation_outcome(
+        self,
+        decision_id: str,
+        operation: Operation,
+        attempt: int,
+        outcome: OperationOutcome,
+        at: float,
+        detail: str,
     ) -> None:
         self._write(
-            f"outcome {rung} {outcome}",
-            lambda: super(SimJournal, self).rung_outcome(decision_id, rung, attempt, outcome, at, detail),
+            f"outcome {operation} {outcome}",
+            lambda: super(SimJournal, self).operation_outcome(
+                decision_id, operation, attempt, outcome, at, detail
+            ),
             f"{decision_id} {attempt}",
         )
 

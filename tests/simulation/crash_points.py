@@ -1,7 +1,10 @@
-"""One action, begun a few minutes after the start, and a controller that dies at any write of its journal while Slurm answers as it likes.
+"""One action, begun a few minutes after the start, and a controller that dies at any write of its journal
+while Slurm answers as it likes.
 
-Stories, turn about: a job that hangs and is requeued, and a restart that an operator asks for, by kill switch. A number is a crash
-point. `POINTS` numbers in a row share a story up to the first write about it, where each goes its own way: so they can be run as
+Stories, turn about: a job that hangs and is requeued, and a restart that an operator asks for, by kill
+switch. A number is a crash
+point. `POINTS` numbers in a row share a story up to the first write about it, where each goes its own way: so
+they can be run as
 forks of one process (see forks.py), and each alone is the same run.
 """
 
@@ -22,13 +25,15 @@ POINTS = 50
 WRITES = 32
 """Deaths are drawn from so many writes: most actions are over after fewer."""
 SETTLED_S = 90.0
-"""So long after everything has come to its end a run is over: a request that was lost is done up to 50 s later, if it is done at all."""
+"""So long after everything has come to its end a run is over: a request that was lost is done up to 50 s
+later, if it is done at all."""
 
 Script = Callable[[Simulation], None]
 
 
 def quiet_recipe(number: int) -> Recipe:
-    """Two jobs of two ranks (one alone waits for nobody, and is no hang to act on), nothing that goes wrong by itself, half an hour."""
+    """Two jobs of two ranks (one alone waits for nobody, and is no hang to act on), nothing that goes wrong
+    by itself, half an hour."""
     rng = random.Random(f"crash point {number}")
     return Recipe(
         number, hours=0.5, calm_s=1000.0, nodes=5, jobs=2, interval_s=10.0, tick_s=5.0, step_s=(5.0,), sizes=(2,),
@@ -37,7 +42,8 @@ def quiet_recipe(number: int) -> Recipe:
 
 
 def story_of(story: int) -> Recipe:
-    """The recipe that the crash points of one story share. Mostly there is one job alone: a second one is there to be left alone."""
+    """The recipe that the crash points of one story share. Mostly there is one job alone: a second one is
+    there to be left alone."""
     recipe, rng = quiet_recipe(story), random.Random(f"story {story}")
     if rng.random() < 0.75:
         recipe.jobs, recipe.nodes = 1, 3
@@ -64,7 +70,8 @@ def trouble(sim: Simulation, *, graceful: bool) -> None:
 
 
 class Branch:
-    """What is special about one crash point, from the first write about its trouble on: up to three deaths, each at a write drawn
+    """What is special about one crash point, from the first write about its trouble on: up to three deaths,
+    each at a write drawn
     from all of an action's or a moment after it, and Slurm's answers to the first requests."""
 
     def __init__(self, number: int):
@@ -95,7 +102,8 @@ class Branch:
 
 
 class CycleBranch(Branch):
-    """One cycle of a kill switch: beside the deaths, half of the time something befalls the nodes that have it, or may have it."""
+    """One cycle of a kill switch: beside the deaths, half of the time something befalls the nodes that have
+    it, or may have it."""
 
     def take(self, sim: Simulation) -> None:
         super().take(sim)
@@ -113,7 +121,8 @@ class CycleBranch(Branch):
 
 
 def cycle_of(story: int) -> Recipe:
-    """The recipe of the cycles of one story: always a restart that is asked for, the switch wherever a site may want it."""
+    """The recipe of the cycles of one story: always a restart that is asked for, the switch wherever a site
+    may want it."""
     recipe = story_of(story)
     recipe.kill_switch = (RUN_SWITCH, SHARED_SWITCH, NODE_SWITCH)[story % 3]
     return recipe
@@ -147,7 +156,8 @@ def ladder_of(story: int) -> Recipe:
 def crash_point(
     number: int, option: str = "crash-points", part: Script | None = None
 ) -> tuple[Recipe, Script]:
-    """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is called at the first write
+    """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is
+    called at the first write
     in the place of what is special about the number."""
     story = number // POINTS
     recipe = {"cycles": cycle_of, "ladders": ladder_of}.get(option, story_of)(story)

@@ -1,6 +1,8 @@
-"""Crash points by the thousand: what they share is run once, and each of them is a fork of the process at the point where they part.
+"""Crash points by the thousand: what they share is run once, and each of them is a fork of the process at the
+point where they part.
 
-A fork is the whole simulation with its controller in the middle of a write. SQLite may not be carried across a fork: the journal is
+A fork is the whole simulation with its controller in the middle of a write. SQLite may not be carried across
+a fork: the journal is
 closed before it, and each fork goes on with a copy of the file.
 """
 
@@ -36,7 +38,8 @@ def by_story(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def run_story(numbers: Sequence[int], option: str, tell: Callable[[Simulation, int], T]) -> list[T]:
-    """What `tell(simulation, number)` says of each of these numbers (crash points, or cycles) of one story, after its run.
+    """What `tell(simulation, number)` says of each of these numbers (crash points, or cycles) of one story,
+    after its run.
 
     Raises RuntimeError if a fork ended without a word; what ended it stands on standard error.
     """

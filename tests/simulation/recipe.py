@@ -20,7 +20,8 @@ CRASHES = 0.5
 
 
 PACES = ((10.0, 5.0), (20.0, 10.0), (30.0, 15.0), (30.0, 30.0), (60.0, 30.0), (60.0, 60.0))
-"""Seconds between two reports of an agent and between two looks of the controller: the slower, the more hours in a minute."""
+"""Seconds between two reports of an agent and between two looks of the controller: the slower, the more hours
+in a minute."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""A world for one action: a Slurm job that lives its own life, requests that get lost, people, a filesystem, kill switches.
+"""A world for one action: a Slurm job that lives its own life, requests that get lost, people, a filesystem,
+kill switches.
 
 Everything is drawn from one seeded generator, so that a seed is a history. What must never happen is checked at
 the moment it would happen, not afterwards.
@@ -68,7 +69,8 @@ class World:
         self.life_at = self.now + self.random.uniform(0, 300)
         self.people = self.random.random() < 0.3
         self.sticks = sticks
-        """Whether processes of the first run cannot be killed on n1, so that Slurm 25.11 keeps the requeued job COMPLETING there."""
+        """Whether processes of the first run cannot be killed on n1, so that Slurm 25.11 keeps the requeued
+        job COMPLETING there."""
         self.neighbour = sticks and self.random.random() < 0.3
         self.gives_up_at = float("inf")
         self.node_reason = ""
@@ -285,7 +287,8 @@ class World:
         raise AssertionError("no action holds a job by itself")
 
     async def cancel(self, job_id: str) -> None:
-        # scancel has no fence: what Slurm requeues by itself in the moment between the look and this cannot be told apart.
+        # scancel has no fence: what Slurm requeues by itself in the moment between the look and this cannot
+        # be told apart.
         state, restarts = self.state, self.restarts
         fate = self._fate_of_request("cancel")
         if restarts != self.restarts:

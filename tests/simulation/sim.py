@@ -116,7 +116,8 @@ class Simulation:
             self.life.reseed(f"life {name}")
 
     def _look_whether_settled(self, since: float | None) -> None:
-        """Ends the run when something was done, everything that was begun has come to its end, and nothing has happened since."""
+        """Ends the run when something was done, everything that was begun has come to its end, and nothing
+        has happened since."""
         settled, now = self.recipe.settled_s, self.timeline.now
         assert settled is not None
         if any(fault.ended is None for fault in self.cluster.truth.faults):

@@ -1,6 +1,7 @@
 """Slurm as the controller meets it: each request is answered, lost, done although lost, done late, or refused.
 
-What a request does happens on the timeline, whether or not whoever sent it still lives: an scontrol outlives a controller that is killed.
+What a request does happens on the timeline, whether or not whoever sent it still lives: an scontrol outlives
+a controller that is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The ladder against a cluster that loses answers, a controller that dies between any two lines, and people who meddle."""
+"""The ladder against a cluster that loses answers, a controller that dies between any two lines, and people
+who meddle."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from slurm_watchdog.model.actions import (
     ActionRun,
     Decision,
     Fence,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Rung,
-    RungOutcome,
-    RungRecord,
-    Step,
     Verdict,
 )
 from slurm_watchdog.model.slurm import SlurmJob
@@ -51,7 +52,7 @@ class Journal:
 
     def __init__(self, world: World, decision: Decision):
         self.world, self.decision = world, decision
-        self.records: dict[tuple[Rung, int], RungRecord] = {}
+        self.records: dict[tuple[Operation, int], OperationRecord] = {}
         self.end: ActionEnd | None = None
 
     def _may_die(self) -> None:
@@ -62,36 +63,36 @@ class Journal:
     def intent(self, do: Execute) -> None:
         self._may_die()
         assert self.end is None
-        assert (do.rung, do.attempt) not in self.records, "the same attempt twice"
-        self.records[do.rung, do.attempt] = RungRecord(
-            rung=do.rung, attempt=do.attempt, intent_at=self.world.now
+        assert (do.operation, do.attempt) not in self.records, "the same attempt twice"
+        self.records[do.operation, do.attempt] = OperationRecord(
+            operation=do.operation, attempt=do.attempt, intent_at=self.world.now
         )
         self._may_die()
 
-    def outcome(self, rung: Rung, attempt: int, outcome: RungOutcome, detail: str) -> None:
+    def outcome(self, operation: Operation, attempt: int, outcome: OperationOutcome, detail: str) -> None:
         self._may_die()
-        self.records[rung, attempt] = replace(
-            self.records[rung, attempt], outcome=outcome, outcome_at=self.world.now, detail=detail
+        self.records[operation, attempt] = replace(
+            self.records[operation, attempt], outcome=outcome, outcome_at=self.world.now, detail=detail
         )
-        self.world.release_is_written |= rung is Rung.RELEASE and outcome is RungOutcome.DONE
-        self.world.say(f"{rung} {attempt}: {outcome} ({detail})")
+        self.world.release_is_written |= operation is Operation.RELEASE and outcome is OperationOutcome.DONE
+        self.world.say(f"{operation} {attempt}: {outcome} ({detail})")
         self._may_die()
 
     def run(self) -> ActionRun:
         return ActionRun(decision=self.decision, records=tuple(self.records.values()), end=self.end)
 
 
-LADDERS: tuple[tuple[Step, ...], ...] = (
-    (Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE),
-    (Step.KILL_SWITCH, Step.SIGTERM, Step.REQUEUE),
-    (Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL),
-    (Step.KILL_SWITCH, Step.RESUBMIT),
-    (Step.RESUBMIT,),
-    (Step.CANCEL,),
+LADDERS: tuple[tuple[Rung, ...], ...] = (
+    (Rung.SIGUSR1, Rung.SIGTERM, Rung.REQUEUE),
+    (Rung.KILL_SWITCH, Rung.SIGTERM, Rung.REQUEUE),
+    (Rung.SIGTERM, Rung.REQUEUE, Rung.RESUBMIT, Rung.CANCEL),
+    (Rung.KILL_SWITCH, Rung.RESUBMIT),
+    (Rung.RESUBMIT,),
+    (Rung.CANCEL,),
 )
 
 
-def decision_for(world: World, ladder: tuple[Step, ...] = ()) -> Decision:
+def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
     path = "/run/slurm-watchdog/jobs/7.0/kill" if world.run_in_path else "/shared/kill"
     return Decision(
         id="d",
@@ -155,23 +156,23 @@ def submitted(world: World, decision: Decision) -> SlurmJob | None:
     return next((world.as_listed(each) for each in world.submitted if mark in each.mark), None)
 
 
-async def pull(world: World, decision: Decision, do: Execute) -> tuple[RungOutcome, str]:
+async def pull(world: World, decision: Decision, do: Execute) -> tuple[OperationOutcome, str]:
     assert decision.fence is not None
-    match do.rung:
-        case Rung.WRITE_KILL_SWITCH:
+    match do.operation:
+        case Operation.WRITE_KILL_SWITCH:
             return await kill_switch.write(world.ask, decision, 10)
-        case Rung.WAIT_CHECKPOINT:
-            return RungOutcome.DONE, ""
-        case Rung.REQUEUE_HOLD:
+        case Operation.WAIT_CHECKPOINT:
+            return OperationOutcome.DONE, ""
+        case Operation.REQUEUE_HOLD:
             return await requeue.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
-        case Rung.EXCLUDE:
+        case Operation.EXCLUDE:
             return await requeue.exclude(world, "7", do.nodes)
-        case Rung.REMOVE_KILL_SWITCH:
+        case Operation.REMOVE_KILL_SWITCH:
             return await kill_switch.remove(world.ask, decision, frozenset(NODES) - world.silent, 10)
-        case Rung.RELEASE:
+        case Operation.RELEASE:
             new = submitted(world, decision) if do.instead else None
             return await requeue.release(world, "7" if new is None else new.job_id)
-        case Rung.SET_DOWN:
+        case Operation.SET_DOWN:
             return await set_down.set_down(
                 world,
                 decision.fence,
@@ -180,19 +181,20 @@ async def pull(world: World, decision: Decision, do: Execute) -> tuple[RungOutco
                 lambda _: None,
                 lambda *_: False,
             )
-        case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
-            name = "USR1" if do.rung is Rung.SIGNAL_USR1 else "TERM"
+        case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
+            name = "USR1" if do.operation is Operation.SIGNAL_USR1 else "TERM"
             return await signals.send(world, decision.fence, name, "steps")
-        case Rung.CANCEL:
+        case Operation.CANCEL:
             return await end.cancel(world, decision.fence)
-        case Rung.RESUBMIT:
+        case Operation.RESUBMIT:
             return await end.resubmit(world, decision, do.nodes)
         case _:
-            raise AssertionError(do.rung)
+            raise AssertionError(do.operation)
 
 
 async def live(world: World, journal: Journal) -> None:
-    """One life of the controller, as slurm_watchdog.controller.actions.driver does it: until the end, or until it dies."""
+    """One life of the controller, as slurm_watchdog.controller.actions.driver does it: until the end, or
+    until it dies."""
     run = journal.run()
     while True:
         if world.now > 1000.0 + CALM_AFTER_S:
@@ -206,15 +208,15 @@ async def live(world: World, journal: Journal) -> None:
         if isinstance(move, Wait):
             world.pass_time(world.random.uniform(1, 8))
         elif isinstance(move, Reconcile):
-            journal.outcome(move.rung, move.attempt, move.outcome, move.detail)
+            journal.outcome(move.operation, move.attempt, move.outcome, move.detail)
         elif isinstance(move, Execute):
             journal.intent(move)
-            journal.outcome(move.rung, move.attempt, *await pull(world, journal.decision, move))
+            journal.outcome(move.operation, move.attempt, *await pull(world, journal.decision, move))
         run = journal.run()
 
 
-async def history(seed: int, ladder: tuple[Step, ...] = (), *, sticks: bool = False) -> tuple[World, Journal]:
-    graceful = Step.KILL_SWITCH in ladder if ladder else bool(seed % 2)
+async def history(seed: int, ladder: tuple[Rung, ...] = (), *, sticks: bool = False) -> tuple[World, Journal]:
+    graceful = Rung.KILL_SWITCH in ladder if ladder else bool(seed % 2)
     world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2), sticks=sticks)
     decision = decision_for(world, ladder)
     world.hung = decision.loop_turns is False
@@ -266,7 +268,7 @@ def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_acti
 
 
 @pytest.mark.parametrize("ladder", LADDERS, ids="+".join)
-def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple[Step, ...]) -> None:
+def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple[Rung, ...]) -> None:
     async def histories() -> tuple[int, int]:
         good = bad = 0
         for seed in range(400):

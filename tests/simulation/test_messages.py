@@ -41,7 +41,8 @@ class AlwaysRefuses(NeverAnswers):
 def deeds(people: type | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     if people is not None:
         monkeypatch.setattr(tests.simulation.controller, "NoPeople", people)
-    # Many jobs in trouble, and a controller that lives through it: how it dies is drawn from its writes, of which messages are some.
+    # Many jobs in trouble, and a controller that lives through it: how it dies is drawn from its writes, of
+    # which messages are some.
     rates = replace(
         recipe_of(1).rates, faults=8.0, people=0.0, kills=0.0, stops=0.0, clocks=0.0, journal_full=0.0
     )

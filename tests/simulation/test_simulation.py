@@ -14,7 +14,7 @@ import pytest
 
 from slurm_watchdog.actuate import kill_switch, requeue
 from slurm_watchdog.controller.controller import Controller
-from slurm_watchdog.model.actions import Fence, RungOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome
 from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import History, check, history_of
 from tests.simulation.cluster import Cluster, Fault, SimJob
@@ -38,7 +38,8 @@ SEEDS: dict[tuple[str, int], str] = {
     ("ladders", 103): "a job that was submitted while sbatch's answer was lost was submitted a second time",
     ("seeds", 2): "a clock that was set gave the budget back that an earlier life of the controller had used",
 }
-"""Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what can be told without it has
+"""Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what
+can be told without it has
 a test of its own below."""
 
 
@@ -165,8 +166,8 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 def no_intents(patch: pytest.MonkeyPatch) -> None:
     """Acts first, and writes afterwards."""
-    intent = SimJournal.rung_intent
-    outcome = SimJournal.rung_outcome
+    intent = SimJournal.operation_intent
+    outcome = SimJournal.operation_outcome
     kept: list[tuple[Any, ...]] = []
 
     def keep(journal: SimJournal, *args: Any) -> None:
@@ -176,19 +177,21 @@ def no_intents(patch: pytest.MonkeyPatch) -> None:
         intent(journal, *kept.pop())
         outcome(journal, *args)
 
-    patch.setattr(SimJournal, "rung_intent", keep)
-    patch.setattr(SimJournal, "rung_outcome", both)
+    patch.setattr(SimJournal, "operation_intent", keep)
+    patch.setattr(SimJournal, "operation_outcome", both)
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """A repeated request hits whatever runs under the job's number now."""
 
-    async def unfenced(client: SimSlurm, fence: Fence, *, only_unfinished: bool) -> tuple[RungOutcome, str]:
+    async def unfenced(
+        client: SimSlurm, fence: Fence, *, only_unfinished: bool
+    ) -> tuple[OperationOutcome, str]:
         for _ in range(2):
             await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
             await client.release(fence.job_id)
             await asyncio.sleep(120)
-        return RungOutcome.DONE, "twice, to be sure"
+        return OperationOutcome.DONE, "twice, to be sure"
 
     patch.setattr(requeue, "requeue_hold", unfenced)
 
@@ -196,8 +199,8 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
 def no_removal(patch: pytest.MonkeyPatch) -> None:
     """Says that the kill switch is gone."""
 
-    async def forgotten(*_: object) -> tuple[RungOutcome, str]:
-        return RungOutcome.DONE, "removed"
+    async def forgotten(*_: object) -> tuple[OperationOutcome, str]:
+        return OperationOutcome.DONE, "removed"
 
     patch.setattr(kill_switch, "remove", forgotten)
 

@@ -1,6 +1,8 @@
-"""Days that a site has: nodes that fall silent, a controller or a clock or a slurmctld that stands, arrays, jobs that end by themselves.
+"""Days that a site has: nodes that fall silent, a controller or a clock or a slurmctld that stands, arrays,
+jobs that end by themselves.
 
-Nothing that is well may be touched, and what hangs is dealt with once. Each day is a script; the history checker reads every one.
+Nothing that is well may be touched, and what hangs is dealt with once. Each day is a script; the history
+checker reads every one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ Script = Callable[[Simulation], None]
 
 
 def day(nodes: int = 8, jobs: int = 3, hours: float = 1.0, **other: object) -> Recipe:
-    """A quiet day of jobs of two nodes; nothing goes wrong by itself, and there is no calm at its end but what the script leaves."""
+    """A quiet day of jobs of two nodes; nothing goes wrong by itself, and there is no calm at its end but
+    what the script leaves."""
     recipe = Recipe(
         3, hours=hours, calm_s=0.0, nodes=nodes, jobs=jobs, interval_s=15.0, tick_s=5.0, step_s=(10.0,), sizes=(2,),
         kill_switch=RUN_SWITCH, rates=Rates(*vars(QUIET).values()), totals=(100_000,),
@@ -225,7 +228,8 @@ def test_an_element_of_an_array_with_a_limit_is_restarted_and_no_other_one_is_to
 
 
 def objects(root: object) -> int:
-    """How many objects are reachable from it, classes, functions, modules and whatever belongs to the simulation left out."""
+    """How many objects are reachable from it, classes, functions, modules and whatever belongs to the
+    simulation left out."""
     seen: set[int] = set()
     stack = [root]
     while stack:

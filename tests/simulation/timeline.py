@@ -1,8 +1,10 @@
 """Simulated time: a heap of things that happen, and an asyncio loop that lives by it.
 
-The world (agents, network, Slurm, jobs, faults) is events on the timeline; the controller's real coroutines run on a `SimLoop`,
+The world (agents, network, Slurm, jobs, faults) is events on the timeline; the controller's real coroutines
+run on a `SimLoop`,
 which never sleeps: where it would wait it lets the world go on, until its next timer or until somebody speaks to it.
-Killing the controller is leaving the loop from the middle of whatever it did; stopping it (SIGSTOP) is not returning from a wait
+Killing the controller is leaving the loop from the middle of whatever it did; stopping it (SIGSTOP) is not
+returning from a wait
 while the world goes on. Models: FoundationDB's simulation, TigerBeetle's VOPR.
 """
 
@@ -17,7 +19,8 @@ from typing import Any
 
 
 class Killed(KeyboardInterrupt):
-    """kill -9, at this point. asyncio lets nothing but this and SystemExit through at once, from wherever it is raised."""
+    """kill -9, at this point. asyncio lets nothing but this and SystemExit through at once, from wherever it
+    is raised."""
 
 
 class Timeline:

@@ -1,4 +1,5 @@
-"""`python -m tests.soak --minutes 120`: random faults on a real Slurm with a watchdog that acts, and the history checker (root).
+"""`python -m tests.soak --minutes 120`: random faults on a real Slurm with a watchdog that acts, and the
+history checker (root).
 
 A line of JSON a figure on standard output, all else on standard error; exit code 1 if anything was violated.
 """

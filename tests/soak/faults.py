@@ -1,4 +1,5 @@
-"""What goes wrong: each fault begins, and says how long it lasts and how it is mended. A new one is a function and a line in FAULTS."""
+"""What goes wrong: each fault begins, and says how long it lasts and how it is mended. A new one is a
+function and a line in FAULTS."""
 
 from __future__ import annotations
 

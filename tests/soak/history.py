@@ -1,4 +1,5 @@
-"""The history checker of the soak: what the journal says, what Slurm was asked and what it did, what the jobs wrote, and what was done to
+"""The history checker of the soak: what the journal says, what Slurm was asked and what it did, what the jobs
+wrote, and what was done to
 them. Each rule is one function from a `History` to sentences; no sentence, no violation.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Action, ActionRun, Rung, Verdict
+from slurm_watchdog.model.actions import Action, ActionRun, Operation, Verdict
 from slurm_watchdog.model.incidents import Incident
 from tests.soak.stage import BLIND_AFTER_S, WARM_UP_S, Deed, Run, Stage
 from tests.soak.tools import Request
@@ -30,7 +31,7 @@ class History:
     runs: Sequence[Run]
     requests: Sequence[Request]
     actions: Sequence[ActionRun]
-    """Every decision to act, with its rungs and its end."""
+    """Every decision to act, with its operations and its end."""
     incidents: Sequence[Incident]
     states: dict[str, dict[str, str]]
     """Job -> Slurm's word on it at the end."""
@@ -84,7 +85,7 @@ def _mine(h: History, job_id: str, restarts: int) -> list[ActionRun]:
 
 
 def nothing_is_lost(h: History) -> Iterator[str]:
-    """Each decision to act has its end, each rung its outcome; the file is whole."""
+    """Each decision to act has its end, each operation its outcome; the file is whole."""
     if h.integrity != "ok":
         yield f"the journal is damaged: {h.integrity}"
     for run in h.actions:
@@ -92,11 +93,12 @@ def nothing_is_lost(h: History) -> Iterator[str]:
             yield f"{run.decision.action} {run.decision.id} of {run.decision.fence} has no end"
         for record in run.records:
             if record.outcome is None:
-                yield f"{record.rung} {record.attempt} of {run.decision.id} has no outcome"
+                yield f"{record.operation} {record.attempt} of {run.decision.id} has no outcome"
 
 
 def no_run_is_requeued_twice_or_without_a_decision(h: History) -> Iterator[str]:
-    """By Slurm's restart count: each run that a request of ours put back belongs to a decision whose intent was written before."""
+    """By Slurm's restart count: each run that a request of ours put back belongs to a decision whose intent
+    was written before."""
     done: Counter[tuple[str, int]] = Counter()
     for request in h.requests:
         run = request.requeued_run
@@ -105,7 +107,7 @@ def no_run_is_requeued_twice_or_without_a_decision(h: History) -> Iterator[str]:
         done[request.job_id, run] += 1
         intents = [
             record.intent_at for action in _mine(h, request.job_id, run) for record in action.records
-            if record.rung is Rung.REQUEUE_HOLD
+            if record.operation is Operation.REQUEUE_HOLD
         ]  # fmt: skip
         if not any(at <= request.done + 0.1 for at in intents):
             yield f"run {request.job_id}.{run} was requeued at {request.done:.1f} ({request.words}), and no written intent was about it"
@@ -115,7 +117,8 @@ def no_run_is_requeued_twice_or_without_a_decision(h: History) -> Iterator[str]:
 
 
 def every_run_is_accounted_for(h: History) -> Iterator[str]:
-    """A job began again because we, a person or Slurm itself requeued it, and each restart count was begun at most once."""
+    """A job began again because we, a person or Slurm itself requeued it, and each restart count was begun at
+    most once."""
     began = Counter((run.job_id, run.restarts) for run in h.runs)
     for (job_id, restarts), count in began.items():
         if count > 1:
@@ -138,7 +141,8 @@ def _was_out_of_reach(h: History, job_id: str, restarts: int) -> bool:
 
 
 def what_is_over_stays_over(h: History) -> Iterator[str]:
-    """Nothing that had completed, or that somebody had cancelled, was put back by us, but for a run that left for our kill switch."""
+    """Nothing that had completed, or that somebody had cancelled, was put back by us, but for a run that left
+    for our kill switch."""
     for request in h.requests:
         state, run = request.before.get("JobState", ""), request.requeued_run
         if run is None or "requeue" not in request.words or state in ("RUNNING", "COMPLETING", "SUSPENDED"):
@@ -174,13 +178,13 @@ def no_switch_outlives_its_run(h: History) -> Iterator[str]:
 def the_switch_is_gone_before_the_restart(h: History) -> Iterator[str]:
     """In the journal: removed before released."""
     for action in h.actions:
-        wrote = [r for r in action.records if r.rung is Rung.WRITE_KILL_SWITCH]
+        wrote = [r for r in action.records if r.operation is Operation.WRITE_KILL_SWITCH]
         removed = [
             r.outcome_at or 0.0
             for r in action.records
-            if r.rung is Rung.REMOVE_KILL_SWITCH and r.outcome == "done"
+            if r.operation is Operation.REMOVE_KILL_SWITCH and r.outcome == "done"
         ]
-        released = [r.intent_at for r in action.records if r.rung is Rung.RELEASE]
+        released = [r.intent_at for r in action.records if r.operation is Operation.RELEASE]
         if wrote and released and (not removed or min(removed) > min(released)):
             yield f"{action.decision.id} released the job before its kill switch was gone"
 
@@ -231,7 +235,8 @@ def guards_hold(h: History) -> Iterator[str]:
 
 
 def memory_does_not_grow(h: History) -> Iterator[str]:
-    """Between its middle and its end. A controller that was killed begins small again; so the largest of each half counts."""
+    """Between its middle and its end. A controller that was killed begins small again; so the largest of each
+    half counts."""
     if len(h.memory) < 20:
         return
     half = len(h.memory) // 2

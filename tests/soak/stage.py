@@ -40,10 +40,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "ladder": {"exit_limit": "10s", "step_limit": "40s", "confirm_limit": "120s", "checkpoint_limit": "60s"},
 }
-"""Over the demo's: a busy machine may be slow. Attempts and budgets are the simulator's matter: here there is to be much to do."""
+"""Over the demo's: a busy machine may be slow. Attempts and budgets are the simulator's matter: here there is
+to be much to do."""
 WARM_UP_S = 5.0
 BLIND_AFTER_S = 3 * 1.0 + 8.0
-"""Three polls of Slurm and a deadline: from then on a controller whose Slurm does not answer must not act (tests of judge.py)."""
+"""Three polls of Slurm and a deadline: from then on a controller whose Slurm does not answer must not act
+(tests of judge.py)."""
 STATE_MB = 64
 """Size of the filesystem under the journal, so that it can be full."""
 

@@ -1,4 +1,5 @@
-"""The two stories that are told on the stage: a soak of random faults, and a number of deaths of the controller in the middle of actions."""
+"""The two stories that are told on the stage: a soak of random faults, and a number of deaths of the
+controller in the middle of actions."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def _renew(stage: Stage) -> None:
 
 
 def crash_points(stage: Stage, number: int, jobs: tuple[int, ...] = JOBS) -> Told:
-    """The controller is killed that often in the middle of an action, at random moments, while Slurm answers as it likes."""
+    """The controller is killed that often in the middle of an action, at random moments, while Slurm answers
+    as it likes."""
     counted: Counter[str] = Counter()
     deaths = 0
     for nodes in jobs:

@@ -1,6 +1,8 @@
-"""Slurm's commands as the controller finds them: in front of those that change something stands a script that answers as it likes.
+"""Slurm's commands as the controller finds them: in front of those that change something stands a script that
+answers as it likes.
 
-Every such request is logged as one JSON line, with the state of the job before and after what Slurm really did; the script goes on
+Every such request is logged as one JSON line, with the state of the job before and after what Slurm really
+did; the script goes on
 when the controller that asked is dead.
 """
 
@@ -16,7 +18,8 @@ from pathlib import Path
 from tests.rig.cluster import search_path
 
 FATES = ("ok", "done_and_lost", "lost", "refused", "done_late", "slow")
-"""What becomes of a request: done and said; done, and the answer never comes; nothing at all; refused; done when nobody waits any
+"""What becomes of a request: done and said; done, and the answer never comes; nothing at all; refused; done
+when nobody waits any
 more; done after a while."""
 COMMANDS = ("scontrol", "scancel", "sbatch", "squeue", "sinfo", "sacct", "sdiag")
 

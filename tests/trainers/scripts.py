@@ -1,4 +1,5 @@
-"""One training script a framework, on the CPU: each saves and resumes as its documentation says, with our hooks in it."""
+"""One training script a framework, on the CPU: each saves and resumes as its documentation says, with our
+hooks in it."""
 
 from __future__ import annotations
 

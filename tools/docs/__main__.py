@@ -1,4 +1,5 @@
-"""`python -m tools.docs [NAME…]` (`make docs`): writes the pages that are generated from the program, all of them or those named."""
+"""`python -m tools.docs [NAME…]` (`make docs`): writes the pages that are generated from the program, all of
+them or those named."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ PAGES: Mapping[str, Page] = {
     "rooms": Page(rooms.FILE, rooms.write),
     **{page.stem.lower(): Page(page, partial(examples.write, page)) for page in examples.PAGES},
 }
-"""Every generated page, by the name that `make docs` takes. docs/frameworks.md is made of hours of runs: `make frameworks`."""
+"""Every generated page, by the name that `make docs` takes. docs/frameworks.md is made of hours of runs:
+`make frameworks`."""
 
 
 def main(names: Sequence[str]) -> int:

@@ -1,6 +1,8 @@
-"""Writes docs/detectors.md, what each detector reports and when, from the detectors themselves: `python -m tools.docs detectors`.
+"""Writes docs/detectors.md, what each detector reports and when, from the detectors themselves: `python -m
+tools.docs detectors`.
 
-A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:`, `Acts:` or `Note:`; its options,
+A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:`,
+`Acts:` or `Note:`; its options,
 its ladder, what explains it and what to try next come from the tables that the program uses.
 """
 
@@ -17,7 +19,7 @@ from pydantic import BaseModel
 from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.detect.registry import REQUEST, SPECS, causes_of
 from slurm_watchdog.knowledge.remediation_hints import HINTS, Hint
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from tools.docs.options import rows_of
 
 FILE = Path(__file__).parents[2] / "docs/detectors.md"
@@ -52,7 +54,7 @@ class Row(NamedTuple):
     docstring: str
     settings: BaseModel
     """Its block of the configuration, with its defaults."""
-    shipped: tuple[Step, ...]
+    shipped: tuple[Rung, ...]
     may_act: bool
     why_none: str
     explained_by: tuple[str, ...]
@@ -60,7 +62,8 @@ class Row(NamedTuple):
 
 
 def read_registry() -> list[Row]:
-    """A row for each detector, in the order in which they run. The only function that knows where these facts are kept."""
+    """A row for each detector, in the order in which they run. The only function that knows where these facts
+    are kept."""
     defaults = Detectors()
     return [
         Row(
@@ -109,7 +112,7 @@ def short_ladder(row: Row) -> str:
     return ladder_words(row.shipped) if row.shipped else ("yours" if row.may_act else "none")
 
 
-def ladder_words(ladder: tuple[Step, ...]) -> str:
+def ladder_words(ladder: tuple[Rung, ...]) -> str:
     """As it is written in the configuration."""
     return f"`[{', '.join(ladder)}]`"
 

@@ -1,6 +1,8 @@
-"""Writes the tables of docs/evaluation.md from the newest kept run of `make accuracy`: `python -m tools.docs evaluation`.
+"""Writes the tables of docs/evaluation.md from the newest kept run of `make accuracy`: `python -m tools.docs
+evaluation`.
 
-The rest of the page is prose, and stays as it is. `make accuracy ARGS=--write` keeps a run in tests/accuracy/results.json.
+The rest of the page is prose, and stays as it is. `make accuracy ARGS=--write` keeps a run in
+tests/accuracy/results.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the dashboards beside it: `make grafana`. What a panel asks is here, and nowhere else.
 
-Four dashboards: the cluster, one job, one node, the watchdog itself. Every query is run by a real Prometheus against a real
+Four dashboards: the cluster, one job, one node, the watchdog itself. Every query is run by a real Prometheus
+against a real
 cluster in tests/integration/test_grafana.py and has to return data, or is in MAY_BE_EMPTY with the reason.
 """
 
@@ -45,14 +46,15 @@ FULL, HALF, THIRD, QUARTER = 24, 12, 8, 6
 MAY_BE_EMPTY: dict[str, str] = {
     "lost work": "no work was lost yet",
     "kernel and driver": "the kernel says nothing where nothing is wrong",
-    "rungs of the ladder": "no action is under way",
+    "operations of the ladder": "no action is under way",
     "ladder": "no action is under way",
     "errors in the log": "the log holds no error",
     "DCGM": "needs NVIDIA's exporter beside ours",
     "Slurm": "needs Slurm's own exporter",
     "health of the cards": "GPUs that answer",
 }
-"""Parts of titles of panels, and names of annotations, whose query may give nothing on a cluster where all is well, and why."""
+"""Parts of titles of panels, and names of annotations, whose query may give nothing on a cluster where all is
+well, and why."""
 
 
 def query(expression: str, legend: str = "", *, as_table: bool = False) -> prometheus.Dataquery:
@@ -104,7 +106,7 @@ MARKS = {
     "incidents that fired": "{{kind}}",
     "errors in the log": "{{pattern}}",
     "kernel and driver": "{{name}} on {{instance}}",
-    "rungs of the ladder": "{{rung}}",
+    "operations of the ladder": "{{operation}}",
 }
 """Annotations, and what stands at each mark."""
 
@@ -231,7 +233,7 @@ def job() -> Any:
     of_nodes = f'and on (instance) max by (instance) ({W}gpu_job{{job_id="$job"}})'
     said = f'{W}node_events_total{{severity=~"error|critical"}}'
     errors = f'{W}job_log_errors{{job_id="$job"}}'
-    rung = f'{W}job_rung{{job_id="$job"}}'
+    operation = f'{W}job_operation{{job_id="$job"}}'
     of_job = f'* on (gpu_uuid) group_left (job_id, rank) max by (gpu_uuid, job_id, rank) ({W}gpu_job{{job_id="$job"}})'
     return board(
         "job",
@@ -243,7 +245,7 @@ def job() -> Any:
             number("since the last step", "", f'{W}job_progress_age_seconds{{job_id="$job"}}', "s"),
             number("limit", "It counts as hanging when no step came for so long.", f'{W}job_stall_limit_seconds{{job_id="$job"}}', "s"),
             band("phase", "By what its log says.", f'{W}job_phase{{job_id="$job"}}', "{{phase}}"),
-            band("ladder", "What is being done about it, rung by rung.", rung, "{{rung}}"),
+            band("ladder", "What is being done about it, operation by operation.", operation, "{{operation}}"),
             curves(
                 "time of a step",
                 "A step that lasts longer from some point on is a slow job (5 % are told).",
@@ -274,7 +276,7 @@ def job() -> Any:
         (
             marks("errors in the log", "orange", f"{errors} unless {errors} offset 1m"),
             marks("kernel and driver", "purple", f"{fresh(said)} {of_nodes}"),
-            marks("rungs of the ladder", "blue", f"{rung} unless {rung} offset 1m"),
+            marks("operations of the ladder", "blue", f"{operation} unless {operation} offset 1m"),
         ),
     )  # fmt: skip
 

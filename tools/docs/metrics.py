@@ -1,6 +1,8 @@
-"""Writes docs/metrics.md, the reference of every series, from the code that serves them: `python -m tools.docs metrics`.
+"""Writes docs/metrics.md, the reference of every series, from the code that serves them: `python -m
+tools.docs metrics`.
 
-Names, types, labels and help come from the registries themselves; what a label holds, and queries that join our series with those of
+Names, types, labels and help come from the registries themselves; what a label holds, and queries that join
+our series with those of
 other exporters, are tables here. The queries are run by promtool in the tests.
 """
 
@@ -38,7 +40,7 @@ LABELS = {
     "level": "`ok`, `warning`, `critical`, `unknown`: how everything is, as `status` has it",
     "mount": "a mount point, as in /proc/self/mounts",
     "pattern": "the name of an error line ([knowledge](knowledge.md)), or `other`",
-    "rung": "a rung of the ladder, or `between`",
+    "operation": "an operation of the ladder, or `between`",
     "uid": "the number of a job's owner",
     "what": "a container with a cap, such as `processes` (watchdog/slurm_watchdog/base/capped.py says what each is)",
     "why": "`standstill` or `redone`",
@@ -109,7 +111,7 @@ MORE = {
     "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`: from the last step until it is over, while they hold their GPUs) or did "
     "work again after a restart (`redone`)",
     "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself. Times the hours until a person would have: what it saved",
-    "job_rung": "1 for the rung of the ladder at which an action on a job is; `between` two of them. Only while there is an action",
+    "job_operation": "1 for the operation of the ladder at which an action on a job is; `between` two of them. Only while there is an action",
     "job_log_errors": "Error lines that are kept of the job's present run, by signature. At most 500 series",
     "job_incident": "1 for an incident that fires and that no other one explains, for each of its jobs; 800 at most",
     "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most. `status` says what to do about it",
@@ -128,7 +130,8 @@ MORE = {
     "left_out_total": "Entries of a container (processes, log files, filesystems, …) for which a node, a user or a job had no room left; `status` says whose "
     "they are",
 }
-"""Series whose HELP text is shorter than what a reader of the page has to know -> the meaning that the page has instead."""
+"""Series whose HELP text is shorter than what a reader of the page has to know -> the meaning that the page
+has instead."""
 
 
 class Metric(NamedTuple):

@@ -14,7 +14,7 @@ from slurm_watchdog.config.detectors import Detector
 from slurm_watchdog.config.policy import Match, Override, Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import parse_duration, parse_size
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 
 FILE = Path(__file__).parents[2] / "docs/options.md"
 HEAD = """# Options
@@ -136,7 +136,7 @@ def word_for(parts: list[Any]) -> str:
     annotation = parts[0]
     if parse_duration in validators:
         return "duration"
-    if annotation is Step:
+    if annotation is Rung:
         return "rung"
     if parse_size in validators:
         return "size"

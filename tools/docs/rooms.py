@@ -1,6 +1,8 @@
-"""Writes docs/development/rooms.md, the folders of the package and what each imports, from the code: `python -m tools.docs rooms` (`make rooms`).
+"""Writes docs/development/rooms.md, the folders of the package and what each imports, from the code: `python
+-m tools.docs rooms` (`make rooms`).
 
-`make rooms` prints the picture, too. tests/architecture/test_rooms.py holds the code to `ORDER`: no arrow goes up, and nothing goes in a circle.
+`make rooms` prints the picture, too. tests/architecture/test_rooms.py holds the code to `ORDER`: no arrow
+goes up, and nothing goes in a circle.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ ORDER = (
 """Every folder with code, from the ground up: each imports only from those before it."""
 
 Imports = Mapping[str, frozenset[str]]
-"""Module -> the modules of the package that it imports, wherever the import stands: in a function, or under TYPE_CHECKING."""
+"""Module -> the modules of the package that it imports, wherever the import stands: in a function, or under
+TYPE_CHECKING."""
 
 
 def read_imports(package: Path = PACKAGE) -> Imports:
@@ -84,7 +87,8 @@ def upward(imports: Imports, order: tuple[str, ...] = ORDER) -> list[str]:
 
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Sets of nodes that reach each other, of two or more: what is left when all that has no way in or no way out is taken away,
+    """Sets of nodes that reach each other, of two or more: what is left when all that has no way in or no way
+    out is taken away,
     again and again, grouped by which reach each other."""
     below = {node: set(others) & graph.keys() for node, others in graph.items()}
     while ends := {n for n, others in below.items() if not others} | (

@@ -47,7 +47,8 @@ def run(argv: list[str], **options: object) -> str:
 
 
 def source_date() -> str:
-    """Seconds since the epoch that every file in a package gets at most: SOURCE_DATE_EPOCH, else the time of the commit, else 1980."""
+    """Seconds since the epoch that every file in a package gets at most: SOURCE_DATE_EPOCH, else the time of
+    the commit, else 1980."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
     if given:
         return given
@@ -145,7 +146,8 @@ def tell(what: str) -> None:
 def make(
     kinds: Sequence[str], output: Path, versions: Sequence[str] = (__version__,), fast: bool = False
 ) -> list[Path]:
-    """Makes what `kinds` names in the directory `output`, packages once for each of `versions`; gives the files. Raises PackageError."""
+    """Makes what `kinds` names in the directory `output`, packages once for each of `versions`; gives the
+    files. Raises PackageError."""
     output.mkdir(parents=True, exist_ok=True)
     made = [file for kind in ("wheel", "sdist") if kind in kinds for file in build(kind, output)]
     if "hooks" in kinds:  # what goes into a training's environment, and needs nothing of ours there

@@ -1,7 +1,9 @@
 """A virtual environment that may be moved, made without network of what `make venv` has installed from the lock.
 
-The distributions that the controller needs (the agent's are a part of them) are copied file by file as their RECORD lists
-them, and each file's hash is checked: what is shipped is what was tested. The interpreter is not shipped: `bin/python3` is
+The distributions that the controller needs (the agent's are a part of them) are copied file by file as their
+RECORD lists
+them, and each file's hash is checked: what is shipped is what was tested. The interpreter is not shipped:
+`bin/python3` is
 a link to the system's interpreter of the same minor version, for which compiled modules are built.
 """
 
@@ -53,7 +55,8 @@ def python_version() -> str:
 
 
 def make_environment(target: Path, final: str, interpreter: str = "") -> None:
-    """Makes the environment in the new directory `target`; `final` is where it will lie (only tracebacks show it), `interpreter`
+    """Makes the environment in the new directory `target`; `final` is where it will lie (only tracebacks show
+    it), `interpreter`
     what `bin/python3` will link to (empty: /usr/bin/pythonX.Y). Raises PackageError."""
     interpreter = interpreter or f"/usr/bin/python{python_version()}"
     library = target / "lib" / f"python{python_version()}" / "site-packages"
@@ -75,7 +78,8 @@ def make_environment(target: Path, final: str, interpreter: str = "") -> None:
 
 
 def needed() -> set[str]:
-    """Names of all distributions that ours needs with EXTRAS, as they are installed here. Raises PackageError if one is not."""
+    """Names of all distributions that ours needs with EXTRAS, as they are installed here. Raises PackageError
+    if one is not."""
     found: set[tuple[str, frozenset[str]]] = set()
     waiting: list[tuple[str, frozenset[str]]] = [(OURS, EXTRAS)]
     while waiting:
@@ -144,7 +148,8 @@ def unpack_ours(library: Path) -> None:
 
 
 def build(kind: str, folder: Path, project: Path = CHECKOUT) -> list[Path]:
-    """Builds the `wheel` or `sdist` of `project` into `folder`, with the backend that is installed here. Raises PackageError."""
+    """Builds the `wheel` or `sdist` of `project` into `folder`, with the backend that is installed here.
+    Raises PackageError."""
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.iterdir())
     done = subprocess.run(
@@ -169,7 +174,8 @@ def build(kind: str, folder: Path, project: Path = CHECKOUT) -> list[Path]:
 
 
 def compile_all(library: Path, final: str) -> None:
-    """Byte code for every module, valid whatever the files' times: nobody writes into the environment later. Raises PackageError."""
+    """Byte code for every module, valid whatever the files' times: nobody writes into the environment later.
+    Raises PackageError."""
     compileall.compile_dir(
         library,
         stripdir=str(library),

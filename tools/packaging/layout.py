@@ -62,7 +62,8 @@ def stage_pages(share: Path) -> None:
 
 
 def stage_system(root: Path) -> None:
-    """What a package adds to an environment that was staged below `root`: the command with its manual page and completions, units, users,
+    """What a package adds to an environment that was staged below `root`: the command with its manual page
+    and completions, units, users,
     directories, configuration."""
     copy(CHECKOUT / "deploy/config.yaml", root / CONFIG)
     copy(CHECKOUT / "LICENSE", root / COPYRIGHT)
@@ -88,7 +89,8 @@ UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer",
 
 
 def system_files() -> dict[str, str]:
-    """Path in the checkout -> path on a node, of units, sysusers and tmpfiles: whatever systemd/ holds. Raises PackageError."""
+    """Path in the checkout -> path on a node, of units, sysusers and tmpfiles: whatever systemd/ holds.
+    Raises PackageError."""
     found: dict[str, str] = {}
     for path in sorted((CHECKOUT / "systemd").rglob("*")):
         inside = path.relative_to(CHECKOUT).as_posix()

@@ -1,4 +1,5 @@
-"""Records data_loader.json: what a controller answers about a hang in a data loader, found and mended at the shipped thresholds.
+"""Records data_loader.json: what a controller answers about a hang in a data loader, found and mended at the
+shipped thresholds.
 
     sudo .venv/bin/python -m tests.captures.explain.record          # five minutes; a real Slurm of this machine, stand-in GPUs
 

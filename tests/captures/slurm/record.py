@@ -1,9 +1,11 @@
-"""Makes the captures in this directory: runs a cluster, gives it jobs and nodes in many states, keeps what Slurm prints.
+"""Makes the captures in this directory: runs a cluster, gives it jobs and nodes in many states, keeps what
+Slurm prints.
 
     .venv/bin/python -m tests.captures.slurm.record questions >questions.json      what the client asks for
     python3 -m tests.captures.slurm.record answers DIRECTORY <questions.json       as root, where that Slurm is
 
-With PYSLURM_PYTHON, an interpreter that has pyslurm of that release, what the child of the pyslurm client says is kept, too.
+With PYSLURM_PYTHON, an interpreter that has pyslurm of that release, what the child of the pyslurm client
+says is kept, too.
 The second needs no package but Slurm's, so that it also runs in the root directory of another distribution; see README.
 """
 

@@ -1,4 +1,5 @@
-"""fastai's Learner with its own bar, one process; SaveModelCallback saves each epoch, and the next run begins with that one."""
+"""fastai's Learner with its own bar, one process; SaveModelCallback saves each epoch, and the next run begins
+with that one."""
 
 import glob
 import os

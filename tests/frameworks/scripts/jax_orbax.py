@@ -1,4 +1,5 @@
-"""JAX in two processes that share each gradient, lines after MaxText's manner, checkpoints by orbax; started by `spawn.py`."""
+"""JAX in two processes that share each gradient, lines after MaxText's manner, checkpoints by orbax; started
+by `spawn.py`."""
 
 import os
 import queue

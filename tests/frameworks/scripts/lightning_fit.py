@@ -1,4 +1,5 @@
-"""Lightning's Trainer. With `rich` installed its bar is Rich's, which writes nothing to a file before the end; BAR=tqdm asks for the other."""
+"""Lightning's Trainer. With `rich` installed its bar is Rich's, which writes nothing to a file before the
+end; BAR=tqdm asks for the other."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""A loop after the manner of nanoGPT: `iter 40: loss 4.2, time 250.00ms, mfu …`, estimates its loss at intervals, saves ckpt.pt."""
+"""A loop after the manner of nanoGPT: `iter 40: loss 4.2, time 250.00ms, mfu …`, estimates its loss at
+intervals, saves ckpt.pt."""
 
 import os
 import time

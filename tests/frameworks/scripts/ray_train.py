@@ -1,4 +1,5 @@
-"""Ray Train: two workers, a report with a checkpoint every so many steps; the next run begins with the newest that lies in its storage."""
+"""Ray Train: two workers, a report with a checkpoint every so many steps; the next run begins with the newest
+that lies in its storage."""
 
 import glob
 import os

@@ -1,4 +1,5 @@
-"""stable-baselines3: PPO with environments in processes of their own, its table of figures, CheckpointCallback; one learner.
+"""stable-baselines3: PPO with environments in processes of their own, its table of figures,
+CheckpointCallback; one learner.
 
 A step is one of all environments at once. A fault of the data is one of an environment."""
 

@@ -1,4 +1,5 @@
-"""Starts a script once a rank, as mpirun does on one machine: `spawn.py RANKS SCRIPT`. One that fails ends the others."""
+"""Starts a script once a rank, as mpirun does on one machine: `spawn.py RANKS SCRIPT`. One that fails ends
+the others."""
 
 import os
 import socket

@@ -1,4 +1,5 @@
-"""An empty torchvision where there is none: its wheels for the processor alone are not everywhere, and nothing of it is used here."""
+"""An empty torchvision where there is none: its wheels for the processor alone are not everywhere, and
+nothing of it is used here."""
 
 import importlib.util
 import sys

@@ -1,4 +1,5 @@
-"""A loop with timm's own parts and its train.py's lines: create_model, create_optimizer, AverageMeter, CheckpointSaver, resume_checkpoint."""
+"""A loop with timm's own parts and its train.py's lines: create_model, create_optimizer, AverageMeter,
+CheckpointSaver, resume_checkpoint."""
 
 import logging
 import os

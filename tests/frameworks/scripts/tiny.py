@@ -13,7 +13,8 @@ def net():
 
 
 class Work(torch.autograd.Function):
-    """What a real model takes its time for: most of it is the backward pass, and that is where a look at its stacks finds it."""
+    """What a real model takes its time for: most of it is the backward pass, and that is where a look at its
+    stacks finds it."""
 
     @staticmethod
     def forward(ctx, x):

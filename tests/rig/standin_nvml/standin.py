@@ -1,4 +1,5 @@
-"""Builds the stand-in library and writes what it answers, so that the real pynvml and our real collector run without a GPU."""
+"""Builds the stand-in library and writes what it answers, so that the real pynvml and our real collector run
+without a GPU."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class Instance:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML would tell of it, in NVML's units; None: NVML_ERROR_NOT_SUPPORTED. Index, minor and PCI address differ on purpose."""
+    """One GPU as NVML would tell of it, in NVML's units; None: NVML_ERROR_NOT_SUPPORTED. Index, minor and PCI
+    address differ on purpose."""
 
     uuid: str
     bus: str
@@ -145,7 +147,8 @@ BUSY_CARD: Mapping[str, Any] = {
     "temperature": 35,
     "throttle": 0,
 }
-"""Case 1 of the case book: what 63 of 64 cards said while they span in a collective. Temperature and memory clock are not told there."""
+"""Case 1 of the case book: what 63 of 64 cards said while they span in a collective. Temperature and memory
+clock are not told there."""
 FROZEN_CARD: Mapping[str, Any] = {
     **BUSY_CARD,
     "utilization": 0,
@@ -183,7 +186,8 @@ OTHER_CALLS_S = 5.5e-6
 
 
 def field_latencies() -> tuple[str, ...]:
-    """Rules for a Scenario: each call takes as long as FIELD.md says that NVML's takes (measured by MangoHud's authors)."""
+    """Rules for a Scenario: each call takes as long as FIELD.md says that NVML's takes (measured by
+    MangoHud's authors)."""
     lists = [f"nvmlDeviceGet{kind}RunningProcesses_v{n}" for kind in ("Compute", "Graphics") for n in (2, 3)]
     return (
         f"delay nvmlDeviceGetUtilizationRates {UTILIZATION_S}",

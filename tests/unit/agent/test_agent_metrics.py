@@ -1,4 +1,5 @@
-"""The agent's /metrics: what Prometheus' own parser reads from it, what is never a label, and that nobody can hold it up."""
+"""The agent's /metrics: what Prometheus' own parser reads from it, what is never a label, and that nobody can
+hold it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""SIGHUP at the agent: the file is taken whole or not at all, and what goes over to the next agent is what this one knew."""
+"""SIGHUP at the agent: the file is taken whole or not at all, and what goes over to the next agent is what
+this one knew."""
 
 from __future__ import annotations
 

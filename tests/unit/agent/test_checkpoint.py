@@ -1,4 +1,5 @@
-"""Checkpoints as they lie on disk: every layout in a real directory, whole, half written, left over, replaced, in masses."""
+"""Checkpoints as they lie on disk: every layout in a real directory, whole, half written, left over,
+replaced, in masses."""
 
 from __future__ import annotations
 

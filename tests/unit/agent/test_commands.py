@@ -1,4 +1,5 @@
-"""Commands that are refused, whoever sends them: the controller is believed only as far as what it asks makes sense here."""
+"""Commands that are refused, whoever sends them: the controller is believed only as far as what it asks makes
+sense here."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 
 @pytest.fixture
 def here() -> Iterator[Commands]:
-    """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs root: all is refused."""
+    """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs
+    root: all is refused."""
     probes = WorkerPool(functions("remove_kill_switch"))
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.here.hear([WATCH])

@@ -1,4 +1,5 @@
-"""Of thousands of processes of one job a few are looked at in every tick, the rest in turn; who hangs or changes leaves the crowd."""
+"""Of thousands of processes of one job a few are looked at in every tick, the rest in turn; who hangs or
+changes leaves the crowd."""
 
 from __future__ import annotations
 

@@ -210,7 +210,8 @@ def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
 
 
 def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:
-    # A job's prolog may take minutes: the child that was started for its log before that is not the one to say no for ever.
+    # A job's prolog may take minutes: the child that was started for its log before that is not the one to
+    # say no for ever.
     state: dict[str, Any] = {"uid": USER}
     absent = Dispatch(TASKS, False, lambda reason: None)
     with pytest.raises(OSError, match="has no process on this node"):

@@ -1,4 +1,5 @@
-"""What a job's environment asks of the watchdog: from its processes, by way of reports, to the run that it is about and no other."""
+"""What a job's environment asks of the watchdog: from its processes, by way of reports, to the run that it is
+about and no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The logs of jobs, read by real children: which files, several mounts of which one hangs, children that die, limits."""
+"""The logs of jobs, read by real children: which files, several mounts of which one hangs, children that die,
+limits."""
 
 from __future__ import annotations
 
@@ -265,7 +266,8 @@ class Answering:
 
 
 def listing(ticks: int, open_files: dict[int, int]) -> list[tuple[float, list[int]]]:
-    """When open files of which processes are listed, in so many ticks of 5 s; `open_files` may change meanwhile, by tick."""
+    """When open files of which processes are listed, in so many ticks of 5 s; `open_files` may change
+    meanwhile, by tick."""
     probes = Answering()
     logs = JobLogs(
         probes, (ROOT,), "n1", (), become_owner=False, count_open=lambda pid: open_files.get(pid, 0)

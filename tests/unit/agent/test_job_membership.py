@@ -108,7 +108,8 @@ def test_ranks_of_torchrun_come_from_its_children(launcher: str) -> None:
 
 
 def test_a_launcher_whose_ranks_have_gone_is_none_of_them() -> None:
-    """`python -m torch.distributed.run` waits for other nodes when its own ranks have ended, and has only srun's variables."""
+    """`python -m torch.distributed.run` waits for other nodes when its own ranks have ended, and has only
+    srun's variables."""
 
     def child(rank: int) -> dict[str, str]:
         return task(1, RANK=rank, LOCAL_RANK=rank - 2, WORLD_SIZE=4, TORCHELASTIC_RUN_ID="x")

@@ -1,4 +1,5 @@
-"""Who is probed when, and what a mount's answers, delays and returns look like in the report. The children are fakes."""
+"""Who is probed when, and what a mount's answers, delays and returns look like in the report. The children
+are fakes."""
 
 from __future__ import annotations
 

@@ -455,7 +455,8 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
 
 
 def aged(looks: Sequence[tuple[str, int | None]]) -> float:
-    """How long the last state has lasted by what looks 5 s apart have found: (state, switches, or None where they were not read)."""
+    """How long the last state has lasted by what looks 5 s apart have found: (state, switches, or None where
+    they were not read)."""
     known = ProcessFacts(7, 70, 1, "python", 1000)
     entry = Entry(known, Stat("python", "R", 1, 0, 50, 70))
     now = 0.0

@@ -1,4 +1,5 @@
-"""Nothing looks into a process that is not one ordinary user's, through and through: every task of a child, on real processes."""
+"""Nothing looks into a process that is not one ordinary user's, through and through: every task of a child,
+on real processes."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ time.sleep(600)
 ROWS = [
     (0, 0, 0), (USER, 0, 0), (USER, USER, 0), (USER, OTHER, OTHER), (USER, OTHER, USER), (MIN_UID - 1,) * 3, (65534,) * 3,
 ]  # fmt: skip
-"""Users (real, effective, saved) of root's, of set-user-id programs of root's and of another user's, of the system's, of nobody's."""
+"""Users (real, effective, saved) of root's, of set-user-id programs of root's and of another user's, of the
+system's, of nobody's."""
 
 
 @pytest.mark.parametrize(("uids", "shown", "own"), [*itertools.product(ROWS, (0, USER), (None, USER))])

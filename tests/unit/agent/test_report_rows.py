@@ -1,4 +1,5 @@
-"""Which processes an agent names one by one, and what a controller takes of a report: shares, and nobody who looks dead for want of room."""
+"""Which processes an agent names one by one, and what a controller takes of a report: shares, and nobody who
+looks dead for want of room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a child, and a program that it starts, may use: CPU time, memory, output, rights, and what it may leave behind."""
+"""What a child, and a program that it starts, may use: CPU time, memory, output, rights, and what it may
+leave behind."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def test_kernel_lines_where_nobody_knows_whether_they_are_restricted_they_are(tm
 
 
 def unbounded_repeats(tree: Any) -> Iterator[str]:
-    """Repetitions without an upper bound in a parsed expression: where there are two ways to read them, time grows with the square."""
+    """Repetitions without an upper bound in a parsed expression: where there are two ways to read them, time
+    grows with the square."""
     for operation, what in tree:
         if operation in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
             if what[1] == _constants.MAXREPEAT:

@@ -1,4 +1,5 @@
-"""An agent of one person's own acts as that person and as nobody else, be it root in a container that has no other user."""
+"""An agent of one person's own acts as that person and as nobody else, be it root in a container that has no
+other user."""
 
 from __future__ import annotations
 

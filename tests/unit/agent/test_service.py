@@ -36,7 +36,8 @@ class Broken:
 
 @contextmanager
 def serving(tmp_path: Path, **broken: OSError) -> Iterator[Service]:
-    """A daemon whose sender has not been started: what it was given waits in the spool. The collectors in `broken` raise."""
+    """A daemon whose sender has not been started: what it was given waits in the spool. The collectors in
+    `broken` raise."""
     collectors = [
         replace_field(each, make=lambda _, name=each.name: Broken(broken[name]))
         if each.name in broken

@@ -106,7 +106,8 @@ def test_every_rank_comes_before_a_few_workers_of_each_and_helpers_never() -> No
 
 
 def test_the_main_thread_of_a_process_has_its_own_cpu_time_in_each_dump() -> None:
-    """What other threads use (a data loader, a logger) is no work of the training loop: stillness is told by the main thread."""
+    """What other threads use (a data loader, a logger) is no work of the training loop: stillness is told by
+    the main thread."""
     end = time.process_time() + 0.3
     helper = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() > end, True)])
     before = _look(os.getpid())

@@ -1,4 +1,5 @@
-"""Who gets a signal and who never does: real processes with open files in place of GPUs, and everything that may change in between."""
+"""Who gets a signal and who never does: real processes with open files in place of GPUs, and everything that
+may change in between."""
 
 from __future__ import annotations
 
@@ -282,7 +283,8 @@ def test_a_process_below_a_slurmstepd_is_part_of_a_job_whatever_its_environment_
     try:
         wanted = orphans.wanted(below)
         assert "a slurmstepd is above it" in end(wanted, "kill").refusal
-        # ... and its user's other processes, of whom only an environment says where they came from, may be in use by it.
+        # ... and its user's other processes, of whom only an environment says where they came from, may be in
+        # use by it.
         other = orphans.wanted(orphans.start())
         assert "its user has job 987654300 here now" in refusal_of(orphans, other)
         # What stands in the control group of a job that is over is of that job.

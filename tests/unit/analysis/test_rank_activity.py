@@ -1,4 +1,5 @@
-"""What ranks do, as their processes and GPUs show it; and the three verdicts that rest on it where there are no stacks."""
+"""What ranks do, as their processes and GPUs show it; and the three verdicts that rest on it where there are
+no stacks."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def rank(number: int, cpu: float | None = 0.0, io: float | None = None, **change
 
 
 def four(doing: str = "spins", cpu: float | None = 1.0, **changes: Any) -> JobView:
-    """Four ranks that do the same, no step for 70 s; keys r0 … r3 replace a process, g0 … g3 a GPU (None: not known)."""
+    """Four ranks that do the same, no step for 70 s; keys r0 … r3 replace a process, g0 … g3 a GPU (None: not
+    known)."""
     processes = [changes.pop(f"r{n}", rank(n, cpu)) for n in range(4)]
     cards = [changes.pop(f"g{n}", card(n, doing)) for n in range(4)]
     return job(

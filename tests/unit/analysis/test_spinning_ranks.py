@@ -1,4 +1,5 @@
-"""A rank that goes round in Python for ever: told after minutes if all of it is seen, and never where anything is missing or looks like work."""
+"""A rank that goes round in Python for ever: told after minutes if all of it is seen, and never where
+anything is missing or looks like work."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def look(
 def view(
     look_at: Callable[[float], ProcessStack] = lambda at_s: look(at_s=at_s), *, age_s: float = 330.0, rank: int = 3, **changes: Any
 ) -> JobView:  # fmt: skip
-    """A job whose last step was `age_s` ago, with dumps every 9 s from 30 s on, and after three of them every minute."""
+    """A job whose last step was `age_s` ago, with dumps every 9 s from 30 s on, and after three of them every
+    minute."""
     times = [30.0, 39.0, 48.0]
     while times[-1] + 60.0 < age_s:
         times.append(times[-1] + 60.0)
@@ -215,7 +217,8 @@ def test_an_idle_gpu_and_workers_that_rest_do_not() -> None:
     st.sampled_from([330.0, 700.0, 1700.0]),
 )  # fmt: skip
 def test_a_dump_in_which_anything_is_missing_begins_it_anew(missing: list[str], age_s: float) -> None:
-    """From the newest dump backwards: no matter which of what it needs is not there, what was seen before does not count."""
+    """From the newest dump backwards: no matter which of what it needs is not there, what was seen before
+    does not count."""
 
     def at(at_s: float) -> ProcessStack:
         one = look(at_s=at_s)
@@ -236,7 +239,8 @@ def test_a_dump_in_which_anything_is_missing_begins_it_anew(missing: list[str], 
 
 @given(st.lists(st.integers(1, 400), min_size=6, max_size=40), st.integers(0, 3))
 def test_a_program_that_wanders_over_many_lines_is_nobody_s_small_loop(lines: list[int], depth: int) -> None:
-    """Whatever lines of whatever functions: more than twelve lines apart, or more than eight different stacks, and it begins anew."""
+    """Whatever lines of whatever functions: more than twelve lines apart, or more than eight different
+    stacks, and it begins anew."""
     steady: dict[Any, Steady] = {}
     for number, line in enumerate(lines):
         one = look(

@@ -1,4 +1,5 @@
-"""Runs whose steps cannot be read: what their ranks, dump after dump, and their checkpoints tell, and who is never accused."""
+"""Runs whose steps cannot be read: what their ranks, dump after dump, and their checkpoints tell, and who is
+never accused."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def moved(still_s: float, *, trained: int = 5, looks: int = 4, pauses: tuple[flo
 
 
 def stepless(*places: tuple[str, ...], cpu_s: float = 0.0, **changes: Any) -> JobView:
-    """A run of as many ranks as `places`, no step of which was ever read; each stands where it stood, and uses `cpu_s` from one dump to
+    """A run of as many ranks as `places`, no step of which was ever read; each stands where it stood, and
+    uses `cpu_s` from one dump to
     the next, 100 s later. As if it had trained and then stopped 700 s ago."""
     ranks = [replace(seen(r), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(len(places))]
     dumps = tuple(

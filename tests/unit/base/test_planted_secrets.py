@@ -1,6 +1,7 @@
 """A user's keys of every kind, planted in each kind of text, go the real way and are found nowhere.
 
-The way: the agent's functions, its report, the judge, the journal, and from there every answer of socket and page, the bundle, Slack, a webhook,
+The way: the agent's functions, its report, the judge, the journal, and from there every answer of socket and
+page, the bundle, Slack, a webhook,
 Alertmanager, and the service's log. Rows are the table of kinds times the places where text enters.
 """
 
@@ -74,7 +75,8 @@ def agent_texts(text: str) -> dict[str, Any]:
 
 
 def report_of(text: str, read: dict[str, Any]) -> Report:
-    """What leaves the agent: evidence, a blocked thread's path, a checkpoint's, a reason why something failed, a kernel line."""
+    """What leaves the agent: evidence, a blocked thread's path, a checkpoint's, a reason why something
+    failed, a kernel line."""
     blocked = Blocked(thread_id=1, seconds=60.0, state="D", path=f"/s/{text}/x", mount="/s", device=text)
     process = Process(
         pid=1, start_ticks=2, job_id="7", role=Role.RANK, comm="python", state="D", uid=1501, blocked=blocked

@@ -155,7 +155,8 @@ def test_every_repetition_of_an_expression_has_an_upper_bound(kind: SecretKind) 
 
 
 def test_a_text_of_any_pieces_repeated_is_masked_in_time() -> None:
-    """Each of these is 20,000 characters: an expression that tried again at each of them would not come back from this suite."""
+    """Each of these is 20,000 characters: an expression that tried again at each of them would not come back
+    from this suite."""
     rng = random.Random(5)
     for _ in range(20):
         unit = "".join(rng.choice(PIECES[:-2]) for _ in range(rng.randint(1, 3)))

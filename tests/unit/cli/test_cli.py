@@ -125,16 +125,16 @@ def incident(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def action(rungs: list[dict[str, Any]], end: dict[str, Any] | None) -> dict[str, Any]:
+def action(operations: list[dict[str, Any]], end: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "decision_id": "d1", "action": "graceful_restart", "verdict": "allowed", "by": "operator_restart",
-        "reason": "no guard holds it back", "rungs": rungs, "end": end,
+        "reason": "no guard holds it back", "operations": operations, "end": end,
     }  # fmt: skip
 
 
-def rung(name: str, outcome: str | None, detail: str = "", attempt: int = 1) -> dict[str, Any]:
+def operation(name: str, outcome: str | None, detail: str = "", attempt: int = 1) -> dict[str, Any]:
     return {
-        "rung": name, "attempt": attempt, "outcome": outcome, "detail": detail, "intent_at": 1700000000.0,
+        "operation": name, "attempt": attempt, "outcome": outcome, "detail": detail, "intent_at": 1700000000.0,
         "outcome_at": None if outcome is None else 1700000001.0,
     }  # fmt: skip
 
@@ -400,7 +400,7 @@ def explanation(**changes: Any) -> dict[str, Any]:
         "timeline": [{"at": 1700000000.0, "text": "pending: no step for 61 s"}],
         "evidence": [{"at": 1700000000.0, "kind": "stacks", "document": {"n3": ["wait (queue.py:171)"]}},
                      {"at": 1700000000.0, "kind": "log", "document": "\n".join(f"line {n}" for n in range(100))}],
-        "actions": [action([rung("requeue_hold", "done", "held"), rung("exclude", None)], None)],
+        "actions": [action([operation("requeue_hold", "done", "held"), operation("exclude", None)], None)],
         **changes,
     }  # fmt: skip
 
@@ -570,13 +570,13 @@ ENDED = {"ok": True, "detail": "", "resumed_at_step": 121, "steps_lost": 0, "dow
 
 
 def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController) -> None:
-    written = rung("write_kill_switch", "done", "on 3 nodes")
+    written = operation("write_kill_switch", "done", "on 3 nodes")
     restarts(
         controller,
         [],
-        [action([written, rung("wait_checkpoint", None)], None)],
+        [action([written, operation("wait_checkpoint", None)], None)],
         (503, {"error": "The controller is starting."}),
-        [action([written, rung("wait_checkpoint", "done"), rung("confirm", "done")], ENDED)],
+        [action([written, operation("wait_checkpoint", "done"), operation("confirm", "done")], ENDED)],
     )
     result = run(
         "restart",
@@ -605,10 +605,10 @@ def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController)
 
 
 def test_restart_says_what_it_waits_for_and_until_when_once(controller: FakeController) -> None:
-    waiting = action([rung("write_kill_switch", "done")], None) | {
+    waiting = action([operation("write_kill_switch", "done")], None) | {
         "waiting": {"for": "waiting for a complete checkpoint", "until": 1_700_000_000.0}
     }
-    restarts(controller, [waiting], [waiting], [action([rung("confirm", "done")], ENDED)])
+    restarts(controller, [waiting], [waiting], [action([operation("confirm", "done")], ENDED)])
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 0
     assert result.stdout.count("Now: waiting for a complete checkpoint, until 2023-11-14") == 1
@@ -619,7 +619,7 @@ def test_restart_of_a_job_that_hangs_needs_now_where_nobody_can_be_asked(control
     controller.answers["POST", "/v1/restart"] = (409, {"error": sentence, "code": "hangs"})
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1 and "ask with --now" in result.output
-    restarts(controller, [action([rung("confirm", "done")], ENDED)])
+    restarts(controller, [action([operation("confirm", "done")], ENDED)])
     assert run("restart", "4711", "--now", socket=controller.path).exit_code == 0
     assert [body["now"] for _, path, body in controller.requests if path == "/v1/restart"] == [False, True]
 
@@ -635,16 +635,20 @@ def test_restart_cancel_ends_a_restart_and_says_so(controller: FakeController) -
 
 def test_a_restart_that_failed_is_something_found(controller: FakeController) -> None:
     end = {"ok": False, "detail": "no checkpoint within 1800 s"}
-    restarts(controller, [action([rung("wait_checkpoint", "failed", "no checkpoint")], end)])
+    restarts(controller, [action([operation("wait_checkpoint", "failed", "no checkpoint")], end)])
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1
     assert result.stdout.endswith("graceful_restart failed: no checkpoint within 1800 s.\n")
 
 
 def test_restart_as_json_is_one_document_with_its_end(controller: FakeController) -> None:
-    restarts(controller, [action([rung("confirm", "done")], ENDED)])
+    restarts(controller, [action([operation("confirm", "done")], ENDED)])
     result = run("restart", "4711", "--json", socket=controller.path)
-    assert json.loads(result.stdout) == {**allowed(), "rungs": [rung("confirm", "done")], "end": ENDED}
+    assert json.loads(result.stdout) == {
+        **allowed(),
+        "operations": [operation("confirm", "done")],
+        "end": ENDED,
+    }
 
 
 def test_restart_without_waiting_leaves_after_the_verdict(controller: FakeController) -> None:

@@ -1,4 +1,5 @@
-"""The agent's settings: one schema, of which the agent gets plain values, and none of the memory that checking it takes."""
+"""The agent's settings: one schema, of which the agent gets plain values, and none of the memory that
+checking it takes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.registry import KINDS, MAY_ACT
 from slurm_watchdog.knowledge.rungs import GENTLE, ORDER
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.incidents import Kind
 from tests.builders.views import slurm_job
 
@@ -43,7 +43,7 @@ def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) 
     book = rule_book_of(safe)
     for kind in SAFE:
         rule = rule_for(book, kind, slurm_job(partition="gpu"))
-        assert set(rule.ladder) <= {Step.EVIDENCE, Step.REQUEUE, *GENTLE}
+        assert set(rule.ladder) <= {Rung.EVIDENCE, Rung.REQUEUE, *GENTLE}
         assert not rule.drain and not rule.lose_work
 
 

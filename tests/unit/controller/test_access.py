@@ -36,7 +36,7 @@ from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Rung, RungOutcome, Verdict
+from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
 from slurm_watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentState, Kind, Severity
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
@@ -133,9 +133,9 @@ class Controller:
             reason=f"{MARK} decision", decided_at=1.0, kill_switch=f"/{MARK}",
         )  # fmt: skip
         self.journal.add_decision(decision)
-        rung = next(iter(Rung))
-        self.journal.rung_intent("d1", rung, 1, 2.0, f"{MARK} rung")
-        self.journal.rung_outcome("d1", rung, 1, RungOutcome.FAILED, 3.0, f"{MARK} outcome")
+        operation = next(iter(Operation))
+        self.journal.operation_intent("d1", operation, 1, 2.0, f"{MARK} operation")
+        self.journal.operation_outcome("d1", operation, 1, OperationOutcome.FAILED, 3.0, f"{MARK} outcome")
         self.journal.end_action("d1", ActionEnd(ok=False, ended_at=4.0, detail=f"{MARK} end"))
 
     async def _job(self, _: str) -> Any:

@@ -61,8 +61,8 @@ def test_a_job_has_a_rung_while_there_is_an_action_and_its_error_lines_by_signat
     lines = metrics.text().decode().splitlines()
     assert f'slurm_watchdog_job_log_errors{{job_id="1",pattern="{name}"}} 2.0' in lines
     assert 'slurm_watchdog_job_log_errors{job_id="1",pattern="other"} 1.0' in lines
-    assert 'slurm_watchdog_job_rung{job_id="1",rung="requeue_hold"} 1.0' in lines
-    assert not [line for line in show(metrics, [job(1)]) if "job_rung" in line or "log_errors{" in line]
+    assert 'slurm_watchdog_job_operation{job_id="1",operation="requeue_hold"} 1.0' in lines
+    assert not [line for line in show(metrics, [job(1)]) if "job_operation" in line or "log_errors{" in line]
 
 
 def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() -> None:

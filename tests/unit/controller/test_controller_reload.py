@@ -1,4 +1,5 @@
-"""SIGHUP at the controller: the file is taken whole, or the configuration before stays whole, and the log says which."""
+"""SIGHUP at the controller: the file is taken whole, or the configuration before stays whole, and the log
+says which."""
 
 from __future__ import annotations
 

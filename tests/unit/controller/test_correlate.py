@@ -251,7 +251,8 @@ def test_a_card_that_stops_a_program_explains_its_dead_rank_and_not_a_hang_that_
     story = Story()
     story.after(0, card, bad(Kind.DEAD_RANK), bad(Kind.STALLED_PROGRESS), bad(Kind.GPU_IDLE_RANK))
     assert told(story) == {Kind.GPU_FAULT}
-    # Nothing is done about a card, and a requeue helps the job: so the hang, and a job that lingers, are told and acted on.
+    # Nothing is done about a card, and a requeue helps the job: so the hang, and a job that lingers, are told
+    # and acted on.
     story = Story()
     story.after(0, card, BAD)
     assert told(story) == {Kind.GPU_FAULT, HANG}

@@ -1,4 +1,5 @@
-"""Evidence of a job's nodes on the controller: who is asked, who answers and how, what is kept, and that nothing waits for ever."""
+"""Evidence of a job's nodes on the controller: who is asked, who answers and how, what is kept, and that
+nothing waits for ever."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, came_late
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Action, Decision, Fence, RungOutcome, Verdict
+from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
@@ -394,7 +395,8 @@ def test_what_is_too_much_for_the_journal_is_judged_and_not_kept(controller: Con
     assert found.diagnosis.ranks == 4
 
 
-# ---------------------------------------------------------------------------------------- nothing twice, nothing for ever
+# ---------------------------------------------------------------------------------------- nothing twice,
+# nothing for ever
 
 
 def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controller: Controller) -> None:
@@ -408,8 +410,8 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
         assert first.incident_id == "i"
         await over(first)
         controller.collector.on_fire(incident("j"), clock.monotonic())
-        outcome, words = await controller.collector.rung(replace(DECISION, incident_id="j"))
-        assert (outcome, "kept with incident i" in words) == (RungOutcome.DONE, True)
+        outcome, words = await controller.collector.operation(replace(DECISION, incident_id="j"))
+        assert (outcome, "kept with incident i" in words) == (OperationOutcome.DONE, True)
         assert controller.collector.known(first.id) is first
 
     play(agents, story())
@@ -417,11 +419,12 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
     assert controller.notes == ["evidence of job 7 is kept with incident i"]
 
 
-@pytest.mark.parametrize("by", ["fire", "rung"])
+@pytest.mark.parametrize("by", ["fire", "operation"])
 def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a minute later, or at once
+    """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a
+    minute later, or at once
     where an action waits for it."""
     apart_s = 0.4
     monkeypatch.setattr(collector, "APART_S", apart_s)
@@ -435,8 +438,8 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
             controller.collector.on_fire(second, clock.monotonic())
             controller.collector.on_fire(replace(second, id="k"), clock.monotonic())
         else:
-            outcome, words = await controller.collector.rung(replace(DECISION, incident_id="j"))
-            assert (outcome, words) == (RungOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
+            outcome, words = await controller.collector.operation(replace(DECISION, incident_id="j"))
+            assert (outcome, words) == (OperationOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
         return first, await over(controller.collector._of(controller.job)[0])
 
     first, second = play(agents, story())
@@ -473,7 +476,7 @@ def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller:
         await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
         asked = incident("j", kind=Kind.OPERATOR_RESTART, opened_at=clock.wall())
         controller.judge.incidents = OpenIncidents([asked])
-        await controller.collector.rung(replace(DECISION, incident_id="j"))
+        await controller.collector.operation(replace(DECISION, incident_id="j"))
 
     play(agents, story())
     assert agents.commands() == ["n1", "n2"]
@@ -552,12 +555,12 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
     assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= collector.KEPT
 
 
-# ---------------------------------------------------------------------------------------- the rung of an action
+# ---------------------------------------------------------------------------------------- the operation of an action
 
 
 def test_the_rung_waits_for_the_evidence_and_says_what_came(controller: Controller) -> None:
-    outcome, words = play(Agents(controller), controller.collector.rung(DECISION))
-    assert (outcome, words) == (RungOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
+    outcome, words = play(Agents(controller), controller.collector.operation(DECISION))
+    assert (outcome, words) == (OperationOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
     assert [kind for kind, _ in controller.kept()] == ["node", "node", "diagnosis"]
 
 
@@ -566,9 +569,9 @@ def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(contro
 
     async def story() -> None:
         began = clock.monotonic()
-        outcome, words = await controller.collector.rung(DECISION)
+        outcome, words = await controller.collector.operation(DECISION)
         assert clock.monotonic() - began < 10
-        assert (outcome, words.startswith("not complete within")) == (RungOutcome.FAILED, True)
+        assert (outcome, words.startswith("not complete within")) == (OperationOutcome.FAILED, True)
         await controller.collector.close()
 
     play(Agents(controller, n1=silent, n2=silent), story())
@@ -579,8 +582,8 @@ def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(contro
 )
 def test_the_rung_of_a_run_that_is_over_is_skipped(controller: Controller, fence: Fence | None) -> None:
     agents = Agents(controller)
-    outcome, _ = play(agents, controller.collector.rung(replace(DECISION, fence=fence)))
-    assert (outcome, agents.asked) == (RungOutcome.SKIPPED, [])
+    outcome, _ = play(agents, controller.collector.operation(replace(DECISION, fence=fence)))
+    assert (outcome, agents.asked) == (OperationOutcome.SKIPPED, [])
 
 
 def test_a_collection_that_breaks_down_fails_its_rung_and_holds_nobody_up(controller: Controller) -> None:
@@ -588,8 +591,8 @@ def test_a_collection_that_breaks_down_fails_its_rung_and_holds_nobody_up(contro
         raise RuntimeError("broken")
 
     controller.state.filesystem_views = no_view  # type: ignore[method-assign]
-    outcome, words = play(Agents(controller), controller.collector.rung(DECISION))
-    assert (outcome, words.startswith("given up (RuntimeError)")) == (RungOutcome.FAILED, True)
+    outcome, words = play(Agents(controller), controller.collector.operation(DECISION))
+    assert (outcome, words.startswith("given up (RuntimeError)")) == (OperationOutcome.FAILED, True)
     assert [each.error for each in controller.collector._of(controller.job)] == ["RuntimeError"]
 
 
@@ -609,20 +612,21 @@ def test_a_run_that_ends_meanwhile_leaves_its_evidence_and_no_verdict(controller
 def test_after_a_restart_of_the_controller_the_rung_asks_anew_and_adds_to_what_is_kept(
     controller: Controller, tmp_path: Path
 ) -> None:
-    """The first controller dies when one node has answered: what it wrote is there, what it was owed is not waited for."""
+    """The first controller dies when one node has answered: what it wrote is there, what it was owed is not
+    waited for."""
 
     async def dies() -> None:
-        rung = asyncio.ensure_future(controller.collector.rung(DECISION))
+        operation = asyncio.ensure_future(controller.collector.operation(DECISION))
         await until(lambda: bool(controller.kept()))
-        rung.cancel()
+        operation.cancel()
         await controller.collector.close()
 
     play(Agents(controller, n2=silent), dies())
     controller.journal.close()
     after = Controller(tmp_path)
     assert [document["node"] for _, document in after.kept()] == ["n1"]
-    outcome, words = play(Agents(after), after.collector.rung(DECISION))
-    assert (outcome, words) == (RungOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
+    outcome, words = play(Agents(after), after.collector.operation(DECISION))
+    assert (outcome, words) == (OperationOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
     assert [kind for kind, _ in after.kept()] == ["node", "node", "node", "diagnosis"]
     after.journal.close()
 

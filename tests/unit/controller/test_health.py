@@ -1,4 +1,5 @@
-"""One judgement for every surface: what is wrong comes first, what nobody sees is never green, and all show the same."""
+"""One judgement for every surface: what is wrong comes first, what nobody sees is never green, and all show
+the same."""
 
 from __future__ import annotations
 

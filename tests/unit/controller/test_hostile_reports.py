@@ -1,5 +1,7 @@
-"""One hostile node, and one user with jobs everywhere: what the controller keeps of their reports levels off, others keep theirs, and
-what was left out is said. The rows are derived from the types of the wire: a field that is added is tried here by itself."""
+"""One hostile node, and one user with jobs everywhere: what the controller keeps of their reports levels off,
+others keep theirs, and
+what was left out is said. The rows are derived from the types of the wire: a field that is added is tried
+here by itself."""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ FIXED: dict[str, Any] = {
 CHOICES: dict[str, tuple[Any, ...]] = {
     "job_id": ("1", "2"), "uid": (1500, 1501), "role": tuple(each.value for each in Role), "state": ("S", "D"), "mount": (), "backlog": (False,),
 }  # fmt: skip
-"""Fields of rows that would otherwise lead nowhere, with what they take in turn; all others are never the same twice."""
+"""Fields of rows that would otherwise lead nowhere, with what they take in turn; all others are never the
+same twice."""
 
 
 @cache

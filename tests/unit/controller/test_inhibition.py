@@ -1,4 +1,5 @@
-"""Incidents do not hold each other back for ever: of whatever is wrong at once, something is reported, and it explains the rest."""
+"""Incidents do not hold each other back for ever: of whatever is wrong at once, something is reported, and it
+explains the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def finding(kind: Kind, truth: Truth, at: float) -> Finding:
 
 
 def live(bad: frozenset[Kind], suspected: frozenset[Kind]) -> list[Incident]:
-    """The incidents after all of `bad` has been seen, and all of `suspected` suspected, for longer than anything may hold them back."""
+    """The incidents after all of `bad` has been seen, and all of `suspected` suspected, for longer than
+    anything may hold them back."""
     incidents: list[Incident] = []
     numbers = iter(range(10_000))
     for second in range(0, int(LONGEST_S) + 10, 10):
@@ -56,7 +58,8 @@ def live(bad: frozenset[Kind], suspected: frozenset[Kind]) -> list[Incident]:
 
 
 def assert_reported(incidents: list[Incident]) -> None:
-    """Everything is reported, or explained by something that is, directly or over others; and no explanation goes in a circle."""
+    """Everything is reported, or explained by something that is, directly or over others; and no explanation
+    goes in a circle."""
     by_id = {incident.id: incident for incident in incidents}
     for incident in incidents:
         seen: list[str] = []
@@ -93,7 +96,8 @@ def test_no_two_kinds_explain_each_other() -> None:
 
 
 def test_held_pending_incident_holds_nobody_back() -> None:
-    """A hang that is suspected, an error that waits for it, a stall that waited for the error: all were silent for as long as it lasted."""
+    """A hang that is suspected, an error that waits for it, a stall that waited for the error: all were
+    silent for as long as it lasted."""
     incidents = live(frozenset({Kind.LOG_ERROR, Kind.STALLED_PROGRESS}), frozenset({Kind.COLLECTIVE_HANG}))
     firing = {
         each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None

@@ -23,9 +23,9 @@ from slurm_watchdog.model.actions import (
     ActionRun,
     Decision,
     Fence,
-    Rung,
-    RungOutcome,
-    RungRecord,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Verdict,
 )
 from slurm_watchdog.model.slurm import SlurmJob
@@ -45,7 +45,7 @@ DECISION = Decision(
     step_at_decision=500,
 )
 GRACEFUL = replace(DECISION, action=Action.GRACEFUL_RESTART, kill_switch="/k", kill_switch_uid=1)
-DONE, FAILED, UNKNOWN = RungOutcome.DONE, RungOutcome.FAILED, RungOutcome.UNKNOWN
+DONE, FAILED, UNKNOWN = OperationOutcome.DONE, OperationOutcome.FAILED, OperationOutcome.UNKNOWN
 
 RUNNING = {"state": "RUNNING", "restarts": 2}
 ENDED = {"state": "COMPLETED", "restarts": 2}
@@ -62,15 +62,15 @@ def test_what_slurm_answers_badly_is_waited_for_until_the_limit_and_what_it_refu
     assert "could not be used: uid" in ended.end.detail
     assert "scontrol show job 7" in ended.end.detail
     assert "1+1" in move(None, **away, refused="'1+1' does not name one job").end.detail
-    written = record(Rung.WRITE_KILL_SWITCH)
-    assert move(None, written, **away, refused="x").rung is Rung.REMOVE_KILL_SWITCH
+    written = record(Operation.WRITE_KILL_SWITCH)
+    assert move(None, written, **away, refused="x").operation is Operation.REMOVE_KILL_SWITCH
 
 
 def record(
-    rung: Rung, outcome: RungOutcome | None = DONE, attempt: int = 1, at: float = 1000.0
-) -> RungRecord:
-    return RungRecord(
-        rung=rung,
+    operation: Operation, outcome: OperationOutcome | None = DONE, attempt: int = 1, at: float = 1000.0
+) -> OperationRecord:
+    return OperationRecord(
+        operation=operation,
         attempt=attempt,
         intent_at=at,
         outcome=outcome,
@@ -80,7 +80,7 @@ def record(
 
 
 def move(
-    job: dict[str, Any] | None, *records: RungRecord, decision: Decision = DECISION, **world: Any
+    job: dict[str, Any] | None, *records: OperationRecord, decision: Decision = DECISION, **world: Any
 ) -> Any:
     given = {"now": 1050.0, "job_known": True, "step": 500}
     seen = Observed(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
@@ -113,14 +113,16 @@ def test_while_slurm_does_not_answer_nothing_is_done() -> None:
 
 
 def test_the_rungs_of_a_requeue_in_their_order() -> None:
-    requeued = record(Rung.REQUEUE_HOLD)
+    requeued = record(Operation.REQUEUE_HOLD)
     excluded = {**HELD, "excluded_nodes": ("old", "n1")}
-    assert move(RUNNING) == Execute(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True)
+    assert move(RUNNING) == Execute(operation=Operation.REQUEUE_HOLD, attempt=1, only_unfinished=True)
     assert move({**HELD, "excluded_nodes": ("old",)}, requeued) == Execute(
-        rung=Rung.EXCLUDE, attempt=1, nodes=("old", "n1")
+        operation=Operation.EXCLUDE, attempt=1, nodes=("old", "n1")
     )
-    assert move(excluded, requeued, record(Rung.EXCLUDE)) == Execute(rung=Rung.RELEASE, attempt=1)
-    released = (requeued, record(Rung.EXCLUDE), record(Rung.RELEASE))
+    assert move(excluded, requeued, record(Operation.EXCLUDE)) == Execute(
+        operation=Operation.RELEASE, attempt=1
+    )
+    released = (requeued, record(Operation.EXCLUDE), record(Operation.RELEASE))
     assert isinstance(move(QUEUED, *released), Wait)
     end = move({**NEXT, "excluded_nodes": ("n1",)}, *released, next_first_step=401).end
     assert (end.ok, end.resumed_at_step, end.steps_lost, end.downtime_s) == (True, 401, 100, 50.0)
@@ -128,26 +130,28 @@ def test_the_rungs_of_a_requeue_in_their_order() -> None:
 
 
 def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
-    def graceful(job: dict[str, Any], *records: RungRecord, **world: Any) -> Any:
+    def graceful(job: dict[str, Any], *records: OperationRecord, **world: Any) -> Any:
         return move(job, *records, decision=GRACEFUL, **world)
 
-    written, saved = record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT)
-    assert graceful(RUNNING) == Execute(rung=Rung.WRITE_KILL_SWITCH, attempt=1)
+    written, saved = record(Operation.WRITE_KILL_SWITCH), record(Operation.WAIT_CHECKPOINT)
+    assert graceful(RUNNING) == Execute(operation=Operation.WRITE_KILL_SWITCH, attempt=1)
     assert isinstance(graceful(RUNNING, written), Wait)
     assert graceful(RUNNING, written, complete_checkpoint_step=510) == Execute(
-        rung=Rung.WAIT_CHECKPOINT, attempt=1
+        operation=Operation.WAIT_CHECKPOINT, attempt=1
     )
     assert isinstance(graceful(RUNNING, written, saved, now=1010.0), Wait)
     assert graceful(RUNNING, written, saved) == Execute(
-        rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=True
+        operation=Operation.REQUEUE_HOLD, attempt=1, only_unfinished=True
     )
     assert graceful(ENDED, written, saved) == Execute(
-        rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False
+        operation=Operation.REQUEUE_HOLD, attempt=1, only_unfinished=False
     )
-    requeued = (written, saved, record(Rung.REQUEUE_HOLD))
+    requeued = (written, saved, record(Operation.REQUEUE_HOLD))
     held = {**HELD, "excluded_nodes": ("n1",)}
-    assert graceful(held, *requeued) == Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
-    assert graceful(held, *requeued, record(Rung.REMOVE_KILL_SWITCH)) == Execute(rung=Rung.RELEASE, attempt=1)
+    assert graceful(held, *requeued) == Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
+    assert graceful(held, *requeued, record(Operation.REMOVE_KILL_SWITCH)) == Execute(
+        operation=Operation.RELEASE, attempt=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,16 +162,21 @@ def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
         (QUEUED, (), {}, "without this action"),
         (RUNNING, (), {"step": 501}, "makes steps again"),
         (RUNNING, (), {"stalled_mounts": ("/s",), "now": 1601.0}, "did not answer"),
-        (RUNNING, (record(Rung.REQUEUE_HOLD, FAILED),), {}, "refused"),
-        (HELD, (record(Rung.REQUEUE_HOLD),), {"stalled_mounts": ("/s",), "now": 1601.0}, "scontrol release"),
-        (HELD, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}, "held again by a user"),
+        (RUNNING, (record(Operation.REQUEUE_HOLD, FAILED),), {}, "refused"),
+        (
+            HELD,
+            (record(Operation.REQUEUE_HOLD),),
+            {"stalled_mounts": ("/s",), "now": 1601.0},
+            "scontrol release",
+        ),
+        (HELD, (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE)), {}, "held again by a user"),
         (
             {**NEXT, "state": "FAILED"},
-            (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)),
+            (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE)),
             {},
             "without a new step",
         ),
-        (NEXT, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {"now": 1901.0}, "no new step"),
+        (NEXT, (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE)), {"now": 1901.0}, "no new step"),
     ],
 )
 def test_it_ends_in_writing_and_touches_nothing_if(
@@ -203,10 +212,10 @@ def test_an_action_that_nothing_is_left_to_do_for_has_not_failed(
         ({"state": "FAILED", "restarts": 2, "starts_again": True}, (), {}),
         (RUNNING, (), {"paused": True}),
         (RUNNING, (), {"stalled_mounts": ("/s",)}),
-        (HELD, (record(Rung.REQUEUE_HOLD),), {"paused": True}),
-        (HELD, (record(Rung.REQUEUE_HOLD),), {"stalled_mounts": ("/s",)}),
-        (RUNNING, (record(Rung.REQUEUE_HOLD, UNKNOWN, at=1049.0),), {}),
-        (NEXT, (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE)), {}),
+        (HELD, (record(Operation.REQUEUE_HOLD),), {"paused": True}),
+        (HELD, (record(Operation.REQUEUE_HOLD),), {"stalled_mounts": ("/s",)}),
+        (RUNNING, (record(Operation.REQUEUE_HOLD, UNKNOWN, at=1049.0),), {}),
+        (NEXT, (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE)), {}),
     ],
 )
 def test_it_waits_if(job: Any, records: Any, world: dict[str, Any]) -> None:
@@ -214,43 +223,43 @@ def test_it_waits_if(job: Any, records: Any, world: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rung", "job", "outcome"),
+    ("operation", "job", "outcome"),
     [
-        (Rung.REQUEUE_HOLD, RUNNING, UNKNOWN),
-        (Rung.REQUEUE_HOLD, HELD, DONE),
-        (Rung.REQUEUE_HOLD, NEXT, DONE),
-        (Rung.RELEASE, HELD, UNKNOWN),
-        (Rung.RELEASE, QUEUED, DONE),
-        (Rung.EXCLUDE, HELD, UNKNOWN),
-        (Rung.WRITE_KILL_SWITCH, RUNNING, UNKNOWN),
-        (Rung.WAIT_CHECKPOINT, RUNNING, DONE),
+        (Operation.REQUEUE_HOLD, RUNNING, UNKNOWN),
+        (Operation.REQUEUE_HOLD, HELD, DONE),
+        (Operation.REQUEUE_HOLD, NEXT, DONE),
+        (Operation.RELEASE, HELD, UNKNOWN),
+        (Operation.RELEASE, QUEUED, DONE),
+        (Operation.EXCLUDE, HELD, UNKNOWN),
+        (Operation.WRITE_KILL_SWITCH, RUNNING, UNKNOWN),
+        (Operation.WAIT_CHECKPOINT, RUNNING, DONE),
     ],
 )
 def test_an_answer_that_was_lost_is_read_off_the_world(
-    rung: Rung, job: dict[str, Any], outcome: RungOutcome
+    operation: Operation, job: dict[str, Any], outcome: OperationOutcome
 ) -> None:
-    settled = move(job, record(rung, None))
+    settled = move(job, record(operation, None))
     assert isinstance(settled, Reconcile)
-    assert (settled.rung, settled.attempt, settled.outcome) == (rung, 1, outcome)
+    assert (settled.operation, settled.attempt, settled.outcome) == (operation, 1, outcome)
 
 
 def test_a_graceful_restart_that_fails_takes_its_kill_switch_away_before_it_ends() -> None:
-    written = record(Rung.WRITE_KILL_SWITCH)
-    removing = Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    written = record(Operation.WRITE_KILL_SWITCH)
+    removing = Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
     for job, world in ((RUNNING, {"now": 1301.0}), (None, {}), (ENDED, {"now": 1121.0})):
         assert move(job, written, decision=GRACEFUL, **world) == removing
-        end = move(job, written, record(Rung.REMOVE_KILL_SWITCH), decision=GRACEFUL, **world)
+        end = move(job, written, record(Operation.REMOVE_KILL_SWITCH), decision=GRACEFUL, **world)
         assert isinstance(end, Finish) and not end.end.ok
 
 
 def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_lost() -> None:
-    lost = record(Rung.WRITE_KILL_SWITCH, UNKNOWN)
-    saved = record(Rung.WAIT_CHECKPOINT)
+    lost = record(Operation.WRITE_KILL_SWITCH, UNKNOWN)
+    saved = record(Operation.WAIT_CHECKPOINT)
     heard: dict[str, Any] = {"decision": GRACEFUL, "complete_checkpoint_step": 500}
-    assert move(ENDED, lost, **heard) == Execute(rung=Rung.WAIT_CHECKPOINT, attempt=1)
-    requeue = Execute(rung=Rung.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    assert move(ENDED, lost, **heard) == Execute(operation=Operation.WAIT_CHECKPOINT, attempt=1)
+    requeue = Execute(operation=Operation.REQUEUE_HOLD, attempt=1, only_unfinished=False)
     assert move(ENDED, lost, saved, **heard) == requeue
-    removed = record(Rung.REMOVE_KILL_SWITCH)
+    removed = record(Operation.REMOVE_KILL_SWITCH)
     assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), Finish)
     assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), Finish)
     assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), Wait)
@@ -260,9 +269,13 @@ def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_l
 
 
 def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
-    records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REQUEUE_HOLD))
+    records = (
+        record(Operation.WRITE_KILL_SWITCH),
+        record(Operation.WAIT_CHECKPOINT),
+        record(Operation.REQUEUE_HOLD),
+    )
     given = move(NEXT, *records, decision=GRACEFUL, next_first_step=401)
-    assert given == Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=1)
+    assert given == Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -272,24 +285,28 @@ def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
 def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_checkpoint(
     job: Any, world: Any
 ) -> None:
-    records = (record(Rung.WRITE_KILL_SWITCH), record(Rung.WAIT_CHECKPOINT), record(Rung.REMOVE_KILL_SWITCH))
+    records = (
+        record(Operation.WRITE_KILL_SWITCH),
+        record(Operation.WAIT_CHECKPOINT),
+        record(Operation.REMOVE_KILL_SWITCH),
+    )
     assert isinstance(move(job, *records, decision=GRACEFUL, **world), Finish)
 
 
 def test_a_time_that_passed_while_slurm_was_away_does_not_use_up_the_tries() -> None:
-    late = move(RUNNING, record(Rung.REQUEUE_HOLD, UNKNOWN), now=5000.0)
-    assert late == Execute(rung=Rung.REQUEUE_HOLD, attempt=2)
-    tries = [record(Rung.REQUEUE_HOLD, UNKNOWN, n) for n in (1, 2, 3)]
+    late = move(RUNNING, record(Operation.REQUEUE_HOLD, UNKNOWN), now=5000.0)
+    assert late == Execute(operation=Operation.REQUEUE_HOLD, attempt=2)
+    tries = [record(Operation.REQUEUE_HOLD, UNKNOWN, n) for n in (1, 2, 3)]
     assert isinstance(move(RUNNING, *tries, now=5000.0), Finish)
 
 
 def test_a_node_that_cannot_be_excluded_does_not_keep_the_job_held() -> None:
-    requeued = record(Rung.REQUEUE_HOLD)
-    refused = record(Rung.EXCLUDE, FAILED)
-    in_vain = [record(Rung.EXCLUDE, UNKNOWN, n) for n in (1, 2, 3)]
-    assert move(HELD, requeued, refused) == Execute(rung=Rung.RELEASE, attempt=1)
-    assert move(HELD, requeued, *in_vain, now=1200.0) == Execute(rung=Rung.RELEASE, attempt=1)
-    end = move(NEXT, requeued, refused, record(Rung.RELEASE), next_first_step=401).end
+    requeued = record(Operation.REQUEUE_HOLD)
+    refused = record(Operation.EXCLUDE, FAILED)
+    in_vain = [record(Operation.EXCLUDE, UNKNOWN, n) for n in (1, 2, 3)]
+    assert move(HELD, requeued, refused) == Execute(operation=Operation.RELEASE, attempt=1)
+    assert move(HELD, requeued, *in_vain, now=1200.0) == Execute(operation=Operation.RELEASE, attempt=1)
+    end = move(NEXT, requeued, refused, record(Operation.RELEASE), next_first_step=401).end
     assert end.ok and "without" not in end.detail
 
 
@@ -304,7 +321,7 @@ def test_a_node_that_cannot_be_excluded_does_not_keep_the_job_held() -> None:
     ],
 )  # fmt: skip
 def test_a_released_job_that_waits_says_what_for(reason: str, said: str) -> None:
-    released = (record(Rung.REQUEUE_HOLD), record(Rung.RELEASE))
+    released = (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE))
     job = {**QUEUED, "excluded_nodes": ("n1",), "reason": reason}
     waits = move(job, *released)
     assert isinstance(waits, Wait)

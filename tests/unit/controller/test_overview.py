@@ -1,4 +1,5 @@
-"""The page's door: who comes in, what is given out, and that it changes nothing. What a browser makes of it: tests/integration/test_page.py."""
+"""The page's door: who comes in, what is given out, and that it changes nothing. What a browser makes of it:
+tests/integration/test_page.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is remembered of runs and jobs that are over: whose last words, quick deaths, links of a chain, incidents that do not flap."""
+"""What is remembered of runs and jobs that are over: whose last words, quick deaths, links of a chain,
+incidents that do not flap."""
 
 from __future__ import annotations
 

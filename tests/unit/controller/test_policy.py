@@ -19,7 +19,7 @@ from slurm_watchdog.controller.policy.policy import (  # fmt: skip
 )
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
+from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict  # fmt: skip
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
 from slurm_watchdog.model.slurm import SlurmNode  # fmt: skip
 from tests.builders.views import slurm_job
@@ -78,7 +78,7 @@ SITUATION = PolicyInput(
 )
 
 
-GRACEFUL = (Step.KILL_SWITCH, Step.REQUEUE)
+GRACEFUL = (Rung.KILL_SWITCH, Rung.REQUEUE)
 """Of a kind that has no ladder as shipped, where a site gives it this one."""
 
 
@@ -98,7 +98,7 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
     shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind == Kind.SLOW_NODE else ())
-    ladder = (Step.END_PROCESS,) if incident.processes else shipped
+    ladder = (Rung.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
 
@@ -236,11 +236,11 @@ def test_above_a_fifth_of_the_nodes_silent_nothing_is_done_whatever_else_is_clea
 
 
 def test_what_of_a_ladder_is_not_possible_is_left_out_and_said() -> None:
-    ladder = (Step.KILL_SWITCH, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)
+    ladder = (Rung.KILL_SWITCH, Rung.REQUEUE, Rung.RESUBMIT, Rung.CANCEL)
     rule = Rule(mode="act", ladder=ladder, source="t")
     situation = replace(SITUATION, rule=rule, job=slurm_job(requeueable=False), loop_turns=False)
     decision = decide(INCIDENT, situation, LIMITS, "d")
-    assert decision.ladder == (Step.RESUBMIT, Step.CANCEL)
+    assert decision.ladder == (Rung.RESUBMIT, Rung.CANCEL)
     assert decision.action is Action.RESUBMIT
     assert "no kill switch" in decision.reason and "no requeue" in decision.reason
 

@@ -1,4 +1,5 @@
-"""Ending a process that outlived its job: who may be, which guards hold, and the ladder through every crash of the controller."""
+"""Ending a process that outlived its job: who may be, which guards hold, and the ladder through every crash
+of the controller."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
     Decision,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Rung,
-    RungOutcome,
-    RungRecord,
-    Step,
     Verdict,
 )
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -67,7 +68,7 @@ LIMITS = Limits(
     cooldown_s=900, attempts=3, budget=4, budget_percent=20, budget_window_s=3600, storm_jobs=3, storm_nodes_percent=20,
     max_excluded_nodes=3, opt_out_comment="watchdog=off", max_drained_nodes=2, drained_percent=50,
 )  # fmt: skip
-RULE = Rule(mode="act", ladder=(Step.END_PROCESS,), source="policy.kinds.orphan_gpu_process")
+RULE = Rule(mode="act", ladder=(Rung.END_PROCESS,), source="policy.kinds.orphan_gpu_process")
 SITUATION = PolicyInput(
     now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
     nodes_known=40, nodes_silent=0, process=PROCESS, process_since=1e6 - 300, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
@@ -193,7 +194,7 @@ def test_jobs_and_processes_do_not_use_up_each_others_budget() -> None:
     assert judge(recent=restarts, running_jobs=0).verdict is Verdict.ALLOWED
     hang = replace(INCIDENT, kind=Kind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),))
     orphans = tuple(done(10, replace(PROCESS, node=f"n{n}")) for n in range(9))
-    rule = replace(RULE, ladder=(Step.REQUEUE,))
+    rule = replace(RULE, ladder=(Rung.REQUEUE,))
     decision = judge(hang, process=None, recent=orphans, job=slurm_job(), rule=rule, running_jobs=40)
     assert decision.verdict is Verdict.ALLOWED
 
@@ -239,7 +240,7 @@ def test_as_it_ships_nobody_is_ended_in_whatever_mode() -> None:
 
 def test_a_site_turns_it_on_for_this_kind() -> None:
     found = rule("policy: {kinds: {orphan_gpu_process: {mode: act, ladder: [end_process], drain: true}}}")
-    assert (found.mode, found.ladder, found.drain) == ("act", (Step.END_PROCESS,), True)
+    assert (found.mode, found.ladder, found.drain) == ("act", (Rung.END_PROCESS,), True)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_where_it_makes_no_sense_it_is_refused_with_the_reason(text: str, path: 
 
 # ------------------------------------------------------------------------------------------------ the ladder
 
-RUNGS = LadderLimits(
+OPERATIONS = LadderLimits(
     kill_switch_s=60, checkpoint_s=60, exit_s=60, step_s=120, mount_s=60, confirm_s=60, term_s=30, kill_s=60
 )
 ENDS_BY = {"term": ("term", "kill"), "kill": ("kill",), "never": ()}
@@ -276,7 +277,8 @@ class Crash(Exception):
 
 @dataclass
 class Place:
-    """A node with one orphan, and the journal of one action. `crash`: (number of the signal, before or after it was sent)."""
+    """A node with one orphan, and the journal of one action. `crash`: (number of the signal, before or after
+    it was sent)."""
 
     hears: str
     drain: bool = True
@@ -299,15 +301,17 @@ class Place:
         )
         return Observed(now=self.now, job_known=True, process=seen)
 
-    def put(self, record: RungRecord) -> None:
-        others = tuple(r for r in self.run.records if (r.rung, r.attempt) != (record.rung, record.attempt))
+    def put(self, record: OperationRecord) -> None:
+        others = tuple(
+            r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt)
+        )
         self.run = replace(self.run, records=(*others, record))
 
-    def lever(self, do: Execute) -> tuple[RungOutcome, str]:
-        if do.rung is Rung.DRAIN:
+    def lever(self, do: Execute) -> tuple[OperationOutcome, str]:
+        if do.operation is Operation.DRAIN:
             self.drained += 1
-            return RungOutcome.DONE, "drained: n1"
-        how = {Rung.TERM_PROCESS: "term", Rung.KILL_PROCESS: "kill"}[do.rung]
+            return OperationOutcome.DONE, "drained: n1"
+        how = {Operation.TERM_PROCESS: "term", Operation.KILL_PROCESS: "kill"}[do.operation]
         number = self.steps = self.steps + 1
         if self.crash == (number, "before"):
             raise Crash
@@ -316,18 +320,20 @@ class Place:
             self.gone = how in ENDS_BY[self.hears]
         if self.crash == (number, "after"):
             raise Crash
-        return RungOutcome.DONE, "sent"
+        return OperationOutcome.DONE, "sent"
 
     def play(self) -> ActionEnd:
         for _ in range(500):
-            move = next_move(self.run, self.world(), RUNGS)
+            move = next_move(self.run, self.world(), OPERATIONS)
             if isinstance(move, Finish):
                 return move.end
             if isinstance(move, Reconcile):
-                record = next(r for r in self.run.records if (r.rung, r.attempt) == (move.rung, move.attempt))
+                record = next(
+                    r for r in self.run.records if (r.operation, r.attempt) == (move.operation, move.attempt)
+                )
                 self.put(replace(record, outcome=move.outcome, outcome_at=self.now, detail=move.detail))
             elif isinstance(move, Execute):
-                record = RungRecord(rung=move.rung, attempt=move.attempt, intent_at=self.now)
+                record = OperationRecord(operation=move.operation, attempt=move.attempt, intent_at=self.now)
                 self.put(record)
                 try:
                     outcome, detail = self.lever(move)
@@ -368,15 +374,17 @@ def test_each_signal_gets_its_time() -> None:
     place = Place("never", drain=False)
     end = place.play()
     term, kill = place.run.records
-    assert kill.intent_at - term.intent_at == pytest.approx(RUNGS.term_s, abs=3)
-    assert end.ended_at - kill.intent_at == pytest.approx(RUNGS.kill_s, abs=3)
+    assert kill.intent_at - term.intent_at == pytest.approx(OPERATIONS.term_s, abs=3)
+    assert end.ended_at - kill.intent_at == pytest.approx(OPERATIONS.kill_s, abs=3)
     assert "drained" not in end.detail
 
 
-def records(*outcomes: tuple[Rung, RungOutcome | None]) -> ActionRun:
+def records(*outcomes: tuple[Operation, OperationOutcome | None]) -> ActionRun:
     rows = tuple(
-        RungRecord(rung=rung, attempt=1, intent_at=1e6, outcome=outcome, outcome_at=1e6, detail="why")
-        for rung, outcome in outcomes
+        OperationRecord(
+            operation=operation, attempt=1, intent_at=1e6, outcome=outcome, outcome_at=1e6, detail="why"
+        )
+        for operation, outcome in outcomes
     )
     return ActionRun(decision=judge(), records=rows)
 
@@ -386,7 +394,7 @@ def move(run: ActionRun, after_s: float = 1.0, **world: Any) -> Any:
         "job_known": True,
         "process": ProcessEnd(state="S") if run.records else None,
     } | world
-    return next_move(run, Observed(now=1e6 + after_s, **fields), RUNGS)
+    return next_move(run, Observed(now=1e6 + after_s, **fields), OPERATIONS)
 
 
 def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_something_speaks_against_it() -> (
@@ -397,27 +405,27 @@ def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_so
     assert isinstance(move(fresh, paused=True), Wait)
     assert isinstance(move(fresh, job_known=False), Wait)
     assert "left alone: job 6 is RUNNING" in move(fresh, process_objection="job 6 is RUNNING").end.detail
-    told = records((Rung.TERM_PROCESS, RungOutcome.DONE))
+    told = records((Operation.TERM_PROCESS, OperationOutcome.DONE))
     assert isinstance(move(told), Wait)
-    assert move(told, 31.0).rung is Rung.KILL_PROCESS
+    assert move(told, 31.0).operation is Operation.KILL_PROCESS
     assert isinstance(move(told, 31.0, paused=True), Wait)
     assert "its user has job 8" in move(told, 31.0, process_objection="its user has job 8").end.detail
 
 
-@pytest.mark.parametrize("rung", [Rung.TERM_PROCESS, Rung.KILL_PROCESS])
+@pytest.mark.parametrize("operation", [Operation.TERM_PROCESS, Operation.KILL_PROCESS])
 def test_what_the_node_objects_to_is_asked_again_a_few_times_and_never_counts_as_unkillable(
-    rung: Rung,
+    operation: Operation,
 ) -> None:
     told = (
-        records((Rung.TERM_PROCESS, RungOutcome.DONE))
-        if rung is Rung.KILL_PROCESS
+        records((Operation.TERM_PROCESS, OperationOutcome.DONE))
+        if operation is Operation.KILL_PROCESS
         else ActionRun(decision=judge())
     )
-    row = RungRecord(
-        rung=rung,
+    row = OperationRecord(
+        operation=operation,
         attempt=1,
         intent_at=1e6,
-        outcome=RungOutcome.SKIPPED,
+        outcome=OperationOutcome.SKIPPED,
         outcome_at=1e6,
         detail="its user has job 8 here now",
     )
@@ -425,7 +433,7 @@ def test_what_the_node_objects_to_is_asked_again_a_few_times_and_never_counts_as
         told = replace(told, records=(*told.records, replace(row, attempt=number)))
         after = move(told, 500.0)
         assert isinstance(after, Finish) == (number == MAX_TRIES)
-        assert number == MAX_TRIES or (after.rung, after.attempt) == (rung, number + 1)
+        assert number == MAX_TRIES or (after.operation, after.attempt) == (operation, number + 1)
     assert after.end.detail == f"{NAME} was left alone: its user has job 8 here now"
 
 
@@ -435,25 +443,25 @@ NAME = "process 4711 (python) of eve on n1"
 @pytest.mark.parametrize(
     ("said", "outcome", "words"),
     [
-        (None, RungOutcome.UNKNOWN, "may have been sent: n1 did not answer"),
-        (ProcessEnd(gone=True, sent=True), RungOutcome.DONE, "SIGTERM sent: it has ended"),
-        (ProcessEnd(gone=True), RungOutcome.DONE, "had ended before"),
+        (None, OperationOutcome.UNKNOWN, "may have been sent: n1 did not answer"),
+        (ProcessEnd(gone=True, sent=True), OperationOutcome.DONE, "SIGTERM sent: it has ended"),
+        (ProcessEnd(gone=True), OperationOutcome.DONE, "had ended before"),
         (
             ProcessEnd(sent=True, state="D", wchan="rpc_wait"),
-            RungOutcome.DONE,
+            OperationOutcome.DONE,
             "still there, state D in rpc_wait",
         ),
         (
             ProcessEnd(refusal="job 6 has a slurmstepd here"),
-            RungOutcome.SKIPPED,
+            OperationOutcome.SKIPPED,
             "job 6 has a slurmstepd here",
         ),
-        (ProcessEnd(released=True), RungOutcome.SKIPPED, "holds no GPU any more"),
-        (ProcessEnd(), RungOutcome.SKIPPED, "could not be looked at"),
+        (ProcessEnd(released=True), OperationOutcome.SKIPPED, "holds no GPU any more"),
+        (ProcessEnd(), OperationOutcome.SKIPPED, "could not be looked at"),
     ],
 )
 def test_what_the_node_says_is_the_outcome_and_the_command_names_the_whole_process(
-    said: ProcessEnd | None, outcome: RungOutcome, words: str
+    said: ProcessEnd | None, outcome: OperationOutcome, words: str
 ) -> None:
     asked: list[tuple[str, Any]] = []
 
@@ -484,16 +492,20 @@ def test_one_that_lets_go_of_its_gpu_after_sigterm_is_left_alive_and_after_sigki
     None
 ):
     seen = ProcessEnd(state="S", released=True)
-    assert move(records((Rung.TERM_PROCESS, RungOutcome.DONE)), process=seen).end.ok
-    killed = records((Rung.TERM_PROCESS, RungOutcome.DONE), (Rung.KILL_PROCESS, RungOutcome.DONE))
+    assert move(records((Operation.TERM_PROCESS, OperationOutcome.DONE)), process=seen).end.ok
+    killed = records(
+        (Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE)
+    )
     assert isinstance(move(killed, process=seen), Wait)
 
 
 def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() -> None:
     for run in (
-        records((Rung.TERM_PROCESS, RungOutcome.DONE)),
-        records((Rung.TERM_PROCESS, RungOutcome.DONE), (Rung.KILL_PROCESS, RungOutcome.DONE)),
-        records((Rung.TERM_PROCESS, RungOutcome.UNKNOWN)),
+        records((Operation.TERM_PROCESS, OperationOutcome.DONE)),
+        records(
+            (Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE)
+        ),
+        records((Operation.TERM_PROCESS, OperationOutcome.UNKNOWN)),
     ):
         assert isinstance(move(run, 100.0, process=None), Wait)
         end = move(run, 1000.0, process=None).end
@@ -502,7 +514,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() ->
             True,
             False,
         )
-    lost = records((Rung.TERM_PROCESS, None))
+    lost = records((Operation.TERM_PROCESS, None))
     assert isinstance(move(lost, 100.0, process=None), Wait)
     assert isinstance(move(lost, 1000.0, process=None), Reconcile)
 

@@ -228,7 +228,8 @@ def test_when_one_of_them_has_gone_the_log_belongs_to_the_other_again() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        # Epochs without a total, also of uneven length; evaluations that count in the same words; a program that starts again.
+        # Epochs without a total, also of uneven length; evaluations that count in the same words; a program
+        # that starts again.
         [n for length in (10, 11, 9, 12, 10, 11, 10, 9) for n in range(length)],
         [n for turn in range(10) for n in (*range(turn * 5, turn * 5 + 5), *range(1, 4))],
         [*range(500), *range(400, 900), *range(800, 1200)],

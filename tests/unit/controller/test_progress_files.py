@@ -1,4 +1,5 @@
-"""Files that a loop writes to as it turns: looked at by a child, told as a count that rises, and a clock where the log has none."""
+"""Files that a loop writes to as it turns: looked at by a child, told as a count that rises, and a clock
+where the log has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rules and wishes: what wins, what an owner may ask for, where a job can still be placed; and what a configuration may not say."""
+"""Rules and wishes: what wins, what an owner may ask for, where a job can still be placed; and what a
+configuration may not say."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ from slurm_watchdog.knowledge.rungs import (
     ORDER,
     problem_of,
 )
-from slurm_watchdog.model.actions import Action, Step
+from slurm_watchdog.model.actions import Action, Rung
 from slurm_watchdog.model.incidents import Kind
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.slurm.client import SignalTo
 from tests.builders.views import slurm_job
 
-FULL = (Step.EVIDENCE, Step.KILL_SWITCH, Step.SIGUSR1, Step.SIGTERM, Step.REQUEUE, Step.RESUBMIT, Step.CANCEL)
+FULL = (Rung.EVIDENCE, Rung.KILL_SWITCH, Rung.SIGUSR1, Rung.SIGTERM, Rung.REQUEUE, Rung.RESUBMIT, Rung.CANCEL)
 
 
 def rules(text: str) -> Config:
@@ -145,20 +146,20 @@ def test_limits_of_the_configuration_reach_the_ladder() -> None:
     ("ladder", "turns", "action"),
     [
         ((), None, Action.NONE),
-        ((Step.EVIDENCE,), None, Action.NONE),
-        ((Step.EVIDENCE, Step.REQUEUE), None, Action.REQUEUE),
-        ((Step.KILL_SWITCH, Step.REQUEUE), None, Action.GRACEFUL_RESTART),
-        ((Step.KILL_SWITCH, Step.REQUEUE), False, Action.REQUEUE),
-        ((Step.SIGTERM, Step.REQUEUE), True, Action.REQUEUE),
-        ((Step.RESUBMIT, Step.CANCEL), None, Action.RESUBMIT),
-        ((Step.CHAIN,), None, Action.LEAVE_TO_CHAIN),
-        ((Step.CANCEL,), None, Action.CANCEL),
-        ((Step.KILL_SWITCH,), True, Action.ASK_TO_SAVE),
-        ((Step.HOLD,), None, Action.HOLD),
+        ((Rung.EVIDENCE,), None, Action.NONE),
+        ((Rung.EVIDENCE, Rung.REQUEUE), None, Action.REQUEUE),
+        ((Rung.KILL_SWITCH, Rung.REQUEUE), None, Action.GRACEFUL_RESTART),
+        ((Rung.KILL_SWITCH, Rung.REQUEUE), False, Action.REQUEUE),
+        ((Rung.SIGTERM, Rung.REQUEUE), True, Action.REQUEUE),
+        ((Rung.RESUBMIT, Rung.CANCEL), None, Action.RESUBMIT),
+        ((Rung.CHAIN,), None, Action.LEAVE_TO_CHAIN),
+        ((Rung.CANCEL,), None, Action.CANCEL),
+        ((Rung.KILL_SWITCH,), True, Action.ASK_TO_SAVE),
+        ((Rung.HOLD,), None, Action.HOLD),
     ],
 )
 def test_a_ladder_has_the_name_of_what_it_comes_to(
-    ladder: tuple[Step, ...], turns: bool | None, action: Action
+    ladder: tuple[Rung, ...], turns: bool | None, action: Action
 ) -> None:
     assert action_of(ladder, turns) is action
 
@@ -176,7 +177,7 @@ def test_a_ladder_has_the_name_of_what_it_comes_to(
         ("a b watchdog=off, please", OwnerDirectives(source="--comment", leave_alone=True, problem="'please' is neither off nor key=value")),
         ("x; watchdog: on", OwnerDirectives(source="--comment")),
         ("watchdog: kill_switch=/a/{job_id}/k,ladder=kill_switch+requeue; other: 3",
-         OwnerDirectives(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Step.KILL_SWITCH, Step.REQUEUE))),
+         OwnerDirectives(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Rung.KILL_SWITCH, Rung.REQUEUE))),
         ("watchdog: checkpoint-dir={workdir}/c", OwnerDirectives(source="--comment", checkpoint_dir="{workdir}/c")),
         ("watchdog: ladder=none", OwnerDirectives(source="--comment", ladder=())),
     ],
@@ -193,7 +194,7 @@ def test_the_environment_says_the_same_and_the_comment_wins() -> None:
     }
     assert wish_of("", variables).kill_switch == "/env/k"
     both = wish_of("watchdog: kill_switch=/comment/k", variables)
-    assert (both.kill_switch, both.ladder) == ("/comment/k", (Step.REQUEUE,))
+    assert (both.kill_switch, both.ladder) == ("/comment/k", (Rung.REQUEUE,))
     assert wish_of("watchdog: ladder=requeue", {"SLURM_WATCHDOG": "off"}).leave_alone
 
 
@@ -204,25 +205,25 @@ def test_a_path_that_nobody_should_follow_is_refused(path: str) -> None:
 
 @given(st.text(max_size=300))
 def test_no_comment_breaks_anything_and_none_makes_more_happen(comment: str) -> None:
-    rule = Rule(mode="act", ladder=(Step.EVIDENCE, Step.REQUEUE), source="r")
+    rule = Rule(mode="act", ladder=(Rung.EVIDENCE, Rung.REQUEUE), source="r")
     after = permit(rule, wish_of(f"watchdog: {comment}"))
     assert set(after.ladder) <= {*rule.ladder, *HARMLESS}
     assert after.mode == rule.mode
 
 
 @given(
-    st.lists(st.sampled_from(list(Step)), max_size=6, unique=True),
-    st.lists(st.sampled_from(list(Step)), max_size=6, unique=True),
+    st.lists(st.sampled_from(list(Rung)), max_size=6, unique=True),
+    st.lists(st.sampled_from(list(Rung)), max_size=6, unique=True),
 )
 def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
-    permitted: list[Step], wanted: list[Step]
+    permitted: list[Rung], wanted: list[Rung]
 ) -> None:
     ladder = tuple(step for step in ORDER if step in permitted)
     after = permit(
         Rule(mode="act", ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted))
     )
     assert set(after.ladder) & set(ENDINGS) <= set(ladder)
-    assert Step.SIGTERM not in after.ladder or Step.SIGTERM in ladder
+    assert Rung.SIGTERM not in after.ladder or Rung.SIGTERM in ladder
     assert ladder or not after.ladder
 
 

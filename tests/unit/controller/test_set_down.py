@@ -21,9 +21,9 @@ from slurm_watchdog.model.actions import (
     ActionRun,
     Decision,
     Fence,
-    Rung,
-    RungOutcome,
-    RungRecord,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Verdict,
 )
 from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Process, Role
@@ -129,10 +129,20 @@ def test_no_node_is_set_down_beyond_the_drain_budget() -> None:
 
 
 RELEASED = (
-    RungRecord(
-        rung=Rung.REQUEUE_HOLD, attempt=1, intent_at=1000.0, outcome=RungOutcome.DONE, outcome_at=1001.0
+    OperationRecord(
+        operation=Operation.REQUEUE_HOLD,
+        attempt=1,
+        intent_at=1000.0,
+        outcome=OperationOutcome.DONE,
+        outcome_at=1001.0,
     ),
-    RungRecord(rung=Rung.RELEASE, attempt=1, intent_at=1002.0, outcome=RungOutcome.DONE, outcome_at=1003.0),
+    OperationRecord(
+        operation=Operation.RELEASE,
+        attempt=1,
+        intent_at=1002.0,
+        outcome=OperationOutcome.DONE,
+        outcome_at=1003.0,
+    ),
 )
 STUCK = StuckNode(name="n2")
 DECISION = Decision(
@@ -140,7 +150,7 @@ DECISION = Decision(
 )  # fmt: skip
 
 
-def move(after_s: float, *records: RungRecord, stuck: StuckNode = STUCK, **world: Any) -> Any:
+def move(after_s: float, *records: OperationRecord, stuck: StuckNode = STUCK, **world: Any) -> Any:
     limits = LadderLimits(
         kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900, set_down_after_s=after_s
     )  # fmt: skip
@@ -152,11 +162,15 @@ def test_the_rung_is_off_unless_a_site_wants_it_and_then_it_is_climbed_once() ->
     off = move(0.0)
     assert isinstance(off, Wait)
     assert "scontrol update NodeName=n2 State=DOWN" in off.reason
-    assert move(60.0) == Execute(rung=Rung.SET_DOWN, attempt=1, nodes=("n2",))
+    assert move(60.0) == Execute(operation=Operation.SET_DOWN, attempt=1, nodes=("n2",))
     assert isinstance(move(600.0), Wait), "not before its time"
     assert "job 8 runs there" in move(60.0, stuck=StuckNode(name="n2", objection="job 8 runs there")).reason
     assert "paused" in move(60.0, paused=True).reason
-    done = RungRecord(
-        rung=Rung.SET_DOWN, attempt=1, intent_at=1090.0, outcome=RungOutcome.DONE, outcome_at=1091.0
+    done = OperationRecord(
+        operation=Operation.SET_DOWN,
+        attempt=1,
+        intent_at=1090.0,
+        outcome=OperationOutcome.DONE,
+        outcome_at=1091.0,
     )
     assert isinstance(move(60.0, done), Wait)

@@ -363,7 +363,8 @@ def test_a_new_checkpoint_starts_the_clock_of_the_step_after_it_and_the_same_one
 
 
 def test_a_checkpoint_that_is_complete_ends_its_phase_where_no_step_is_told() -> None:
-    """Ray's workers and torchtitan name none: the training after it had the patience of a checkpoint until its next line."""
+    """Ray's workers and torchtitan name none: the training after it had the patience of a checkpoint until
+    its next line."""
 
     def says(kind: EventKind, phase: str | None = None) -> Event:
         return Event(kind=kind, job_id="7", age_s=0.0, source="log", pattern="p", phase=phase)
@@ -465,7 +466,7 @@ def test_what_an_action_touched_is_known_of_the_run_and_afterwards_of_the_past_o
     cluster = Cluster()
     cluster.step(1)
     cluster.state.note_action("7", 0, cluster.now)
-    cluster.state.note_action("7", 0, cluster.now + 9.0)  # a second rung: the first one counts
+    cluster.state.note_action("7", 0, cluster.now + 9.0)  # a second operation: the first one counts
     assert cluster.job.touched_age_s == 0.0
     cluster.slurm(restarts=1)
     assert cluster.job.touched_age_s is None

@@ -1,4 +1,5 @@
-"""Step times of a whole run: ramps of hours, slow-downs that last longer than the recent times reach back, and what is too short."""
+"""Step times of a whole run: ramps of hours, slow-downs that last longer than the recent times reach back,
+and what is too short."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ def in_pieces(
     size: int,
     between: Callable[[Controller, int], None] = lambda controller, number: None,
 ) -> tuple[Journal, int]:
-    """All is told and decided, `size` at once; `between` is called wherever others have their turn. Returns how often that was."""
+    """All is told and decided, `size` at once; `between` is called wherever others have their turn. Returns
+    how often that was."""
     directory.mkdir(exist_ok=True)
     journal, turns = open_journal(directory), 0
     monkeypatch.setattr(watch, "PIECE", size)

@@ -1,4 +1,5 @@
-"""An open incident outlives a stalled or restarted controller, a silent Slurm and silent agents: only what is seen closes it."""
+"""An open incident outlives a stalled or restarted controller, a silent Slurm and silent agents: only what is
+seen closes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""chain_broken: a training that went from job to job has ended early with nothing behind it; a single job is no chain."""
+"""chain_broken: a training that went from job to job has ended early with nothing behind it; a single job is
+no chain."""
 
 from __future__ import annotations
 

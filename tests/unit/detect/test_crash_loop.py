@@ -1,4 +1,5 @@
-"""crash_loop: a job that dies before its first new step, three times; one that gets on, or that others end, is in no loop."""
+"""crash_loop: a job that dies before its first new step, three times; one that gets on, or that others end,
+is in no loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""disk_full: what probes, kernels and logs say of a filesystem without room is one incident, with its mount and node."""
+"""disk_full: what probes, kernels and logs say of a filesystem without room is one incident, with its mount
+and node."""
 
 from __future__ import annotations
 

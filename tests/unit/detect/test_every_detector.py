@@ -1,4 +1,5 @@
-"""Of every detector in the registry, on a cluster in which it has something to tell: what is lost of that makes no detector tell
+"""Of every detector in the registry, on a cluster in which it has something to tell: what is lost of that
+makes no detector tell
 more, and in what order things are listed changes no verdict. A detector without such a cluster here fails."""
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ def lists_without_one(view: ClusterView) -> Iterator[ClusterView]:
 
 
 def accused(found: dict[tuple[str, str], Finding]) -> set[tuple[str, str, object]]:
-    """What is told, and every node and rank that is named with it. By which name a GPU or a mount goes is another matter."""
+    """What is told, and every node and rank that is named with it. By which name a GPU or a mount goes is
+    another matter."""
     return {
         (each.kind, *who)
         for each in found.values()
@@ -205,7 +207,8 @@ NO_LOSS = {
 
 
 def restarted(view: ClusterView) -> Iterator[ClusterView]:
-    """The same trouble, of which less is seen: the controller stalled or was started again, Slurm or an agent is silent, a log is unread."""
+    """The same trouble, of which less is seen: the controller stalled or was started again, Slurm or an agent
+    is silent, a log is unread."""
 
     def jobs(**changes: Any) -> ClusterView:
         return replace(view, jobs=tuple(replace(each, **changes) for each in view.jobs))

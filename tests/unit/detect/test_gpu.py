@@ -1,4 +1,5 @@
-"""Faults and low clocks of GPUs: the right card is named, an idle one never, a program's fault is not the hardware's."""
+"""Faults and low clocks of GPUs: the right card is named, an idle one never, a program's fault is not the
+hardware's."""
 
 from __future__ import annotations
 

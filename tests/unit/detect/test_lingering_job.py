@@ -108,7 +108,8 @@ def test_without_any_stack_there_is_an_alert_in_the_end_and_nothing_is_done() ->
     assert (finding.truth, finding.actionable) == (Truth.BAD, False)
 
 
-# ------------------------------------------------------------------------------------------------ small jobs, without stacks
+# ------------------------------------------------------------------------------------------------ small jobs,
+# without stacks
 
 
 def two(dead_s: float = 70.0, survivor: str = "spins", cpu: float | None = 1.0, **changes: Any) -> Finding:

@@ -1,4 +1,5 @@
-"""What is looked up in one pass on a large cluster is what a search of everything would find: the short way against the plain one."""
+"""What is looked up in one pass on a large cluster is what a search of everything would find: the short way
+against the plain one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Of every detector, on every view: what is not known convicts nobody, and in what order things are listed does not matter."""
+"""Of every detector, on every view: what is not known convicts nobody, and in what order things are listed
+does not matter."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ CLEARS = frozenset(
         "usual_sm_clock_hz",
     }
 )  # fmt: skip
-"""Fields that speak for a job. Not to know them leaves what speaks against it; everything else that is lost may only clear."""
+"""Fields that speak for a job. Not to know them leaves what speaks against it; everything else that is lost
+may only clear."""
 
 
 SERIES = 20
@@ -209,7 +211,8 @@ def test_nobody_is_accused_of_a_healthy_job_of_which_less_is_known(name: str) ->
 
 
 def _shuffled(value: Any, random: Any) -> Any:
-    """`value` with its processes, nodes, their GPUs and directories in another order; ranks' GPUs and times stay in theirs."""
+    """`value` with its processes, nodes, their GPUs and directories in another order; ranks' GPUs and times
+    stay in theirs."""
     changes: dict[str, Any] = {}
     for each in msgspec.structs.fields(value):
         inside = getattr(value, each.name)

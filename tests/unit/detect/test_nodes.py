@@ -1,4 +1,5 @@
-"""Silent agents, lost nodes, partitions, a Slurm that does not answer: each told as what it is, and nobody accused for many."""
+"""Silent agents, lost nodes, partitions, a Slurm that does not answer: each told as what it is, and nobody
+accused for many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What jobs left on GPUs: one finding for each job, with all its processes; nothing is cleared by a node that does not speak."""
+"""What jobs left on GPUs: one finding for each job, with all its processes; nothing is cleared by a node that
+does not speak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks that were stopped, that died, or whose GPU idles: named within seconds, and never at the end of a job or in a checkpoint."""
+"""Ranks that were stopped, that died, or whose GPU idles: named within seconds, and never at the end of a job
+or in a checkpoint."""
 
 from __future__ import annotations
 
@@ -115,7 +116,8 @@ def test_where_the_survivors_gpus_rest_the_job_is_ending() -> None:
 
 
 def test_where_the_training_may_be_over_its_ranks_have_a_minute_to_leave() -> None:
-    """Nobody knows how many steps there were to make: nothing but an error, or GPUs that spin, tell an end from a death."""
+    """Nobody knows how many steps there were to make: nothing but an error, or GPUs that spin, tell an end
+    from a death."""
 
     def unsure(gone_s: float, **changes: Any) -> JobView:
         return eight((5, gone_s), **{"progress": progress(70.0), **changes})

@@ -1,4 +1,5 @@
-"""slow_node: the node that its hardware tells from the others is named; what many have, chance and missing data name nobody."""
+"""slow_node: the node that its hardware tells from the others is named; what many have, chance and missing
+data name nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Step times and losses: five per cent are found within thirty steps, one per cent of drift never, and no evaluation is a slowdown."""
+"""Step times and losses: five per cent are found within thirty steps, one per cent of drift never, and no
+evaluation is a slowdown."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_five_per_cent_are_found_within_thirty_steps_and_dated(seed: int) -> Non
 def test_of_a_hundred_jobs_that_become_five_per_cent_slower_all_but_two_are_found_within_36_steps(
     before: int,
 ) -> None:
-    """Noise of two per cent. Twenty values have a mean that scatters by half a per cent: by chance a few look like three."""
+    """Noise of two per cent. Twenty values have a mean that scatters by half a per cent: by chance a few look
+    like three."""
     found = [judged(noisy([100.0] * before + [105.0] * 36, seed)).truth is Truth.BAD for seed in range(100)]
     assert found.count(True) >= 98
 
@@ -84,7 +86,8 @@ def test_pauses_that_a_job_has_always_made_are_no_slowdown(pauses: str, noise: f
 
 
 def test_pauses_that_come_by_chance_in_half_of_ten_steps_are_no_slowdown() -> None:
-    """As in healthy_day, seed 26: four steps a line, a pause in every hundredth, checkpoints and evaluations that nobody announces."""
+    """As in healthy_day, seed 26: four steps a line, a pause in every hundredth, checkpoints and evaluations
+    that nobody announces."""
     quiet, some = [30.0 + 0.1 * (n * 7 % 10) for n in range(53)], [54.6, 35.2, 30.6, 30.2, 30.5, 35.9, 30.3, 40.9, 30.9, 35.8]  # fmt: skip
     for place in range(5, 53, 8):
         quiet[place] = 39.5

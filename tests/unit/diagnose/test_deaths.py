@@ -1,4 +1,5 @@
-"""How a process died, in launchers' words: the same material gives the same class and rank live (line by line, as agents report it) and
+"""How a process died, in launchers' words: the same material gives the same class and rank live (line by
+line, as agents report it) and
 with `scan-log`, and nobody is accused who only ended after another one."""
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def offline(text: str) -> tuple[str, int | None] | None:
 
 
 def torchrun(code: int, signal: str, pid: int = 4711, rank: int = 1) -> str:
-    """What torchrun 2.13 prints of a worker that ended, in its order: the others are ended, the failure, its own traceback, the table."""
+    """What torchrun 2.13 prints of a worker that ended, in its order: the others are ended, the failure, its
+    own traceback, the table."""
     said = (
         f"Signal {-code} ({signal}) received by PID {pid}"
         if code < 0

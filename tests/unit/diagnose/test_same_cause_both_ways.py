@@ -1,4 +1,5 @@
-"""The same failed run gives the same cause and culprit with `scan-log` on its whole log and live, from the lines that agents report: through
+"""The same failed run gives the same cause and culprit with `scan-log` on its whole log and live, from the
+lines that agents report: through
 trace, state, detectors and correlation."""
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ LESS_IS_KNOWN: dict[str, str] = {
 
 
 def trace_of(text: str, nodes: tuple[str, ...]) -> Iterator[dict[str, object]]:
-    """A run that writes `text`, a line a second, and fails: its log is read on the first node, none of its ranks was seen."""
+    """A run that writes `text`, a line a second, and fails: its log is read on the first node, none of its
+    ranks was seen."""
     yield {
         "t": 0.0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": nodes, "restarts": 0, "name": "m", "user": "u",
         "batch_host": nodes[0],

@@ -1,4 +1,5 @@
-"""The same stacks give the same verdict with `group-stacks` and in a live incident: whoever is named here is named there."""
+"""The same stacks give the same verdict with `group-stacks` and in a live incident: whoever is named here is
+named there."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def test_ranks_that_stand_still_are_judged_alike_live_and_from_dumps_that_somebo
     places: list[Sequence[str]], since_s: float
 ) -> None:
     found, expected = live(places, since_s), sent(places, since_s)
-    # Without anybody in a collective a live incident is another detector's. And it names no majority: it may act on whom it names.
+    # Without anybody in a collective a live incident is another detector's. And it names no majority: it may
+    # act on whom it names.
     nobody_waits = found is None and not any(place in (*WAITING[:3], at.BROADCAST) for place in places)
     a_majority = found == () and expected is not None and 2 * len(expected) > len(places)
     assert found == expected or nobody_waits or a_majority

@@ -1,4 +1,5 @@
-"""`scan-log --kernel`: every form in which a kernel log is handed over, cause before consequence, and no healthy node excluded."""
+"""`scan-log --kernel`: every form in which a kernel log is handed over, cause before consequence, and no
+healthy node excluded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`scan-log` and silence: where lines have no date, no year or only the time of day, it claims what is known and never more."""
+"""`scan-log` and silence: where lines have no date, no year or only the time of day, it claims what is known
+and never more."""
 
 from __future__ import annotations
 

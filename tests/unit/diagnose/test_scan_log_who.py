@@ -1,4 +1,5 @@
-"""Whom `scan-log` names where the first line of a failure does not say whose it is, and what only looks like a cause."""
+"""Whom `scan-log` names where the first line of a failure does not say whose it is, and what only looks like
+a cause."""
 
 from __future__ import annotations
 

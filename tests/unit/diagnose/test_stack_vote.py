@@ -260,7 +260,8 @@ def test_the_only_one_in_another_collective_is_named() -> None:
 def test_the_only_one_in_another_collective_than_the_backward_pass_is_named_and_one_that_is_behind_as_well() -> (
     None
 ):
-    """The gradients are reduced in the backward pass: a rank that calls a broadcast meanwhile will never meet the others."""
+    """The gradients are reduced in the backward pass: a rank that calls a broadcast meanwhile will never meet
+    the others."""
     mismatch = vote(still(BACKWARD, BACKWARD, BARRIER, BACKWARD))
     assert [(c.rank, "another collective" in c.reason) for c in mismatch.outside] == [(2, True)]
     assert mismatch.moving is False

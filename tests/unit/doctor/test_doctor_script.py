@@ -1,4 +1,5 @@
-"""What a batch script lacks, rule by rule, and nothing where it is kept well, in all the styles in which people write them."""
+"""What a batch script lacks, rule by rule, and nothing where it is kept well, in all the styles in which
+people write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""MUNGE, with a munged of our own: who is believed, what can't be shown twice, and that a munged that hangs holds nobody up."""
+"""MUNGE, with a munged of our own: who is believed, what can't be shown twice, and that a munged that hangs
+holds nobody up."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Every way in which somebody is refused at the agents' port: a row is what he does, the one counter that rises, and what he is told.
+"""Every way in which somebody is refused at the agents' port: a row is what he does, the one counter that
+rises, and what he is told.
 
-No row may be missing: the labels of the counters are listed in the code, and each has to be here. After each the port serves on.
+No row may be missing: the labels of the counters are listed in the code, and each has to be here. After each
+the port serves on.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def later(port: Port, seconds: float) -> None:
 
 
 def exchange(port: Port, said: bytes, context: ssl.SSLContext | None = None, *, then: str = "") -> bytes:
-    """What is answered until the port closes, or says a whole answer. `then`: `slow` lets time pass first, `hang_up` closes."""
+    """What is answered until the port closes, or says a whole answer. `then`: `slow` lets time pass first,
+    `hang_up` closes."""
     with socket.create_connection(("127.0.0.1", port.number), timeout=20) as plain:
         sock: socket.socket = plain
         heard = b""

@@ -17,7 +17,14 @@ import pytest
 
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
-from slurm_watchdog.model.actions import Action, ActionEnd, Rung, RungOutcome, RungRecord, Verdict
+from slurm_watchdog.model.actions import (
+    Action,
+    ActionEnd,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
+    Verdict,
+)
 from slurm_watchdog.model.incidents import IncidentState
 from tests.builders.notices import DECISION, INCIDENT, replace
 
@@ -92,14 +99,14 @@ def test_decisions_come_back_and_never_change(journal: Journal) -> None:
 
 def test_an_action_is_its_decision_its_rungs_and_its_end(journal: Journal) -> None:
     journal.add_decision(DECISION)
-    journal.rung_intent("d1", Rung.REQUEUE_HOLD, 1, 201.0, "job 7")
-    first = RungRecord(rung=Rung.REQUEUE_HOLD, attempt=1, intent_at=201.0, detail="job 7")
+    journal.operation_intent("d1", Operation.REQUEUE_HOLD, 1, 201.0, "job 7")
+    first = OperationRecord(operation=Operation.REQUEUE_HOLD, attempt=1, intent_at=201.0, detail="job 7")
     (run,) = journal.open_actions()
     assert (run.decision, run.records, run.end) == (DECISION, (first,), None)
 
-    journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 1, RungOutcome.UNKNOWN, 202.0, "no answer")
-    journal.rung_intent("d1", Rung.REQUEUE_HOLD, 2, 203.0)
-    journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 2, RungOutcome.DONE, 204.0, "")
+    journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 1, OperationOutcome.UNKNOWN, 202.0, "no answer")
+    journal.operation_intent("d1", Operation.REQUEUE_HOLD, 2, 203.0)
+    journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 2, OperationOutcome.DONE, 204.0, "")
     end = ActionEnd(
         ok=True, ended_at=205.0, detail="runs again", resumed_at_step=10, steps_lost=2, downtime_s=3.5
     )
@@ -108,7 +115,7 @@ def test_an_action_is_its_decision_its_rungs_and_its_end(journal: Journal) -> No
     (run,) = journal.actions("i1")
     assert run.end == end
     assert [(r.attempt, r.outcome, r.detail) for r in run.records] == [
-        (1, RungOutcome.UNKNOWN, "no answer"), (2, RungOutcome.DONE, ""),
+        (1, OperationOutcome.UNKNOWN, "no answer"), (2, OperationOutcome.DONE, ""),
     ]  # fmt: skip
     assert journal.actions("i2") == []
 
@@ -116,29 +123,29 @@ def test_an_action_is_its_decision_its_rungs_and_its_end(journal: Journal) -> No
 def test_an_outcome_is_never_written_twice_nor_without_an_intent(journal: Journal) -> None:
     journal.add_decision(DECISION)
     with pytest.raises(JournalError, match="no intent"):
-        journal.rung_outcome("d1", Rung.RELEASE, 1, RungOutcome.DONE, 1.0, "")
-    journal.rung_intent("d1", Rung.RELEASE, 1, 1.0)
+        journal.operation_outcome("d1", Operation.RELEASE, 1, OperationOutcome.DONE, 1.0, "")
+    journal.operation_intent("d1", Operation.RELEASE, 1, 1.0)
     with pytest.raises(JournalError, match="already in the journal"):
-        journal.rung_intent("d1", Rung.RELEASE, 1, 1.0)
-    journal.rung_outcome("d1", Rung.RELEASE, 1, RungOutcome.FAILED, 2.0, "no")
+        journal.operation_intent("d1", Operation.RELEASE, 1, 1.0)
+    journal.operation_outcome("d1", Operation.RELEASE, 1, OperationOutcome.FAILED, 2.0, "no")
     with pytest.raises(JournalError, match="failed already"):
-        journal.rung_outcome("d1", Rung.RELEASE, 1, RungOutcome.DONE, 3.0, "yes")
+        journal.operation_outcome("d1", Operation.RELEASE, 1, OperationOutcome.DONE, 3.0, "yes")
     (record,) = journal.open_actions()[0].records
-    assert (record.outcome, record.outcome_at, record.detail) == (RungOutcome.FAILED, 2.0, "no")
+    assert (record.outcome, record.outcome_at, record.detail) == (OperationOutcome.FAILED, 2.0, "no")
 
 
 def test_nothing_is_done_for_a_decision_that_was_not_allowed_or_is_over(journal: Journal) -> None:
     journal.add_decision(replace(DECISION, verdict=Verdict.SUPPRESSED))
     for decision_id in ("d1", "unknown"):
         with pytest.raises(JournalError, match="Nothing may be done"):
-            journal.rung_intent(decision_id, Rung.RELEASE, 1, 1.0)
+            journal.operation_intent(decision_id, Operation.RELEASE, 1, 1.0)
     assert journal.open_actions() == []
     journal.add_decision(replace(DECISION, id="d2"))
     journal.end_action("d2", ActionEnd(ok=False, ended_at=1.0, detail="given up"))
     with pytest.raises(JournalError, match="ended already"):
         journal.end_action("d2", ActionEnd(ok=True, ended_at=2.0, detail="no, it worked"))
     with pytest.raises(JournalError, match="ended already"):
-        journal.rung_intent("d2", Rung.RELEASE, 1, 1.0)
+        journal.operation_intent("d2", Operation.RELEASE, 1, 1.0)
 
 
 def test_a_pause_lasts_over_a_restart_until_it_is_resumed(path: Path) -> None:
@@ -187,8 +194,8 @@ for n in range(100000):
     journal.save_incident(Incident(id=f"i{n}", kind=Kind.COLLECTIVE_HANG, subject="s", state=IncidentState.FIRING,
                           severity=Severity.INFO, job_ids=("1", "2"), opened_at=float(n), pending_mono=0.0))
     journal.add_decision(d)
-    journal.rung_intent(d.id, Rung.REQUEUE_HOLD, 1, 1.0)
-    journal.rung_outcome(d.id, Rung.REQUEUE_HOLD, 1, RungOutcome.DONE, 2.0, "done")
+    journal.operation_intent(d.id, Operation.REQUEUE_HOLD, 1, 1.0)
+    journal.operation_outcome(d.id, Operation.REQUEUE_HOLD, 1, OperationOutcome.DONE, 2.0, "done")
     print(n, flush=True)
 """
 
@@ -208,7 +215,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_loses_nothing(path: Pat
     runs = journal.open_actions()
     assert len(runs) - 1 in {last, last + 1}
     for run in runs[: last + 1]:
-        assert [record.outcome for record in run.records] == [RungOutcome.DONE]
+        assert [record.outcome for record in run.records] == [OperationOutcome.DONE]
     for incident in journal.incidents(limit=10**6):
         assert incident in journal.incidents(job_id="1", limit=10**6)
         assert incident in journal.incidents(job_id="2", limit=10**6)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.actions.ladder.state import ladder_of
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
-from slurm_watchdog.model.actions import ActionEnd, Rung, RungOutcome, Step
+from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome, Rung
 from tests.builders.notices import DECISION, INCIDENT
 
 SCHEMA_1 = """
@@ -56,8 +56,8 @@ def test_a_journal_of_schema_1_is_taken_over_with_the_action_that_was_under_way(
     old.close()
     journal = Journal(f"sqlite:///{path}")
     (run,) = journal.open_actions()
-    assert ladder_of(run.decision) == (Step.EVIDENCE, Step.REQUEUE)
-    assert [(r.rung, r.outcome) for r in run.records] == [(Rung.REQUEUE_HOLD, None)]
+    assert ladder_of(run.decision) == (Rung.EVIDENCE, Rung.REQUEUE)
+    assert [(r.operation, r.outcome) for r in run.records] == [(Operation.REQUEUE_HOLD, None)]
     assert journal.paused() == ("maintenance", "root", 100.0)
     journal.node_entry("n1", "excluded", run.decision, 300.0)
     journal.close()
@@ -77,10 +77,10 @@ def everything(url: str) -> None:
     journal.add_decision(DECISION)
     with pytest.raises(JournalError, match="don't change"):
         journal.add_decision(DECISION)
-    journal.rung_intent("d1", Rung.REQUEUE_HOLD, 1, 2.0)
-    journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 1, RungOutcome.DONE, 3.0, "held")
+    journal.operation_intent("d1", Operation.REQUEUE_HOLD, 1, 2.0)
+    journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 1, OperationOutcome.DONE, 3.0, "held")
     with pytest.raises(JournalError, match="stays so"):
-        journal.rung_outcome("d1", Rung.REQUEUE_HOLD, 1, RungOutcome.FAILED, 3.0, "no")
+        journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 1, OperationOutcome.FAILED, 3.0, "no")
     journal.node_entry("n1", "excluded", DECISION, 4.0)
     journal.node_entry("n1", "excluded", DECISION, 5.0)
     journal.node_entry("n2", "drained", DECISION, 4.0, "slurm-watchdog: x", 3.5)

@@ -1,6 +1,9 @@
-"""No expression of ours takes much longer than its text is long: logs, stacks, kernel lines, variables and names are users' words, and a
-pattern that backtracks lets one line stop the agent or the controller. The rows are all patterns that there are in the package, those
-written within functions included; the texts are made of each pattern's own parts, so that they nearly match, again and again."""
+"""No expression of ours takes much longer than its text is long: logs, stacks, kernel lines, variables and
+names are users' words, and a
+pattern that backtracks lets one line stop the agent or the controller. The rows are all patterns that there
+are in the package, those
+written within functions included; the texts are made of each pattern's own parts, so that they nearly match,
+again and again."""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ import slurm_watchdog
 LENGTHS = (512, 1024, 2048, 4096)
 """Of a text. Lines and variables are cut at 4,096 characters or before."""
 MOST_S = 0.05
-"""What a text of the greatest length may cost: linear ones cost some microseconds, one quadratic part 20 ms or more, two of them seconds."""
+"""What a text of the greatest length may cost: linear ones cost some microseconds, one quadratic part 20 ms
+or more, two of them seconds."""
 GROWS = 3.0
 """Twice the text, so many times the work: 2 is linear, 4 quadratic."""
 SHORT, SHORT_S = 20, 0.02
@@ -83,7 +87,8 @@ def patterns() -> dict[str, re.Pattern[Any]]:
 
 
 def parts(pattern: re.Pattern[Any]) -> list[str]:
-    """What texts are made of: words of the pattern, a character of each of its classes, and what lies between them in lines."""
+    """What texts are made of: words of the pattern, a character of each of its classes, and what lies between
+    them in lines."""
     text = pattern.pattern if isinstance(pattern.pattern, str) else pattern.pattern.decode("latin-1")
     plain = re.sub(r"\\[AbBdDsSwWZ]|\(\?[^:)]*[:>)]|[\\^$?*+(){}\[\]|]", "\n", text)
     words = sorted({word for word in plain.split("\n") if word and not word.isspace()}, key=len)[-12:]

@@ -1,4 +1,5 @@
-"""Each row of the package's knowledge files: its examples are judged as it says, its look-alikes are not, and it names its source."""
+"""Each row of the package's knowledge files: its examples are judged as it says, its look-alikes are not, and
+it names its source."""
 
 from __future__ import annotations
 

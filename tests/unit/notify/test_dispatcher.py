@@ -1,4 +1,5 @@
-"""Messages on their way: in order, few, together where they are many, and none lost that is not too old. Hours take no time here."""
+"""Messages on their way: in order, few, together where they are many, and none lost that is not too old.
+Hours take no time here."""
 
 from __future__ import annotations
 
@@ -430,7 +431,8 @@ class Silent(LogNotifier):
 
 
 def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) -> None:
-    """The tick and the ladder live in the same loop: while 5,000 incidents are told to nobody they have turn after turn."""
+    """The tick and the ladder live in the same loop: while 5,000 incidents are told to nobody they have turn
+    after turn."""
     turns = 0
 
     async def act() -> None:

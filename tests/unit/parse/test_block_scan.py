@@ -1,4 +1,5 @@
-"""Scanning blocks gives what parse_line gives line by line, and stays bounded where a log says the same a thousand times."""
+"""Scanning blocks gives what parse_line gives line by line, and stays bounded where a log says the same a
+thousand times."""
 
 from __future__ import annotations
 

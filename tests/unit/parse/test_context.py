@@ -1,4 +1,5 @@
-"""What the lines before it add to a line of progress: epochs in lines of their own, shorter epochs, bars inside of bars."""
+"""What the lines before it add to a line of progress: epochs in lines of their own, shorter epochs, bars
+inside of bars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Numbers that no training logs: whatever stands in a line, reading it raises nothing, and a report can tell what was read."""
+"""Numbers that no training logs: whatever stands in a line, reading it raises nothing, and a report can tell
+what was read."""
 
 from __future__ import annotations
 

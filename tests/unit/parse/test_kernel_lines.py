@@ -206,7 +206,8 @@ def test_no_line_costs_more_than_a_bounded_number_of_steps(text: str) -> None:
 
 
 def forged(sample: str, words: str) -> list[str]:
-    """The line `sample` of a program whose name and whose file's name together are `words`, cut in each way that the kernel's limits allow."""
+    """The line `sample` of a program whose name and whose file's name together are `words`, cut in each way
+    that the kernel's limits allow."""
     lines = []
     for cut in {0, 6, 15, words.find(": ") + 2} - {1}:
         if cut <= 15:
@@ -216,7 +217,8 @@ def forged(sample: str, words: str) -> list[str]:
 
 
 def forgeries() -> list[tuple[str, str, str]]:
-    """(row whose words are used, form, line) of every line that a user may have the kernel write and that a row reads as its own, or as
+    """(row whose words are used, form, line) of every line that a user may have the kernel write and that a
+    row reads as its own, or as
     another driver's."""
     found = []
     for case in signature_cases():

@@ -1,4 +1,5 @@
-"""What is learnt of a log of unknown format, and of how many nothing is learnt: silence is better than a wrong clock."""
+"""What is learnt of a log of unknown format, and of how many nothing is learnt: silence is better than a
+wrong clock."""
 
 from __future__ import annotations
 

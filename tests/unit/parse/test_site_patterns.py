@@ -1,4 +1,5 @@
-"""Patterns of progress that a site wrote: what is refused, what is read with them, and that nothing can take for ever."""
+"""Patterns of progress that a site wrote: what is refused, what is read with them, and that nothing can take
+for ever."""
 
 from __future__ import annotations
 

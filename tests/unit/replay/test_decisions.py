@@ -1,4 +1,5 @@
-"""What a replay does in the place of acting: it writes down what is allowed, and takes it as under way until the trace says otherwise."""
+"""What a replay does in the place of acting: it writes down what is allowed, and takes it as under way until
+the trace says otherwise."""
 
 from __future__ import annotations
 

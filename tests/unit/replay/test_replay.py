@@ -1,4 +1,5 @@
-"""Replaying: the trace's clock, silence, what Slurm said, who is not named, what would have been done; and that order and gaps accuse nobody."""
+"""Replaying: the trace's clock, silence, what Slurm said, who is not named, what would have been done; and
+that order and gaps accuse nobody."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def test_times_are_those_of_the_trace() -> None:
 def test_time_goes_on_between_two_moments_and_ends_with_the_trace() -> None:
     lines = [*training(100), rank(105, 3, state="Z"), *everybody(110, {3: {"state": "Z"}})]
     assert fired(play(lines)) in ([], ["dead_rank"])
-    # Nothing is said for half an hour, but Slurm goes on answering: the silent agents are found at once, not at the end.
+    # Nothing is said for half an hour, but Slurm goes on answering: the silent agents are found at once, not
+    # at the end.
     late = play([*lines, {"t": 2000, "kind": "job", "job_id": JOB}])
     (silent,) = [i for i in late.incidents if i.kind == "partition_or_outage"]
     assert silent.fired_at == pytest.approx(110 + 40, abs=2)
@@ -198,7 +200,8 @@ def test_a_kernel_line_a_probe_and_a_checkpoint_reach_the_views() -> None:
     assert fired(outcome) == ["gpu_fault"]
 
 
-# ---------------------------------------------------------------------------------------------- what would have been done
+# ---------------------------------------------------------------------------------------------- what would
+# have been done
 
 
 def test_it_only_observes_unless_the_configuration_says_act_and_never_acts() -> None:
@@ -249,7 +252,8 @@ DROPPED = {
     "job": ("nodes", "name", "user", "batch_host"),
     "checkpoint": ("step", "complete"),
 }  # fmt: skip
-"""Fields that may be missing. What logs, probes and Slurm say of the job's state is left: without a step nobody can tell that a job
+"""Fields that may be missing. What logs, probes and Slurm say of the job's state is left: without a step
+nobody can tell that a job
 goes on, and the nodes of a job that has not ended should report."""
 
 
@@ -269,7 +273,8 @@ def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -
             if chance.random() < share:
                 line.pop(name, None)
     outcome = play(lines)
-    # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever reason: it does stand, and
+    # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever
+    # reason: it does stand, and
     # it is the same rank that everybody waits for.
     vaguer = {"filesystem_outage", "stalled_progress", "collective_hang"} if whole else set()
     assert set(fired(outcome)) <= whole | vaguer, [i.summary for i in outcome.incidents]

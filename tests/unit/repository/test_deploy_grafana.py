@@ -82,7 +82,12 @@ def test_every_mark_says_what_it_is(checkout: Path) -> None:
     for name in NAMES:
         assert all("{{" in mark["titleFormat"] for mark in annotations(checkout, name))
     said = {mark["name"] for mark in annotations(checkout, "job")}
-    assert said == {"incidents that fired", "errors in the log", "kernel and driver", "rungs of the ladder"}
+    assert said == {
+        "incidents that fired",
+        "errors in the log",
+        "kernel and driver",
+        "operations of the ladder",
+    }
 
 
 def test_the_provisioning_files_are_yaml_that_grafana_knows(checkout: Path) -> None:

@@ -65,7 +65,8 @@ def test_every_detector_says_when_it_fires_and_whom_it_names() -> None:
         assert row.hint or row.kind == Kind.LOG_ERROR.value, f"{row.kind}: nothing to try next"
 
 
-# ------------------------------------------------------------------------------------------ tables that are written by people
+# ------------------------------------------------------------------------------------------ tables that are
+# written by people
 
 
 def test_the_reference_has_every_series_that_the_agent_can_render(checkout: Path) -> None:

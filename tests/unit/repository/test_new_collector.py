@@ -1,4 +1,5 @@
-"""CONTRIBUTING.md's steps for a new collector suffice: they are followed in a copy, and the collector is seen everywhere."""
+"""CONTRIBUTING.md's steps for a new collector suffice: they are followed in a copy, and the collector is seen
+everywhere."""
 
 from __future__ import annotations
 

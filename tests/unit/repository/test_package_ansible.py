@@ -1,4 +1,5 @@
-"""The Ansible role as far as it can be judged without a machine: what it names is there. tests/integration tries the package that it installs."""
+"""The Ansible role as far as it can be judged without a machine: what it names is there. tests/integration
+tries the package that it installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The benchmark measures what it says, prints nothing but figures, and leaves nothing behind. How fast anything is, is not tested here."""
+"""The benchmark measures what it says, prints nothing but figures, and leaves nothing behind. How fast
+anything is, is not tested here."""
 
 from __future__ import annotations
 

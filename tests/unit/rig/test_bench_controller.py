@@ -1,4 +1,5 @@
-"""The fleet says what agents say, and the benchmark of the controller works on a small one. How fast anything is, is not tested here."""
+"""The fleet says what agents say, and the benchmark of the controller works on a small one. How fast anything
+is, is not tested here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A bounded share of the fuzzing (`make fuzz N=10000000` is the whole of it): no body harms the controller, and each is taken or refused."""
+"""A bounded share of the fuzzing (`make fuzz N=10000000` is the whole of it): no body harms the controller,
+and each is taken or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How often a live test may be repeated in one `make test`: in a pytest of its own, with tests that fail the first time."""
+"""How often a live test may be repeated in one `make test`: in a pytest of its own, with tests that fail the
+first time."""
 
 from __future__ import annotations
 

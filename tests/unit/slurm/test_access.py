@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy import why_not
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.access import (
     Access,
@@ -139,8 +139,8 @@ def test_a_heterogeneous_job_is_requeued_only_where_slurm_does_not_cancel_it(
 ) -> None:
     assert (why_not_requeue_het(version) == "") is may
     job = replace(FIRST, not_requeueable=why_not_requeue_het(version))
-    assert (why_not(Step.REQUEUE, job) is None) is may
-    assert why_not(Step.RESUBMIT, job) is not None
+    assert (why_not(Rung.REQUEUE, job) is None) is may
+    assert why_not(Rung.RESUBMIT, job) is not None
 
 
 def test_the_client_says_of_each_heterogeneous_job_whether_its_release_cancels_it(tools: Path) -> None:

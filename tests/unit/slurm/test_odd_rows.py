@@ -1,4 +1,5 @@
-"""One odd row of a listing hides itself at most: each field of each listing against garbage, nothing, and far too much."""
+"""One odd row of a listing hides itself at most: each field of each listing against garbage, nothing, and far
+too much."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ ODD = (
 )
 
 UNKNOWN = {
-    # What squeue is asked for -> the field of the job that is unknown where it is garbage. The others are text, and any text will do.
+    # What squeue is asked for -> the field of the job that is unknown where it is garbage. The others are
+    # text, and any text will do.
     "state": "state",
     "restartcnt": "restarts",
     "batchflag": "is_batch",

@@ -1,4 +1,5 @@
-"""Whose GPUs are whose in a trace: an orphan is one of a job that the trace says is over; seats are dealt only where they fit."""
+"""Whose GPUs are whose in a trace: an orphan is one of a job that the trace says is over; seats are dealt
+only where they fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What one client may take of the agents' port: connections, pace, bytes and time; and that all others are served meanwhile."""
+"""What one client may take of the agents' port: connections, pace, bytes and time; and that all others are
+served meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""No text of a report is longer than its field may be, whatever field of whatever row: they are derived from the types of the wire."""
+"""No text of a report is longer than its field may be, whatever field of whatever row: they are derived from
+the types of the wire."""
 
 from __future__ import annotations
 

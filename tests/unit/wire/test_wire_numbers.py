@@ -19,7 +19,8 @@ PLACES = 4
 
 
 def body(number: int, age_s: float, name: str, layout: int, place: int = 0) -> bytes:
-    """A report with the number as a value, in a list, or first or last in a list of lists, and with fractions and a name beside it."""
+    """A report with the number as a value, in a list, or first or last in a list of lists, and with fractions
+    and a name beside it."""
     at = [number if each == place else 7 for each in range(PLACES)]
     process = {"pid": 1, "start_ticks": 1, "job_id": "7", "role": "rank", "comm": "x", "state": "S", "uid": 1,
                "io_bytes": at[0]}  # fmt: skip

@@ -57,7 +57,8 @@ RENAMED = {"JobWish": "JobDirectives"}
 
 @both
 def test_an_earlier_release_finds_what_it_needs_in_what_is_said_now(release: str, name: str) -> None:
-    """Its decoder refuses a message without a field that it needs, one of another type, and a short list that became shorter."""
+    """Its decoder refuses a message without a field that it needs, one of another type, and a short list that
+    became shorter."""
     kind, _ = MESSAGES[name]
     old, new = captured(release, name)["promise"], promise(kind)
     for struct, was in old.items():
@@ -77,7 +78,8 @@ def test_an_earlier_release_finds_what_it_needs_in_what_is_said_now(release: str
 
 
 def later(kinds: list[str]) -> set[str]:
-    """What may stand in a field from now on without harm to those who read it as before: nothing but a whole number for a number."""
+    """What may stand in a field from now on without harm to those who read it as before: nothing but a whole
+    number for a number."""
     return {"integer"} if "number" in kinds else set()
 
 

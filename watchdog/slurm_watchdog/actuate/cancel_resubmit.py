@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.actuate.requeue import refusal
-from slurm_watchdog.model.actions import Decision, Fence, RungOutcome
+from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, HOLDS_NODES
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 
 
 async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
@@ -18,19 +18,22 @@ async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
     try:
         before = await client.read_job(fence.job_id)
     except (SlurmUnavailable, SlurmRefused) as error:
-        return RungOutcome.UNKNOWN, f"nothing was sent: {error}"
+        return OperationOutcome.UNKNOWN, f"nothing was sent: {error}"
     if before is None or before.restarts != fence.restarts:
-        return RungOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
+        return (
+            OperationOutcome.UNKNOWN,
+            "nothing was sent: the job is not the run that the decision was about",
+        )
     try:
         await client.cancel(fence.job_id)
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     if after is not None and after.state in COMES:
-        return RungOutcome.UNKNOWN, f"Slurm still shows it {after.state}"
-    return RungOutcome.DONE, "cancelled"
+        return OperationOutcome.UNKNOWN, f"Slurm still shows it {after.state}"
+    return OperationOutcome.DONE, "cancelled"
 
 
 async def hold(client: SlurmClient, job_id: str) -> Outcome:
@@ -41,10 +44,10 @@ async def hold(client: SlurmClient, job_id: str) -> Outcome:
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     if after is None or not after.held:
-        return RungOutcome.UNKNOWN, "Slurm does not show it held"
-    return RungOutcome.DONE, "held"
+        return OperationOutcome.UNKNOWN, "Slurm does not show it held"
+    return OperationOutcome.DONE, "held"
 
 
 def mark_of(decision: Decision) -> str:
@@ -62,10 +65,10 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, f"nothing was submitted: {error}"
+        return OperationOutcome.UNKNOWN, f"nothing was submitted: {error}"
     if job is None or job.restarts != decision.fence.restarts:
         return (
-            RungOutcome.UNKNOWN,
+            OperationOutcome.UNKNOWN,
             "nothing was submitted: the job is not the run that the decision was about",
         )
     submission = Submission(
@@ -80,12 +83,13 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, f"it may have been submitted: {error}"
-    return RungOutcome.DONE, f"submitted again as job {new}, held"
+        return OperationOutcome.UNKNOWN, f"it may have been submitted: {error}"
+    return OperationOutcome.DONE, f"submitted again as job {new}, held"
 
 
 def options_for(job: SlurmJob, exclude: Sequence[str], mark: str) -> tuple[str, ...]:
-    """sbatch's options for a new job like `job`: what is decided here. The client adds what else Slurm tells of it (`like`)."""
+    """sbatch's options for a new job like `job`: what is decided here. The client adds what else Slurm tells
+    of it (`like`)."""
     options = ["--hold", f"--comment={f'{job.comment} {mark}'.strip()}"]
     if job.state in HOLDS_NODES:
         options.append(f"--dependency=afterany:{job.job_id}")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.actions import RungOutcome
+from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 
 
 async def drain(
@@ -32,12 +32,12 @@ async def drain(
                 note(after)
             done.append(name)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     words = [f"drained: {', '.join(done)}"] if done else []
     words += [f"left as it is: {', '.join(left)}"] if left else []
-    return (RungOutcome.DONE if done else RungOutcome.SKIPPED), "; ".join(words)
+    return (OperationOutcome.DONE if done else OperationOutcome.SKIPPED), "; ".join(words)
 
 
 async def undrain(client: SlurmClient, node: str, reason: str, reason_at: float | None) -> tuple[bool, str]:

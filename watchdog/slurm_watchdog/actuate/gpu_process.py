@@ -1,17 +1,18 @@
-"""Ends a process that outlived its job on a GPU, by way of its node's agent, who looks at everything again before it does."""
+"""Ends a process that outlived its job on a GPU, by way of its node's agent, who looks at everything again
+before it does."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
 
-from slurm_watchdog.model.actions import RungOutcome
+from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 
 
 async def look(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:
@@ -20,25 +21,26 @@ async def look(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd |
 
 
 async def send(ask: Ask, process: GpuProcess, how: str, deadline_s: float) -> Outcome:
-    """Sends SIGTERM (`term`) or SIGKILL (`kill`). `skipped`: it is sure that nothing was sent; what the node objects to may pass (a
+    """Sends SIGTERM (`term`) or SIGKILL (`kill`). `skipped`: it is sure that nothing was sent; what the node
+    objects to may pass (a
     job of its user's that is just ending)."""
     result = await ask(process.node, _command(process, how, deadline_s), deadline_s)
     said = result.process
     if said is None:
-        return RungOutcome.UNKNOWN, f"it may have been sent: {result.error}"
+        return OperationOutcome.UNKNOWN, f"it may have been sent: {result.error}"
     if said.refusal:
-        return RungOutcome.SKIPPED, said.refusal
+        return OperationOutcome.SKIPPED, said.refusal
     if said.gone:
         return (
-            RungOutcome.DONE,
+            OperationOutcome.DONE,
             f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before",
         )
     if said.released:
-        return RungOutcome.SKIPPED, "nothing was sent: it holds no GPU any more"
+        return OperationOutcome.SKIPPED, "nothing was sent: it holds no GPU any more"
     if not said.sent:
-        return RungOutcome.SKIPPED, "nothing was sent: it could not be looked at"
+        return OperationOutcome.SKIPPED, "nothing was sent: it could not be looked at"
     where = f"state {said.state or '?'}" + (f" in {said.wchan}" if said.wchan else "")
-    return RungOutcome.DONE, f"SIG{how.upper()} sent: it is still there, {where}"
+    return OperationOutcome.DONE, f"SIG{how.upper()} sent: it is still there, {where}"
 
 
 def _command(process: GpuProcess, how: str, deadline_s: float) -> EndProcess:

@@ -6,14 +6,14 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 
-from slurm_watchdog.model.actions import Decision, RungOutcome
+from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.slurm import SlurmJob
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 
 
 def path_for(template: str, job: SlurmJob) -> str:
@@ -89,5 +89,5 @@ async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadli
 def _sum_up(decision: Decision, results: list[CommandResult], done: str) -> Outcome:
     errors = [f"{result.error}" for result in results if not result.ok]
     if errors:
-        return RungOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
-    return RungOutcome.DONE, f"{done} on {len(results)} of {len(decision.nodes)} nodes"
+        return OperationOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
+    return OperationOutcome.DONE, f"{done} on {len(results)} of {len(decision.nodes)} nodes"

@@ -1,14 +1,15 @@
-"""Slurm's levers: requeue held, exclude, release. Each is looked up in Slurm afterwards: an exit code proves nothing."""
+"""Slurm's levers: requeue held, exclude, release. Each is looked up in Slurm afterwards: an exit code proves
+nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.model.actions import Fence, RungOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
-Outcome = tuple[RungOutcome, str]
-"""What became of a rung, and a sentence about it."""
+Outcome = tuple[OperationOutcome, str]
+"""What became of an operation, and a sentence about it."""
 
 
 async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bool) -> Outcome:
@@ -22,23 +23,26 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, f"nothing was sent: {error}"
+        return OperationOutcome.UNKNOWN, f"nothing was sent: {error}"
     if before is not None and before.unsure:
-        return RungOutcome.UNKNOWN, f"nothing was sent: {before.unsure}"
+        return OperationOutcome.UNKNOWN, f"nothing was sent: {before.unsure}"
     if before is None or before.restarts != fence.restarts or before.start_at != fence.start_at:
-        return RungOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
+        return (
+            OperationOutcome.UNKNOWN,
+            "nothing was sent: the job is not the run that the decision was about",
+        )
     if not only_unfinished and before.state == "CANCELLED":
-        return RungOutcome.FAILED, "the job was cancelled in the meantime: it is not run again"
+        return OperationOutcome.FAILED, "the job was cancelled in the meantime: it is not run again"
     try:
         await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
         return await _ended_meanwhile(client, fence, error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     if after is not None and after.restarts == fence.restarts:
-        return RungOutcome.UNKNOWN, f"Slurm did not requeue it: the job is {after.state}"
-    return RungOutcome.DONE, "requeued and held"
+        return OperationOutcome.UNKNOWN, f"Slurm did not requeue it: the job is {after.state}"
+    return OperationOutcome.DONE, "requeued and held"
 
 
 async def _ended_meanwhile(client: SlurmClient, fence: Fence, said: SlurmRefused) -> Outcome:
@@ -49,14 +53,14 @@ async def _ended_meanwhile(client: SlurmClient, fence: Fence, said: SlurmRefused
         return refusal(said)
     if job is not None and job.state != "RUNNING":
         final = said.kind in (Refusal.NO_PERMISSION, Refusal.NOT_BATCH, Refusal.NOT_REQUEUEABLE)
-        outcome = RungOutcome.FAILED if final else RungOutcome.UNKNOWN
+        outcome = OperationOutcome.FAILED if final else OperationOutcome.UNKNOWN
         return outcome, f"the job had become {job.state}: {said}"
     return refusal(said)
 
 
 def refusal(error: SlurmRefused) -> Outcome:
-    """A no for good ends the rung; one that the job's next state may lift is tried again."""
-    return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+    """A no for good ends the operation; one that the job's next state may lift is tried again."""
+    return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
 
 
 async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Outcome:
@@ -67,14 +71,14 @@ async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Out
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     missing = set(nodes) - set(after.excluded_nodes if after else ())
     if missing:
         return (
-            RungOutcome.UNKNOWN,
+            OperationOutcome.UNKNOWN,
             f"Slurm does not show {', '.join(sorted(missing))} among the excluded nodes",
         )
-    return RungOutcome.DONE, f"excluded: {', '.join(nodes)}"
+    return OperationOutcome.DONE, f"excluded: {', '.join(nodes)}"
 
 
 async def release(client: SlurmClient, job_id: str) -> Outcome:
@@ -85,7 +89,7 @@ async def release(client: SlurmClient, job_id: str) -> Outcome:
     except SlurmRefused as error:
         return refusal(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, str(error)
     if after is not None and after.held:
-        return RungOutcome.UNKNOWN, "Slurm still holds the job"
-    return RungOutcome.DONE, "released"
+        return OperationOutcome.UNKNOWN, "Slurm still holds the job"
+    return OperationOutcome.DONE, "released"

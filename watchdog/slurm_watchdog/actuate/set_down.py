@@ -1,8 +1,12 @@
-"""Tells Slurm that a node is down whose processes it cannot end, so that the requeued job that waits for them starts elsewhere.
+"""Tells Slurm that a node is down whose processes it cannot end, so that the requeued job that waits for them
+starts elsewhere.
 
-Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in state D that nothing can
-end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job starts within seconds. State=DOWN ends every job on
-the node: so nothing is sent unless Slurm itself has given the node up, or its agent shows the process, and Slurm shows no other job
+Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in
+state D that nothing can
+end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job starts within seconds.
+State=DOWN ends every job on
+the node: so nothing is sent unless Slurm itself has given the node up, or its agent shows the process, and
+Slurm shows no other job
 there, at this very moment.
 """
 
@@ -10,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slurm_watchdog.model.actions import Fence, RungOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.stuck_node import why_not
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 
 
 async def set_down(
@@ -39,21 +43,21 @@ async def set_down(
             job = next((job for job in view.jobs if job.job_id == fence.job_id), None)
             why = objection(job, node, view, fence, unkillable=job is not None and unkillable(job, name))
             if why or node is None:
-                outcome = RungOutcome.DONE if done else RungOutcome.SKIPPED
+                outcome = OperationOutcome.DONE if done else OperationOutcome.SKIPPED
                 return outcome, f"{name} is left as it is: {why}" + (
                     f"; DOWN: {', '.join(done)}" if done else ""
                 )
             await client.set_node_down(name, reason)
             after = await client.read_node(name)
             if after is None or not after.reason.startswith(reason[:40]):
-                return RungOutcome.UNKNOWN, f"Slurm does not show {name} with our reason"
+                return OperationOutcome.UNKNOWN, f"Slurm does not show {name} with our reason"
             note(after)
             done.append(name)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.UNKNOWN), str(error)
+        return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, str(error)
-    return RungOutcome.DONE, f"set DOWN: {', '.join(done)}"
+        return OperationOutcome.UNKNOWN, str(error)
+    return OperationOutcome.DONE, f"set DOWN: {', '.join(done)}"
 
 
 def objection(

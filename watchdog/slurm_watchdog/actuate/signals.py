@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.model.actions import Fence, RungOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome
 from slurm_watchdog.slurm.client import SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable
 
-Outcome = tuple[RungOutcome, str]
+Outcome = tuple[OperationOutcome, str]
 TARGETS: dict[str, tuple[SignalTo, str]] = {
     "steps": (SignalTo.STEPS, "its tasks"),
     "batch": (SignalTo.BATCH, "its batch shell"),
@@ -20,13 +20,15 @@ async def send(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outco
     try:
         job = await client.read_job(fence.job_id)
     except (SlurmUnavailable, SlurmRefused) as error:
-        return RungOutcome.SKIPPED, f"nothing was sent: {error}"
+        return OperationOutcome.SKIPPED, f"nothing was sent: {error}"
     if job is None or job.restarts != fence.restarts or job.state != "RUNNING":
-        return RungOutcome.SKIPPED, "nothing was sent: the run that the decision was about does not run"
+        return OperationOutcome.SKIPPED, "nothing was sent: the run that the decision was about does not run"
     try:
         await client.send_signal(fence.job_id, signal, target)
     except SlurmRefused as error:
-        return (RungOutcome.FAILED if error.terminal else RungOutcome.SKIPPED), f"nothing was sent: {error}"
+        return (
+            OperationOutcome.FAILED if error.terminal else OperationOutcome.SKIPPED
+        ), f"nothing was sent: {error}"
     except SlurmUnavailable as error:
-        return RungOutcome.UNKNOWN, f"it may have been sent: {error}"
-    return RungOutcome.DONE, f"SIG{signal} sent to {whom}"
+        return OperationOutcome.UNKNOWN, f"it may have been sent: {error}"
+    return OperationOutcome.DONE, f"SIG{signal} sent to {whom}"

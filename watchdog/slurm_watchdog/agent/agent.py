@@ -45,13 +45,15 @@ def read_boot_id() -> str:
 
 
 class Agent:
-    """What one agent knows and does. Made from the main thread, before any other thread: it forks its children's parent."""
+    """What one agent knows and does. Made from the main thread, before any other thread: it forks its
+    children's parent."""
 
     def __init__(
         self, config: Settings, once: bool = False, before: Handover | None = None,
         collectors: Iterable[CollectorSpec] = COLLECTORS,
     ):  # fmt: skip
-        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk. `before` is what the agent
+        """With `once` everything is looked at in the first tick already, and nothing is remembered on disk.
+        `before` is what the agent
         knew that this process was until now."""
         before = before or Handover()
         self.config, self.node, self.boot_id = config, node_name(config), read_boot_id()
@@ -138,7 +140,8 @@ class Agent:
 
     @property
     def could_see(self) -> bool:
-        """Whether the last tick knows which processes there are: without that, its report would say that all are gone."""
+        """Whether the last tick knows which processes there are: without that, its report would say that all
+        are gone."""
         return "process" not in self.seen.failed
 
     def close(self) -> None:
@@ -150,7 +153,8 @@ class Agent:
         self.probes.close()
 
     def leave(self, reports: tuple[Waiting, ...], controller_id: str) -> int:
-        """As `close`, for an agent that this process becomes by exec: returns the descriptor with all that it should know. Raises OSError."""
+        """As `close`, for an agent that this process becomes by exec: returns the descriptor with all that it
+        should know. Raises OSError."""
         self._save()
         fd = write_handover(self.memory(reports, controller_id))
         self._closed = True

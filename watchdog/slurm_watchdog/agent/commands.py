@@ -85,7 +85,8 @@ class Commands:
     """What was learnt of a process when it was met."""
     kernel_log: str = ""
     switch_prefixes: tuple[str, ...] = ()
-    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its own, from root."""
+    """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
+    own, from root."""
     core_debugger: bool = False
     """Whether a debugger may read a job's core files."""
     boot_id: str = ""
@@ -106,7 +107,8 @@ class Commands:
     def watch_jobs(
         self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
     ) -> None:
-        """The jobs that the controller wants watched have a directory for their kill switch; see SwitchDirectories.update."""
+        """The jobs that the controller wants watched have a directory for their kill switch; see
+        SwitchDirectories.update."""
         if self.logs.become_owner:
             self.awaiting_checkpoints &= {each.job_id for each in watch}
             self._directories.update(watch, now, running)
@@ -174,7 +176,8 @@ class Commands:
         return [each for each in self._seen if each not in self._answered and each not in done]
 
     def leave(self) -> None:
-        """Answers those that are under way: who asks hears that nobody knows what became of them, and none is done twice."""
+        """Answers those that are under way: who asks hears that nobody knows what became of them, and none is
+        done twice."""
         for each in self.under_way:
             error = "the agent took a new configuration meanwhile: whether it was done is not known"
             self._results.append(CommandResult(command_id=each, ok=False, error=error))
@@ -223,7 +226,8 @@ class Commands:
         )
 
     def _start_collection(self, command: CollectEvidence, now: float) -> bool:
-        """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which one child makes."""
+        """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which
+        one child makes."""
         if len(self._collections) >= COLLECTIONS:
             return False
         mine = tuple(process for process in self.processes if process.job_id == command.job_id)
@@ -344,7 +348,8 @@ class Commands:
     # -- may it be done ----------------------------------------------------------------------------------------
 
     def _uid(self, uid: int) -> int:
-        """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the system's users."""
+        """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the
+        system's users."""
         if not self.logs.become_owner:
             return -1
         if (refusal := refusal_as(uid)) is not None:

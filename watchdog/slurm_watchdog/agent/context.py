@@ -1,4 +1,5 @@
-"""What an agent's collectors share, made once at its start from the configuration and from the rights that this process has."""
+"""What an agent's collectors share, made once at its start from the configuration and from the rights that
+this process has."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 def make_context(
     config: Settings, node: str, boot_id: str, once: bool, left: Iterable[InheritedWorker] = ()
 ) -> CollectorContext:
-    """Forks the parent of all workers: to be called from the main thread, before any other thread. `left` are workers of the agent that
+    """Forks the parent of all workers: to be called from the main thread, before any other thread. `left` are
+    workers of the agent that
     this process was until now."""
     settings = config.agent
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None

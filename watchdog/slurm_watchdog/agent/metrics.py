@@ -1,6 +1,7 @@
 """The agent's own /metrics: how it fares itself, and what is worth a graph without a controller.
 
-A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks. No label holds a
+A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks.
+No label holds a
 pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out, and counted.
 """
 
@@ -39,7 +40,8 @@ class AgentMetrics:
         read_expiry: Callable[[], Mapping[str, float]] = dict,
         collectors: Iterable[CollectorSpec] = COLLECTORS,
     ) -> None:
-        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML, `read_expiry` when
+        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML,
+        `read_expiry` when
         certificates end."""
         self.read_expiry = read_expiry
         self._count_probes, self._read_driver_s = count_probes, read_driver_s
@@ -72,7 +74,8 @@ class AgentMetrics:
     # -- what Prometheus asks ----------------------------------------------------------------------------------
 
     def families(self) -> list[Family]:
-        """Every metric but the histogram of ticks, those without series included. Each collector's come from its CollectorSpec."""
+        """Every metric but the histogram of ticks, those without series included. Each collector's come from
+        its CollectorSpec."""
         found = [*self._own(self._seen)]
         report = self._report
         if report is not None:
@@ -160,6 +163,7 @@ def _listed(families: Callable[[Report], Iterable[Family]], report: Report) -> l
 
 
 def probe_label(probe: str) -> str:
-    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`. No user, no pid."""
+    """Kind and mount of a child: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`. No
+    user, no pid."""
     kind, _, rest = probe.partition(":")
     return f"{kind}:{PROBE_OWNER.sub('', rest)}" if rest.startswith("/") else kind

@@ -25,7 +25,8 @@ WHOLE = frozenset({"job", "rank", "pid", "age", "when", "GPU", "minor", "busy"})
 def show_report(
     report: Report, console: Console | None = None, collectors: Iterable[CollectorSpec] = COLLECTORS
 ) -> None:
-    """Prints the tables of all collectors to `console` (standard output by default): processes first, what is wrong last."""
+    """Prints the tables of all collectors to `console` (standard output by default): processes first, what is
+    wrong last."""
     if console is None:
         # A pipe has no width of its own, and a table that was cut to 80 columns helps nobody.
         console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)

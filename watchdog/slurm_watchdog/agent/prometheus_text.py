@@ -1,4 +1,5 @@
-"""Prometheus' text format, and a listener that answers with it: so little is needed that its library, of 14 MiB, is not loaded.
+"""Prometheus' text format, and a listener that answers with it: so little is needed that its library, of 14
+MiB, is not loaded.
 
 The format: https://prometheus.io/docs/instrumenting/exposition_formats/ (version 0.0.4).
 """
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 MAX_REQUEST: Final = 16 * 1024
 CLIENT_S: Final = 2.0
-"""One scrape, from the first byte of the request to the last of the answer: a slow reader delays the next by no more."""
+"""One scrape, from the first byte of the request to the last of the answer: a slow reader delays the next by
+no more."""
 
 
 def escape_label(value: str) -> str:
@@ -51,7 +53,8 @@ def histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int]
 
 
 def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
-    """Answers on this address from a thread of its own; returns the port, or None, with a warning, where it can't be had."""
+    """Answers on this address from a thread of its own; returns the port, or None, with a warning, where it
+    can't be had."""
     try:
         family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family_of_host, backlog=16)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OUT_OF_TURN_S = 1.0
-"""Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and mostly its usual ones."""
+"""Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and
+mostly its usual ones."""
 ONCE_PAUSE_S = 1.0
 """Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
 ONCE_GPU_S = 5.0
@@ -52,7 +53,8 @@ class Service:
         echo: bool = False,
         file: str = "",
     ):
-        """With `echo` each report is also a line of JSON on standard output. `file` is the configuration, read again at SIGHUP."""
+        """With `echo` each report is also a line of JSON on standard output. `file` is the configuration,
+        read again at SIGHUP."""
         self.agent, self.sender, self.metrics, self.signals = agent, sender, metrics, signals
         self.echo = echo
         self.exits = Exits()
@@ -96,7 +98,8 @@ class Service:
         return True
 
     def _put_less(self, report: Report, why: str) -> None:
-        """Of a report that is too large what matters most. One user's names or processes must not end the agent for all on the node:
+        """Of a report that is too large what matters most. One user's names or processes must not end the
+        agent for all on the node:
         at worst the controller hears nothing for a while."""
         log.error("this report is too large to be sent whole: %s", why)
         try:
@@ -105,7 +108,8 @@ class Service:
             log.error("nor can it be sent without long names: %s", error)
 
     def between(self, now: float) -> None:
-        """Takes what children and controller said meanwhile; results of commands, and that a rank has ended, go out at once."""
+        """Takes what children and controller said meanwhile; results of commands, and that a rank has ended,
+        go out at once."""
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
@@ -152,9 +156,11 @@ def run_agent(
     file: str = "",
     handover: Handover | None = None,
 ) -> int:
-    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output. Returns the exit code.
+    """The agent as a daemon until SIGTERM, or with `once` two ticks and their outcome on standard output.
+    Returns the exit code.
 
-    At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without `once` it is 2 for a process
+    At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
+    `once` it is 2 for a process
     with rights that are the helper's.
     """
     if not once and not config.agent.controller_url:

@@ -1,4 +1,5 @@
-"""Directories of kill switches on this node: made ready for each run before it is needed, and removed when the run is over."""
+"""Directories of kill switches on this node: made ready for each run before it is needed, and removed when
+the run is over."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ class SwitchDirectories:
         return self._problems.get(directory)
 
     def update(self, watch: Iterable[JobWatch], now: float, running: frozenset[str] | None) -> None:
-        """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with all in them.
+        """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with
+        all in them.
 
-        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a job has not seen yet
+        `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a
+        job has not seen yet
         would be lost.
         """
         watch = tuple(watch)

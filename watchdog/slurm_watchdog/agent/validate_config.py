@@ -1,6 +1,8 @@
-"""Whether an agent could start with a configuration: `python -m slurm_watchdog.agent.validate_config FILE`, with the running settings on standard input.
+"""Whether an agent could start with a configuration: `python -m slurm_watchdog.agent.validate_config FILE`,
+with the running settings on standard input.
 
-It is the program that would start with it, as it is installed now. On standard output: {"problems": [sentence…], "settings": text}.
+It is the program that would start with it, as it is installed now. On standard output: {"problems":
+[sentence…], "settings": text}.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How far one job is, and how its ranks ended: whether the last step is made, since when a rank is dead, its last words. Pure."""
+"""How far one job is, and how its ranks ended: whether the last step is made, since when a rank is dead, its
+last words. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ PROGRESS_SLACK_S = 5.0
 
 
 def has_ended(job: JobView) -> bool:
-    """Whether the training has made its last step, as far as its log says. A count that began again counts to the end of an epoch,
+    """Whether the training has made its last step, as far as its log says. A count that began again counts to
+    the end of an epoch,
     and the last steps of all may be fewer than stand between two lines."""
     progress = job.progress
     if progress is None:

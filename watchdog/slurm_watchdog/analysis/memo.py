@@ -17,10 +17,13 @@ KEPT = 2048
 def by_identity(
     judge: Callable[Concatenate[tuple[T, ...], P], R],
 ) -> Callable[Concatenate[tuple[T, ...], P], R]:
-    """`judge`, which has to be pure, remembering its answers for the newest KEPT tuples, each with one set of further arguments.
+    """`judge`, which has to be pure, remembering its answers for the newest KEPT tuples, each with one set of
+    further arguments.
 
-    The state hands out the same tuple until it grows. To compare identities is exact, for a tuple that is remembered cannot change
-    and its id cannot be given to another; to hash or compare six hundred values for every job at every look is what this saves.
+    The state hands out the same tuple until it grows. To compare identities is exact, for a tuple that is
+    remembered cannot change
+    and its id cannot be given to another; to hash or compare six hundred values for every job at every look
+    is what this saves.
     """
     known: dict[int, tuple[tuple[T, ...], object, R]] = {}
 

@@ -1,9 +1,13 @@
 """How long a job may stay on one step: learnt from the job itself, wider where its phase asks for it.
 
-The time-out of collectives, where it is known, works in two ways. When it runs out, the ranks abort, and the stacks are lost: so
-stacks are collected before, in every phase, also where a limit is far away; that accuses nobody. And where a job trains and its
-pace is known, no limit is longer than most of a time-out that the job's own command line or environment names; never shorter than
-the floor, nor than twice its slowest step. An evaluation or a checkpoint keeps its floor: ranks that work for long are in no collective
+The time-out of collectives, where it is known, works in two ways. When it runs out, the ranks abort, and the
+stacks are lost: so
+stacks are collected before, in every phase, also where a limit is far away; that accuses nobody. And where a
+job trains and its
+pace is known, no limit is longer than most of a time-out that the job's own command line or environment
+names; never shorter than
+the floor, nor than twice its slowest step. An evaluation or a checkpoint keeps its floor: ranks that work for
+long are in no collective
 that could time out, and for those that wait for rank 0 the program has another time-out, which nobody can see.
 """
 
@@ -23,7 +27,8 @@ EVIDENCE = 0.7
 VERDICT = 0.85
 """The limit is at most this share of a time-out that the job names."""
 START_FACTOR, LEAST_START_S = 5.0, 600.0
-"""A start after a restart may take so many times as long as the longest that was seen, and ten minutes at least: a checkpoint has to be
+"""A start after a restart may take so many times as long as the longest that was seen, and ten minutes at
+least: a checkpoint has to be
 read, data to be skipped, and a new node knows nothing of what was compiled before."""
 LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
@@ -32,7 +37,8 @@ LEAST_FACTOR = 2.0
 STARTS, ENDS = "starting", "finishing"
 """Phases that a log tells of."""
 STEPLESS_LOOK = 0.5
-"""Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody has moved."""
+"""Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody
+has moved."""
 STEPLESS_SOON = 0.1
 RHYTHM = 3
 """Times between two checkpoints that were seen, to speak of a rhythm."""
@@ -46,7 +52,8 @@ class LoopSettings(LimitSettings, Protocol):
 
 
 class LoopClock(Struct, frozen=True, kw_only=True):
-    """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how long it may."""
+    """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how
+    long it may."""
 
     age_s: float
     limit: Limit
@@ -62,11 +69,14 @@ class LoopClock(Struct, frozen=True, kw_only=True):
 
 
 def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
-    """The clock that a job is judged by: its steps. While too few of these were seen to learn from, and the log announces nothing
-    that takes its time: the movement of its ranks, once that was seen to be a training's; else its checkpoints, where they have a
+    """The clock that a job is judged by: its steps. While too few of these were seen to learn from, and the
+    log announces nothing
+    that takes its time: the movement of its ranks, once that was seen to be a training's; else its
+    checkpoints, where they have a
     rhythm. Where there is none of these, the start-up grace counts.
 
-    The other limits are learnt, too: `factor` x the longest pause, or interval, that ended by itself, never below `stepless_limit`."""
+    The other limits are learnt, too: `factor` x the longest pause, or interval, that ended by itself, never
+    below `stepless_limit`."""
     progress, motion = view.progress, view.motion
     by_steps = LoopClock(
         age_s=progress.age_s if progress else view.run_age_s, limit=progress_limit(view, settings)
@@ -86,7 +96,8 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     if longest_s > limit.seconds:
         why = f"{settings.factor:g} x the longest pause before; its steps cannot be read"
         limit = Limit(seconds=longest_s, reason=why)
-    # No step ends a phase here. A start is over when the ranks were seen to train since; what else the log tells of may still last.
+    # No step ends a phase here. A start is over when the ranks were seen to train since; what else the log
+    # tells of may still last.
     if view.phase not in (None, STARTS):
         floor_s = max(settings.evaluation_floor, settings.checkpoint_floor)
         if floor_s > limit.seconds:
@@ -103,7 +114,8 @@ def counts_hardly(view: JobView, settings: LimitSettings) -> bool:
 
 
 def look_apart_s(view: JobView, settings: LoopSettings, *, moving: bool = False) -> float:
-    """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike (`moving`: as before that)."""
+    """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike
+    (`moving`: as before that)."""
     suspected = not moving and view.motion is not None and view.motion.still_from_at is not None
     share = STEPLESS_SOON if suspected else STEPLESS_LOOK
     return min(share * settings.stepless_limit, RARE_LOOK_S)
@@ -115,14 +127,17 @@ def with_a_step(view: JobView, seconds: float) -> float:
 
 
 def has_just_grown(view: JobView, seconds: float) -> bool:
-    """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop is not expected to
+    """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop
+    is not expected to
     turn, and then the step after them takes its time."""
     return view.growing_age_s is not None and view.growing_age_s < seconds
 
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
-    """The longest time without a new step that is still normal for this run in its present phase; in training it stays below the
-    time-out of collectives, see above. Ranks that a launcher has started anew since the last step have all of a start before them."""
+    """The longest time without a new step that is still normal for this run in its present phase; in training
+    it stays below the
+    time-out of collectives, see above. Ranks that a launcher has started anew since the last step have all of
+    a start before them."""
     progress = view.progress
     if progress is None:
         return _start_limit(view, settings)
@@ -143,7 +158,8 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
 
 
 def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
-    """Of a run that has made no step yet: the start-up grace, or less where an earlier run of the job shows how long a start takes."""
+    """Of a run that has made no step yet: the start-up grace, or less where an earlier run of the job shows
+    how long a start takes."""
     grace = learnt_limit(0, (), None, settings)
     starts_s = [run.start_s for run in view.past if run.start_s is not None]
     if not starts_s or view.phase is not None:
@@ -158,7 +174,8 @@ def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
 
 
 def makes_steps(view: JobView, settings: LimitSettings) -> bool:
-    """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the controller, a restart, a
+    """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the
+    controller, a restart, a
     filesystem that recovered) is no step: `age_s` is short then, and `rose_age_s` is not."""
     progress = view.progress
     if progress is None or progress.rose_age_s is None:
@@ -167,7 +184,8 @@ def makes_steps(view: JobView, settings: LimitSettings) -> bool:
 
 
 def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:
-    """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the limit is reached,
+    """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the
+    limit is reached,
     and before its collectives time out. A collective may have begun as late as the next step was due."""
     if age_s >= SUSPICION * limit.seconds:
         return True

@@ -1,7 +1,10 @@
-"""What the ranks of a job are doing, as far as their processes and GPUs show it: the evidence where no stacks can be had.
+"""What the ranks of a job are doing, as far as their processes and GPUs show it: the evidence where no stacks
+can be had.
 
-A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes; the rank that the others
-wait for has an idle GPU or a process that uses no time. Whoever computes or moves data speaks against a hang: a checkpoint that
+A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes; the
+rank that the others
+wait for has an idle GPU or a process that uses no time. Whoever computes or moves data speaks against a hang:
+a checkpoint that
 rank 0 writes, an evaluation, the building of an index.
 """
 
@@ -25,15 +28,19 @@ SPINNING_CPU = 0.5
 """Cores. A main thread that polls its GPU uses one."""
 QUIET_IO_BYTES_S = 1e6
 STORAGE_S = 60.0
-"""One that was seen waiting for storage for a moment within this time moves data, also where its bytes cannot be counted."""
+"""One that was seen waiting for storage for a moment within this time moves data, also where its bytes cannot
+be counted."""
 STUCK_S = 30.0
 """A call that has not returned for so long moves nothing."""
 FELL_QUIET_S = 240.0
-"""Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or for the network like this."""
+"""Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
+for the network like this."""
 LOW_POWER = 0.5
-"""Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a forward pass draws."""
+"""Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a
+forward pass draws."""
 FALLEN_POWER = 0.7
-"""The average over a minute lags behind; it has to have fallen this far, for one look may catch a gap between two steps."""
+"""The average over a minute lags behind; it has to have fallen this far, for one look may catch a gap between
+two steps."""
 FEW = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
@@ -151,7 +158,8 @@ def activities(
 
 
 def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | None:
-    """Whether the process neither computes nor moves data; None: not known. `counted`: the bytes that it moves can be counted,
+    """Whether the process neither computes nor moves data; None: not known. `counted`: the bytes that it
+    moves can be counted,
     so that not to know them is not to know."""
     if process is None or process.cpu_ratio is None or (counted and process.io_bytes_s is None):
         return None
@@ -196,7 +204,8 @@ def _activity(
 
 
 def _computed(job: JobView, rank: ProcessView) -> bool:
-    """Whether each of the dumps found this rank running, or waiting for a core, and using time in between: however little it got."""
+    """Whether each of the dumps found this rank running, or waiting for a core, and using time in between:
+    however little it got."""
     key = (rank.node, rank.process.pid, rank.process.start_ticks)
     seen = [s for d in job.snapshots for s in d.stacks if (s.node, s.pid, s.start_ticks) == key]
     if len(seen) < 2 or any(each.state != "R" for each in seen):
@@ -251,7 +260,8 @@ def _odd_among_busy(seen: tuple[Activity, ...]) -> bool:
 
 
 def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
-    """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a core before, as all others
+    """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a
+    core before, as all others
     still do. A rank that never does (it hands on what others computed) is not among them."""
     if any(a.gpu is not None and a.doing is not Doing.BUSY for a in seen):
         return []
@@ -261,7 +271,8 @@ def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
 
 
 def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> Standing:
-    """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that idle while the GPUs of all
+    """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that
+    idle while the GPUs of all
     others have been busy in every look for half of `limit_s`."""
     ranks = [rank for rank in job.ranks if rank.alive]
     seen = activities(job, ranks, now, limit_s / 2)
@@ -301,9 +312,12 @@ def somebody_on_storage(job: JobView) -> ProcessView | None:
 
 
 def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
-    """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or a child of one (a data
-    loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's own threads compute does
-    not count: some poll as long as a collective has not ended. On a node with too few cores a child that computes gets little time, but
+    """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or
+    a child of one (a data
+    loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's
+    own threads compute does
+    not count: some poll as long as a collective has not ended. On a node with too few cores a child that
+    computes gets little time, but
     it is ready to run whenever it is looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
     for each in job.processes:
@@ -334,7 +348,8 @@ def _is_held(rank: ProcessView) -> bool:
 
 
 def with_what_holds(job: JobView, named: Iterable[Culprit]) -> tuple[Culprit, ...]:
-    """`named`, where a rank that was stopped, or is in one call for long, is said to be that and not to run somewhere, and one whose
+    """`named`, where a rank that was stopped, or is in one call for long, is said to be that and not to run
+    somewhere, and one whose
     worker is blocked on a filesystem with what that worker waits for."""
     return tuple(_with_what_holds(job, each) for each in named)
 

@@ -1,11 +1,15 @@
 """The clock of a run that writes no step that can be read: whether its ranks move, dump after dump. Pure.
 
-A step that rises proves that the loop turns. Where none is written, two dumps of all ranks, minutes apart, tell nearly as much: a rank
-that trains has used time in between, even where both found it in the same function. Only one that has used next to none (STILL_CPU), has
-moved no data and is where it was, did nothing. Ranks that wait for their peers, or for their GPU, may spin: they neither prove that the
+A step that rises proves that the loop turns. Where none is written, two dumps of all ranks, minutes apart,
+tell nearly as much: a rank
+that trains has used time in between, even where both found it in the same function. Only one that has used
+next to none (STILL_CPU), has
+moved no data and is where it was, did nothing. Ranks that wait for their peers, or for their GPU, may spin:
+they neither prove that the
 loop turns nor that it does not.
 
-"It has stopped" can only be said of what moved before: the clock counts once a run was seen to move in the code of a training in
+"It has stopped" can only be said of what moved before: the clock counts once a run was seen to move in the
+code of a training in
 TRAINED_LOOKS looks. Until then, and for everything that trains nothing (a server, a notebook), nothing is said.
 """
 
@@ -23,12 +27,14 @@ from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Role
 
 STILL_CPU = 0.005
-"""Cores, of the main thread, from one dump to the next. A wait with a time-out (a data loader polls every 5 s) uses a tenth of it; a step
+"""Cores, of the main thread, from one dump to the next. A wait with a time-out (a data loader polls every 5
+s) uses a tenth of it; a step
 of a minute whose kernels are started by Python uses several times as much."""
 STILL_BYTES_S = 100_000.0
 """Through system calls of the whole process. Heartbeats and metrics stay below a hundredth of it."""
 TRAINED_LOOKS = 3
-"""So many times a run has to be seen moving in the code of a training. At the shipped interval of five minutes: a quarter of an hour."""
+"""So many times a run has to be seen moving in the code of a training. At the shipped interval of five
+minutes: a quarter of an hour."""
 STILL_LOOKS = 3
 """Dumps in a row, at least, that found it motionless."""
 KEPT_PAUSES = 20
@@ -50,7 +56,8 @@ def still_s(motion: Motion, now: float) -> float:
 
 
 def follow(before: Motion | None, earlier: StackSnapshot | None, newest: StackSnapshot, now: float) -> Motion:
-    """`before` and one more dump of all ranks, `newest`; `earlier` is the dump before it, None where there is none to compare with."""
+    """`before` and one more dump of all ranks, `newest`; `earlier` is the dump before it, None where there is
+    none to compare with."""
     at = now - newest.age_s
     known = before or Motion(last_at=at)
     moved = Truth.UNKNOWN if earlier is None else _has_moved(earlier, newest)
@@ -85,7 +92,8 @@ def stepped(before: Motion) -> Motion:
 
 
 def is_training(job: JobView) -> bool:
-    """Whether anything shows that the job trains, apart from steps: that it saves, its log's phase, an earlier run, its stacks."""
+    """Whether anything shows that the job trains, apart from steps: that it saves, its log's phase, an
+    earlier run, its stacks."""
     told = job.phase is not None or any(run.steps_seen for run in job.past)
     saves = job.saved_age_s is not None or job.growing_age_s is not None or job.saving_age_s is not None
     return told or saves or is_proven(job.motion) or is_in_training_code(job)
@@ -97,12 +105,14 @@ def is_in_training_code(job: JobView) -> bool:
 
 
 def is_serving(job: JobView) -> bool:
-    """Whether a rank was seen in a loop that waits for requests: then others may wait for it for ever, and nothing is wrong."""
+    """Whether a rank was seen in a loop that waits for requests: then others may wait for it for ever, and
+    nothing is wrong."""
     return any(_serves(stack) for dump in job.snapshots for stack in _ranks_of(dump).values())
 
 
 def waits_for_others_work(job: JobView) -> bool:
-    """Whether the newest dump shows a rank that waits for a program or a task of Ray that it has started, or for a server: these may
+    """Whether the newest dump shows a rank that waits for a program or a task of Ray that it has started, or
+    for a server: these may
     do the work."""
     return any(
         locate(stack).place in ELSEWHERE for dump in job.snapshots[-1:] for stack in _ranks_of(dump).values()
@@ -110,7 +120,8 @@ def waits_for_others_work(job: JobView) -> bool:
 
 
 def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
-    """Whether this process is known to have used next to no time, and to have moved no data, from the first of the dumps to the last."""
+    """Whether this process is known to have used next to no time, and to have moved no data, from the first
+    of the dumps to the last."""
     seen = [
         (dump.age_s, stack)
         for dump in job.snapshots
@@ -124,7 +135,8 @@ def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
 
 
 def _has_moved(earlier: StackSnapshot, newest: StackSnapshot) -> Truth:
-    """OK: somebody has. BAD: nobody has, as far as ranks can be told apart from those who only wait. UNKNOWN: not all were dumped."""
+    """OK: somebody has. BAD: nobody has, as far as ranks can be told apart from those who only wait. UNKNOWN:
+    not all were dumped."""
     before, after = _ranks_of(earlier), _ranks_of(newest)
     if not after or before.keys() != after.keys() or earlier.silent_nodes or newest.silent_nodes:
         return Truth.UNKNOWN

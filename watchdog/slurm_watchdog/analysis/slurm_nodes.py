@@ -15,9 +15,11 @@ def asked_nodes(view: ClusterView) -> frozenset[str]:
 
 
 def is_quiet(node: NodeView) -> bool:
-    """Whether nothing in it speaks of anything but health: no line of the kernel, no error, no holder, no counter that tells.
+    """Whether nothing in it speaks of anything but health: no line of the kernel, no error, no holder, no
+    counter that tells.
 
-    Of ten thousand nodes nearly all are so. A detector may pass over them: it would find them well. What is compared among the GPUs
+    Of ten thousand nodes nearly all are so. A detector may pass over them: it would find them well. What is
+    compared among the GPUs
     of a job (clocks, power, heat) is no matter of quiet.
     """
     if node.events or node.holders or node.released or node.hung_probes or node.problems:
@@ -62,7 +64,8 @@ def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
 
 
 BOOT_S = 600.0
-"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of slurm.conf(5) is of this size."""
+"""A node that was just given back may still be starting, and its agent with it: ResumeTimeout of
+slurm.conf(5) is of this size."""
 
 
 def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
@@ -71,7 +74,8 @@ def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
 
 
 def share_silent(view: ClusterView) -> tuple[int, int]:
-    """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just given back."""
+    """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just
+    given back."""
     silent = set(view.silent_nodes)
     away = {each.name for each in view.slurm_nodes if is_away(each.state, each.runs_job)}
     if silent:

@@ -1,10 +1,15 @@
 """Ranks that go round in a small loop of Python for ever, while all others wait for them: part of `collective_hang`.
 
-A rank that computes alone for minutes is healthy as a rule: rank 0, or the first of a node, builds an index, computes a metric, merges
-a checkpoint. So all of this has to be seen of it: dump after dump the same few lines and nothing known to take its time on the stack
-(slurm_watchdog.diagnose.stacks.spinning), nothing read or written, no byte more memory, one core, workers that do nothing, a GPU that idles, and a
-log that tells of no phase. What is not known of it acquits it. It takes minutes, and three times as many for a rank that is the first
-of its node among others, unless its functions are called after waiting; and it is acted on no earlier than any other rank that works
+A rank that computes alone for minutes is healthy as a rule: rank 0, or the first of a node, builds an index,
+computes a metric, merges
+a checkpoint. So all of this has to be seen of it: dump after dump the same few lines and nothing known to
+take its time on the stack
+(slurm_watchdog.diagnose.stacks.spinning), nothing read or written, no byte more memory, one core, workers
+that do nothing, a GPU that idles, and a
+log that tells of no phase. What is not known of it acquits it. It takes minutes, and three times as many for
+a rank that is the first
+of its node among others, unless its functions are called after waiting; and it is acted on no earlier than
+any other rank that works
 (`busy_limit`), for a call of compiled code that keeps the interpreter's lock, and has no telling name, looks the same.
 """
 
@@ -77,14 +82,16 @@ def _saves(job: JobView, limit_s: float) -> bool:
 
 
 def _has_errands(job: JobView, rank: ProcessView) -> bool:
-    """Whether this is rank 0, or the first of several on its node: who prepares, writes or computes something for the others."""
+    """Whether this is rank 0, or the first of several on its node: who prepares, writes or computes something
+    for the others."""
     number = rank.process.rank or 0
     others = [each.process.rank or 0 for each in job.ranks if each.node == rank.node and each is not rank]
     return number == 0 or (bool(others) and number < min(others))
 
 
 def _does_nothing_else(job: JobView, rank: ProcessView, now: float, seen: Steady) -> bool:
-    """Whether its process is known to move no data, its workers to rest, and its GPU, where the job has any, to idle."""
+    """Whether its process is known to move no data, its workers to rest, and its GPU, where the job has any,
+    to idle."""
     if rank.cpu_ratio is None or moves_data(rank):
         return False
     workers = [

@@ -26,12 +26,14 @@ STEPLESS_AFTER = 0.5
 SPACING = 0.15
 """Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
 ALONE = 4.0
-"""A process that is alone in its job is looked at so many times more rarely, until something shows that it trains: most such jobs do
+"""A process that is alone in its job is looked at so many times more rarely, until something shows that it
+trains: most such jobs do
 something else, and a node may have a hundred of them."""
 
 
 def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StackRequest, ...]:
-    """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the time, and rarely."""
+    """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the
+    time, and rarely."""
     job_id, limit_s = job.job.job_id, clock.limit.seconds
     stepless = counts_hardly(job, settings) and bool(job.ranks) and job.phase != ENDS
     rarely_s = look_apart_s(job, settings) * _rarer(job) if stepless else None
@@ -53,10 +55,13 @@ def _rarer(job: JobView) -> float:
 def doubt(
     job: JobView, clock: LoopClock, named: tuple[Culprit, ...], now: float, *, ended: bool = False
 ) -> str | None:
-    """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing does. `named` are those
-    that would be accused. `ended`: its only rank is known to be where only a fault keeps it, which need not be in the code of a training.
+    """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing
+    does. `named` are those
+    that would be accused. `ended`: its only rank is known to be where only a fault keeps it, which need not
+    be in the code of a training.
 
-    Whether such a loop turns, only its ranks can show. A server whose ranks wait for a request looks the same for days."""
+    Whether such a loop turns, only its ranks can show. A server whose ranks wait for a request looks the same
+    for days."""
     if not clock.unread and job.progress is not None:
         return None
     if is_serving(job):

@@ -1,7 +1,9 @@
 """Containers with a cap: how much of one a node, a user or a job may fill, and what was left out. Pure bookkeeping.
 
-Every container of the controller that reports can fill is one of these, or is bounded by one that is, so that no node and no user
-can end the controller, or displace what is known of others: shares belong to owners, and an owner who has used up his share
+Every container of the controller that reports can fill is one of these, or is bounded by one that is, so that
+no node and no user
+can end the controller, or displace what is known of others: shares belong to owners, and an owner who has
+used up his share
 loses his own entries. What was left out is counted (a metric) and said for a while with its owner (`status`).
 """
 
@@ -117,7 +119,8 @@ MAX_USERS: Final = 64
 class Capped(Generic[K, V]):
     """A mapping in which each owner has a share.
 
-    An owner is a path, from the wider to the narrower: `("n1", 1500)` is a user on a node, and counts for the share of the node as
+    An owner is a path, from the wider to the narrower: `("n1", 1500)` is a user on a node, and counts for the
+    share of the node as
     well. With `oldest_goes` a new entry takes the place of that owner's oldest one, otherwise it is refused.
     """
 
@@ -131,7 +134,8 @@ class Capped(Generic[K, V]):
         oldest_goes: bool = False,
         lost: Callable[[K], object] = lambda key: None,
     ):
-        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` hears of an entry that had to go."""
+        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` hears of an
+        entry that had to go."""
         self._what, self._left_out, self._shares, self._oldest_goes = what, left_out, shares, oldest_goes
         self._lost = lost
         self._values: dict[K, V] = {}

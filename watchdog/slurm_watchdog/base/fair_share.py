@@ -1,4 +1,5 @@
-"""Which rows of a list are kept where there are too many: each owner gets the same share, and what few want they get whole. Pure."""
+"""Which rows of a list are kept where there are too many: each owner gets the same share, and what few want
+they get whole. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def fair_share(
 ) -> tuple[tuple[T, ...], Counter[Hashable]]:
     """At most `limit` of `rows`, in their order, and how many were left out of each owner's.
 
-    The owners take turns, one row each, until the limit is reached: 50,000 rows of one user cost another user none of his few.
+    The owners take turns, one row each, until the limit is reached: 50,000 rows of one user cost another user
+    none of his few.
     Within an owner's rows those that are lowest by `order` come first, else those that stand first.
     """
     if len(rows) <= limit:
@@ -33,7 +35,8 @@ def fair_share(
 
 
 def _shares(counts: Counter[Hashable], limit: int) -> Counter[Hashable]:
-    """How many rows each owner gets of `limit`, which is less than there are: equal shares, and what few leave goes to the others."""
+    """How many rows each owner gets of `limit`, which is less than there are: equal shares, and what few
+    leave goes to the others."""
     shares: Counter[Hashable] = Counter()
     waiting = len(counts)
     for who, count in sorted(counts.items(), key=lambda each: each[1]):

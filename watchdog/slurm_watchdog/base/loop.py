@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def next_due(due: float, now: float, interval_s: float) -> float:
-    """When the tick after the one of `due` starts: on the same grid, after `now`; ticks that were missed are not made up."""
+    """When the tick after the one of `due` starts: on the same grid, after `now`; ticks that were missed are
+    not made up."""
     missed = max(0, int((now - due) // interval_s))
     return due + (missed + 1) * interval_s
 
@@ -34,7 +35,8 @@ class Isolated:
 
 
 def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
-    """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and `default` comes back. The time of
+    """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and
+    `default` comes back. The time of
     parts with the same name adds up."""
     began = clock.monotonic()
     try:
@@ -63,7 +65,8 @@ class Signals:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:
-        """Takes the signals over; call it from the main thread, after every child was forked that should not have them."""
+        """Takes the signals over; call it from the main thread, after every child was forked that should not
+        have them."""
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
@@ -81,7 +84,8 @@ class Signals:
         return self._read_fd
 
     def hold(self) -> None:
-        """From now on they wait for `install` of the program that this process becomes by exec: none is lost, and a SIGHUP in between
+        """From now on they wait for `install` of the program that this process becomes by exec: none is lost,
+        and a SIGHUP in between
         would end it."""
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         if self.reload:
@@ -104,7 +108,8 @@ class Waiter:
         self._watched: set[int] = set()
 
     def watch(self, fd: int, writing: bool = False) -> None:
-        """From now on `wait` returns `fd` when it can be read or has ended, with `writing` also when it can be written."""
+        """From now on `wait` returns `fd` when it can be read or has ended, with `writing` also when it can
+        be written."""
         events = select.EPOLLIN | (select.EPOLLOUT if writing else 0)
         if fd in self._watched:
             self._epoll.modify(fd, events)
@@ -155,7 +160,8 @@ def run_cadence(
 ) -> None:
     """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.anew` is set.
 
-    While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at `wanted_at()`. Ticks stay on their grid:
+    While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at
+    `wanted_at()`. Ticks stay on their grid:
     one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
     After each tick that returns True, because it was whole, and only then, systemd is told that we are alive.
     `took` hears how long each tick took.

@@ -26,7 +26,8 @@ touching it would mount something that no job asked for. Names from /proc/filesy
 
 
 MAX_OF_USERS = 512
-"""Filesystems served by users that are kept: each may mount 1,000 (mount_max of fuse.conf), and each path is compared with each of them."""
+"""Filesystems served by users that are kept: each may mount 1,000 (mount_max of fuse.conf), and each path is
+compared with each of them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Mount:
     fs_type: str
     device: str
     owner: int | None = None
-    """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing of ours touches it."""
+    """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing
+    of ours touches it."""
     number: int = field(default=0, compare=False)
     """The kernel's, the `mnt_id` of what lies on it."""
 
@@ -47,7 +49,8 @@ def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
 
 
 class MountNews:
-    """Tells whether mounts have come or gone since it was asked last, without reading them: the kernel marks the open table (proc(5),
+    """Tells whether mounts have come or gone since it was asked last, without reading them: the kernel marks
+    the open table (proc(5),
     poll of mountinfo). Where it can't be opened, always yes."""
 
     def __init__(self, path: str = "/proc/self/mountinfo") -> None:
@@ -68,7 +71,8 @@ class MountNews:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand are left out, and what
+    """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand
+    are left out, and what
     is served by users beyond MAX_OF_USERS."""
     mounts: list[Mount] = []
     of_users = 0

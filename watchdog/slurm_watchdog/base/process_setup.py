@@ -15,9 +15,11 @@ def set_name(name: str) -> None:
 
 
 def be_unobtrusive() -> None:
-    """From now on neither this process nor those it forks takes the core from a thread that computes just because it woke up.
+    """From now on neither this process nor those it forks takes the core from a thread that computes just
+    because it woke up.
 
-    SCHED_BATCH (see sched(7)) changes no weight: on a core that is busy we wait for the end of a slice, some milliseconds,
+    SCHED_BATCH (see sched(7)) changes no weight: on a core that is busy we wait for the end of a slice, some
+    milliseconds,
     and get our share. Our deadlines are seconds.
     """
     try:

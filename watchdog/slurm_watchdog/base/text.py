@@ -64,7 +64,8 @@ def plural(number: int, one: str) -> str:
 
 
 def fold(names: Iterable[str]) -> list[str]:
-    """Names of nodes or jobs with their numbers in ranges, as Slurm's users write them: `n[001-400]`, `4711-4713`, `12_[1-9]`.
+    """Names of nodes or jobs with their numbers in ranges, as Slurm's users write them: `n[001-400]`,
+    `4711-4713`, `12_[1-9]`.
 
     One string for each beginning and width; nothing is lost.
     """

@@ -1,4 +1,5 @@
-"""What the controller answers on its socket, as frozen values. Unknown fields are ignored, missing ones have a default."""
+"""What the controller answers on its socket, as frozen values. Unknown fields are ignored, missing ones have
+a default."""
 
 from __future__ import annotations
 
@@ -200,8 +201,8 @@ class Evidence(Answer, frozen=True, kw_only=True):
     """When it was taken, seen from the incident."""
 
 
-class Rung(Answer, frozen=True, kw_only=True):
-    rung: str
+class Operation(Answer, frozen=True, kw_only=True):
+    operation: str
     attempt: int = 1
     outcome: str | None = None
     """None while it is being tried."""
@@ -240,7 +241,7 @@ class ActionRun(Answer, frozen=True, kw_only=True):
     rule: str = ""
     """The part of the configuration, or the wish, that gave the ladder."""
     ladder: tuple[str, ...] = ()
-    rungs: tuple[Rung, ...] = ()
+    operations: tuple[Operation, ...] = ()
     waiting: Waiting | None = None
     end: End | None = None
 

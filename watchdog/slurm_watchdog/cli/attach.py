@@ -44,9 +44,11 @@ from slurm_watchdog.cli.options import EXIT_USAGE
 )
 @click.argument("job_id", metavar="JOBID")
 def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str, job_id: str) -> None:  # fmt: skip
-    """Watches the job JOBID of yours: agents as a step inside of it (srun --overlap), the controller here, until it is over.
+    """Watches the job JOBID of yours: agents as a step inside of it (srun --overlap), the controller here,
+    until it is over.
 
-    It follows the job through requeues. This program has to be installed where all nodes of the job see it (below your home
+    It follows the job through requeues. This program has to be installed where all nodes of the job see it
+    (below your home
     directory, as a rule). Ctrl-C ends the watching, and leaves the job alone.
 
     \b

@@ -1,6 +1,7 @@
 """`explain --bundle`: an incident with all its evidence as one file, for a colleague, a vendor, or the day after.
 
-Readable text where people look, JSON beside it for programs. What looks like a secret is masked once more on its way out; the
+Readable text where people look, JSON beside it for programs. What looks like a secret is masked once more on
+its way out; the
 names of files are made of harmless letters only.
 """
 
@@ -89,7 +90,8 @@ def check_name(path: str) -> None:
 
 
 def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
-    """Writes the bundle of one incident; returns how many files are in it. Raises ClientError; leaves no half of a file."""
+    """Writes the bundle of one incident; returns how many files are in it. Raises ClientError; leaves no half
+    of a file."""
     check_name(path)
     made_at = clock.wall()
     incident_id = explanation["incident"]["id"]
@@ -282,7 +284,8 @@ def unpacked(content: str) -> bytes:
 
 
 def safe_name(text: str) -> str:
-    """A name of a file that can do no harm: letters, digits, dot, dash, underscore; never hidden, never empty, never long."""
+    """A name of a file that can do no harm: letters, digits, dot, dash, underscore; never hidden, never
+    empty, never long."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text).strip("._-")[:MAX_NAME] or "unnamed"
 
 
@@ -324,7 +327,8 @@ def _zstd() -> Any:
 
 @contextmanager
 def _open(partial: str, path: str) -> Iterator[IO[bytes]]:
-    """A file to write the tar into, compressed as the name of `path` says, readable for its writer alone. Raises OSError."""
+    """A file to write the tar into, compressed as the name of `path` says, readable for its writer alone.
+    Raises OSError."""
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         if path.endswith((".gz", ".tgz")):

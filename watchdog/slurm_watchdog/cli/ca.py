@@ -56,10 +56,13 @@ def days_option(days: int, whose: str) -> Callable[[F], F]:
 
 @click.group(short_help="Certificates for nodes and controller, for sites without an authority.")
 def ca() -> None:
-    """Certificates, by which nodes and controller prove who they are (security.tls_directory). Needs the program openssl.
+    """Certificates, by which nodes and controller prove who they are (security.tls_directory). Needs the
+    program openssl.
 
-    Run it where the authority is kept, best on the management node. Each certificate comes as a folder of three files, ca.crt, a
-    certificate and its key, to be copied to that machine's security.tls_directory; the key belongs to the service's user, mode 600.
+    Run it where the authority is kept, best on the management node. Each certificate comes as a folder of
+    three files, ca.crt, a
+    certificate and its key, to be copied to that machine's security.tls_directory; the key belongs to the
+    service's user, mode 600.
 
     \b
     Examples:
@@ -121,7 +124,8 @@ def issue(
     directory: str,
     as_json: bool,
 ) -> None:
-    """Makes certificates, new ones where there were some: of NODES (node sets, as Slurm names them), a controller, or clients.
+    """Makes certificates, new ones where there were some: of NODES (node sets, as Slurm names them), a
+    controller, or clients.
 
     \b
     Examples:
@@ -208,7 +212,8 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
 def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
     """Revokes certificates, such as of a node whose key was stolen: adds them to the list ca.crl.
 
-    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends away who is on it. If the
+    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends
+    away who is on it. If the
     controller's own key was stolen, copy it to every node as well: agents take it over within a minute.
 
     \b

@@ -1,4 +1,5 @@
-"""What a shell offers for an argument: jobs, incidents and nodes that the controller knows. It never fails and never waits long."""
+"""What a shell offers for an argument: jobs, incidents and nodes that the controller knows. It never fails
+and never waits long."""
 
 from __future__ import annotations
 

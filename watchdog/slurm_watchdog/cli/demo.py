@@ -19,9 +19,11 @@ from slurm_watchdog.cli.options import EXIT_USAGE
     help="Leave everything up after the story until Ctrl-C: status, metrics, the page.",
 )
 def demo(keep: bool) -> None:
-    """Starts a Slurm of four nodes on this machine, freezes a filesystem, lets a rank hang, moves a job; about a minute.
+    """Starts a Slurm of four nodes on this machine, freezes a filesystem, lets a rank hang, moves a job;
+    about a minute.
 
-    It needs root (namespaces), Debian's packages of Slurm, and the source tree of this program: the cluster is no part of what is
+    It needs root (namespaces), Debian's packages of Slurm, and the source tree of this program: the cluster
+    is no part of what is
     installed. Everything is taken down again.
 
     \b

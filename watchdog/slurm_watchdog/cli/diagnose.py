@@ -1,4 +1,5 @@
-"""`slurm-watchdog diagnose`: asks every rank of a running job what it does, now, and says who keeps the others waiting."""
+"""`slurm-watchdog diagnose`: asks every rank of a running job what it does, now, and says who keeps the
+others waiting."""
 
 from __future__ import annotations
 
@@ -44,10 +45,12 @@ def _check_job_id(context: click.Context, parameter: click.Parameter, value: str
 @click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
-    """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20 s, and says in
+    """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20
+    s, and says in
     one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
 
-    Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no answer, the job
+    Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no
+    answer, the job
     is unknown, or its ranks could not be asked.
 
     \b
@@ -95,7 +98,8 @@ def _follow(client: Client, started: DiagnosisProgress, *, quiet: bool) -> tuple
 
 @contextmanager
 def _display(started: DiagnosisProgress, *, quiet: bool) -> Iterator[Show]:
-    """A table that is drawn anew on a terminal; a line for each node that has answered when piped; nothing for programs."""
+    """A table that is drawn anew on a terminal; a line for each node that has answered when piped; nothing
+    for programs."""
     if quiet:
         yield lambda progress: None
     elif screen().is_terminal:

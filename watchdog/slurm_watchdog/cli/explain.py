@@ -1,4 +1,4 @@
-"""`slurm-watchdog explain`: one incident from the first sign to the last rung."""
+"""`slurm-watchdog explain`: one incident from the first sign to the last operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
-from slurm_watchdog.cli.api_types import ActionRun, Diagnosis, Evidence, Explanation, Incident, Rung
+from slurm_watchdog.cli.api_types import ActionRun, Diagnosis, Evidence, Explanation, Incident, Operation
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -41,9 +41,10 @@ def explain(
     config_file: str | None,
     as_json: bool,
 ) -> None:
-    """One incident: who is named, the timeline, the evidence, every decision with its reason, every rung.
+    """One incident: who is named, the timeline, the evidence, every decision with its reason, every operation.
 
-    A bundle holds the stacks of every rank as text, the state of each in the kernel, sockets, the ends of logs and of the
+    A bundle holds the stacks of every rank as text, the state of each in the kernel, sockets, the ends of
+    logs and of the
     kernel's log; what looks like a secret is masked.
 
     \b
@@ -200,10 +201,16 @@ def _print_action(each: ActionRun) -> None:
     if each.ladder:
         sentence(f"Ladder: {', '.join(each.ladder)} (rule: {each.rule or 'what is shipped'})")
     table(
-        ("TIME", "RUNG", "ATTEMPT", "OUTCOME", "DETAIL"),
+        ("TIME", "OPERATION", "ATTEMPT", "OUTCOME", "DETAIL"),
         [
-            (_time(rung), rung.rung, str(rung.attempt), rung.outcome or "in progress", rung.detail or "")
-            for rung in each.rungs
+            (
+                _time(operation),
+                operation.operation,
+                str(operation.attempt),
+                operation.outcome or "in progress",
+                operation.detail or "",
+            )
+            for operation in each.operations
         ],
     )
     if each.end is not None:
@@ -213,8 +220,8 @@ def _print_action(each: ActionRun) -> None:
         sentence(f"It is under way{waiting}.")
 
 
-def _time(rung: Rung) -> str:
-    at = rung.intent_at if rung.intent_at is not None else rung.outcome_at
+def _time(operation: Operation) -> str:
+    at = operation.intent_at if operation.intent_at is not None else operation.outcome_at
     return moment(at) if at is not None else "-"
 
 

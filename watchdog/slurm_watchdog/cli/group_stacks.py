@@ -67,10 +67,14 @@ def group_stacks(
 ) -> None:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, or that nobody is odd.
 
-    A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy dump` prints (text or
-    --json, --native, --locals), faulthandler, gdb, pystack; plain or gzip; many dumps in one file; with the prefixes of srun --label
-    or pdsh; pasted into a document. Nothing is asked and nothing is touched. Several dumps of the same ranks, taken some 20 s apart,
-    tell stuck from busy; so does the time since the last step. Exit code 0 nothing wrong, 1 something found, 2 nothing could be read.
+    A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
+    dump` prints (text or
+    --json, --native, --locals), faulthandler, gdb, pystack; plain or gzip; many dumps in one file; with the
+    prefixes of srun --label
+    or pdsh; pasted into a document. Nothing is asked and nothing is touched. Several dumps of the same ranks,
+    taken some 20 s apart,
+    tell stuck from busy; so does the time since the last step. Exit code 0 nothing wrong, 1 something found,
+    2 nothing could be read.
 
     \b
     Examples:
@@ -305,7 +309,8 @@ def _person(each: Culprit) -> dict[str, Any]:
 
 
 def _hints(verdict: Verdict) -> list[dict[str, str]]:
-    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case: it is said so."""
+    """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
+    it is said so."""
     from slurm_watchdog.knowledge.remediation_hints import hints_for
 
     if not verdict.is_hang:

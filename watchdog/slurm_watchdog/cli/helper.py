@@ -53,10 +53,13 @@ AGENT = "slurm-watchdog-agent"
 def helper(
     path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool
 ) -> None:
-    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with exactly the capabilities that this needs.
+    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
+    exactly the capabilities that this needs.
 
-    It takes a closed list of requests from one user, on a local socket: what processes of other users do, their stacks, the kernel's
-    log, and, as the owner of the files and never as root, a job's logs, checkpoints and kill switch. Whatever else is asked is
+    It takes a closed list of requests from one user, on a local socket: what processes of other users do,
+    their stacks, the kernel's
+    log, and, as the owner of the files and never as root, a job's logs, checkpoints and kill switch. Whatever
+    else is asked is
     refused, counted and logged.
 
     \b
@@ -78,7 +81,8 @@ def helper(
 
 
 def trusted_config(file: str) -> Config | None:
-    """A configuration that nobody but root may write; none, with the reason on standard error, of another one: without a helper the agent
+    """A configuration that nobody but root may write; none, with the reason on standard error, of another
+    one: without a helper the agent
     would see little."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 

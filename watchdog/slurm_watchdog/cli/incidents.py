@@ -124,7 +124,8 @@ def _seconds(since: str | None) -> float | None:
 
 
 def is_wrong(each: Incident) -> bool:
-    """Whether it fires, no other incident explains it, and it is no person's own restart: what `status` and the page count."""
+    """Whether it fires, no other incident explains it, and it is no person's own restart: what `status` and
+    the page count."""
     return each.state == "firing" and each.inhibited_by is None and each.kind != "operator_restart"
 
 
@@ -145,7 +146,8 @@ def _print(found: list[Incident], firing: int, job_id: str | None) -> None:
 
 
 def shown_state(each: Incident) -> str:
-    """Its state; `explained` if another incident that is open explains it, so that it is neither announced nor acted on."""
+    """Its state; `explained` if another incident that is open explains it, so that it is neither announced
+    nor acted on."""
     return "explained" if each.inhibited_by is not None and each.state != "resolved" else each.state
 
 

@@ -110,7 +110,8 @@ def _socket_of_default_config() -> str:
 
 
 def knowledge_option(command: F) -> F:
-    """`--knowledge` of the commands that read logs or stacks themselves: puts a site's rows in force before the command runs."""
+    """`--knowledge` of the commands that read logs or stacks themselves: puts a site's rows in force before
+    the command runs."""
     return click.option(
         "--knowledge",
         metavar="DIR",

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 DATED_FROM: Final = 1e8
-"""A clock that says more than three years is a date (seconds since 1970); anything less counts from the trace's own start."""
+"""A clock that says more than three years is a date (seconds since 1970); anything less counts from the
+trace's own start."""
 
 
 @click.command(short_help="Re-run a recorded trace offline: what would have happened.")
@@ -44,7 +45,8 @@ DATED_FROM: Final = 1e8
     "--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`."
 )
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
-    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would have been found
+    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would
+    have been found
     and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something found, 2 a trace can't be read.
 
     \b

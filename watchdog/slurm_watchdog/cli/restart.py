@@ -1,4 +1,4 @@
-"""`slurm-watchdog restart`: asks for a graceful restart of one job and follows it, rung by rung."""
+"""`slurm-watchdog restart`: asks for a graceful restart of one job and follows it, operation by operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli import complete
-from slurm_watchdog.cli.api_types import Accepted, ActionRun, Rung
+from slurm_watchdog.cli.api_types import Accepted, ActionRun, Operation
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.explain import ENDS, describe_end
 from slurm_watchdog.cli.find_controller import choose
@@ -86,7 +86,8 @@ def restart(
 
     A job that is known to hang cannot see a kill switch: it is requeued at once, if you confirm it or give --now.
 
-    The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not requeueable);
+    The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
+    requeueable);
     cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when it was allowed),
     1 when it was refused or failed.
 
@@ -148,7 +149,7 @@ def _print_verdict(job_id: str, accepted: Accepted) -> None:
 
 
 def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:
-    """Shows every rung as it happens, until the action has an end. Returns the exit code."""
+    """Shows every operation as it happens, until the action has an end. Returns the exit code."""
     shown: set[tuple[str, int, str | None]] = set()
     waits = ""
     answered_at = clock.monotonic()
@@ -171,7 +172,11 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
                             a for a in whole["actions"] if a.get("decision_id") == accepted.decision_id
                         ]
                         print_json(
-                            {**document, "rungs": actions[0].get("rungs", []), "end": actions[0]["end"]}
+                            {
+                                **document,
+                                "operations": actions[0].get("operations", []),
+                                "end": actions[0]["end"],
+                            }
                         )
                     else:
                         sentence(describe_end(action), ENDS[action.end.outcome][1])
@@ -186,11 +191,11 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
 
 
 def _print_news(action: ActionRun, shown: set[tuple[str, int, str | None]]) -> None:
-    for rung in action.rungs:
-        news = (rung.rung, rung.attempt, rung.outcome)
+    for operation in action.operations:
+        news = (operation.operation, operation.attempt, operation.outcome)
         if news not in shown:
             shown.add(news)
-            sentence(_rung_line(rung))
+            sentence(_operation_line(operation))
             sys.stdout.flush()
 
 
@@ -207,8 +212,8 @@ def _print_waiting(action: ActionRun, before: str) -> str:
     return waiting.what
 
 
-def _rung_line(rung: Rung) -> str:
-    at = rung.outcome_at if rung.outcome is not None else rung.intent_at
+def _operation_line(operation: Operation) -> str:
+    at = operation.outcome_at if operation.outcome is not None else operation.intent_at
     when = f"{moment(at)}  " if at is not None else ""
-    again = f" (attempt {rung.attempt})" if rung.attempt > 1 else ""
-    return f"{when}{rung.rung}{again}: {rung.outcome or 'begun'}{f', {rung.detail}' if rung.detail else ''}"
+    again = f" (attempt {operation.attempt})" if operation.attempt > 1 else ""
+    return f"{when}{operation.operation}{again}: {operation.outcome or 'begun'}{f', {operation.detail}' if operation.detail else ''}"

@@ -57,10 +57,13 @@ def run(
     observe: bool, max_restarts: int, checkpoints: tuple[str, ...], config_file: str | None, directory: str | None,
     no_page: bool, quiet: bool, command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Starts COMMAND (torchrun, deepspeed, python …) and watches it as a cluster's job is watched: the same detectors, incidents, page.
+    """Starts COMMAND (torchrun, deepspeed, python …) and watches it as a cluster's job is watched: the same
+    detectors, incidents, page.
 
-    One that hangs is ended and started again; one that fails likewise. COMMAND has to continue from its newest checkpoint by itself, and
-    finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What COMMAND prints goes to
+    One that hangs is ended and started again; one that fails likewise. COMMAND has to continue from its
+    newest checkpoint by itself, and
+    finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit.
+    What COMMAND prints goes to
     DIR/output.log, and is shown. Exit code: that of COMMAND's last run, 128 + N if signal N ended it.
 
     \b

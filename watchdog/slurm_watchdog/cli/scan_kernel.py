@@ -24,7 +24,8 @@ MAX_TEXT: Final = 140
 def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
     """Reads each file (plain or packed; `-` is standard input) and says what the kernel reported in it.
 
-    Returns the exit code: 0 nothing found, 1 something found, 2 a file can't be read (or not to its end, and nothing was found).
+    Returns the exit code: 0 nothing found, 1 something found, 2 a file can't be read (or not to its end, and
+    nothing was found).
     """
     found: list[tuple[str, Verdict]] = []
     unreadable = damaged = False

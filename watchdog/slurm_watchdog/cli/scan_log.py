@@ -53,8 +53,10 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 def scan_log(
     files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
 ) -> None:
-    """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and says how far the run
-    came, what it died of, who failed first, and what only followed. Files of one job (standard output and error, one a rank or
+    """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
+    says how far the run
+    came, what it died of, who failed first, and what only followed. Files of one job (standard output and
+    error, one a rank or
     node) are judged together. It needs no Slurm, no configuration and no root.
 
     \b
@@ -132,7 +134,8 @@ class _Settings:
 
 
 def _settings(config_file: str | None) -> _Settings:
-    """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file is wrong."""
+    """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file
+    is wrong."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.detect.loss_nan import LossNan
 
@@ -148,7 +151,8 @@ def _settings(config_file: str | None) -> _Settings:
 
 
 def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
-    """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it can't be read."""
+    """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it
+    can't be read."""
     from slurm_watchdog.diagnose.logs.digest import Collector
     from slurm_watchdog.parse.text_input import Unreadable
 

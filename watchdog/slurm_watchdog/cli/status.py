@@ -76,11 +76,14 @@ def status(
 ) -> None:
     """What is watched and whether all is well.
 
-    With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and how much of their
-    limit has passed without a step, those in trouble first. Piped, the same text as without it, again and again; with --json
+    With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
+    how much of their
+    limit has passed without a step, those in trouble first. Piped, the same text as without it, again and
+    again; with --json
     one document a line.
 
-    Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`: several are shown one
+    Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
+    several are shown one
     after the other (with --json: a list).
 
     Exit code 0 OK, 1 warning, 2 critical (an incident is firing), 3 unknown (the controller gives no answer, or

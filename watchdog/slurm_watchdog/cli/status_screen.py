@@ -1,4 +1,5 @@
-"""`status --watch`: one screen that is drawn anew every few seconds. What is drawn is a function of what the controller answered."""
+"""`status --watch`: one screen that is drawn anew every few seconds. What is drawn is a function of what the
+controller answered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The agent's settings as plain values: what is left of the configuration once it has been checked.
 
-The schema is slurm_watchdog.config.schema, which needs pydantic: 14 MiB that the agent does without. The command `agent` loads and checks
+The schema is slurm_watchdog.config.schema, which needs pydantic: 14 MiB that the agent does without. The
+command `agent` loads and checks
 the file, writes these values down and becomes the agent, a fresh interpreter that has never seen the rest.
 """
 
@@ -24,7 +25,8 @@ NO_CONTROLLER: Final = "agent.controller_url is not set: name the controller's a
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section `agent` of the configuration, field by field; durations are seconds, sizes bytes. See slurm_watchdog.config.schema.Agent."""
+    """The section `agent` of the configuration, field by field; durations are seconds, sizes bytes. See
+    slurm_watchdog.config.schema.Agent."""
 
     controller_url: str
     node_name: str
@@ -65,7 +67,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     site_texts: tuple[SiteText, ...] = ()
     """The site's own knowledge files, which were checked with the configuration."""
     personal: bool = False
-    """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and at nobody else's."""
+    """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and
+    at nobody else's."""
 
 
 def settings_of(config: Config) -> Settings:
@@ -80,7 +83,8 @@ def settings_of(config: Config) -> Settings:
             "security": {**security, "mode": config.security.identity()},
             "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
             "site_texts": config.site_texts,
-            # One that ends without its controller is a step inside of a person's own job (`attach`), and serves nobody else.
+            # One that ends without its controller is a step inside of a person's own job (`attach`), and
+            # serves nobody else.
             "personal": config.agent.give_up_after > 0,
         },
         Settings,
@@ -111,7 +115,8 @@ def become_agent(
 ) -> NoReturn:
     """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had.
 
-    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an agent before it knew.
+    `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an
+    agent before it knew.
     """
     flags = ["--once"] * once + ["--json"] * as_json
     flags += [f"--config={os.path.abspath(file)}"] if file else []

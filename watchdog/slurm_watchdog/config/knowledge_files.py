@@ -19,7 +19,8 @@ MAX_BYTES: Final = 256 * 1024
 
 
 def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
-    """The files of the directory by name, and why some cannot be used, a sentence each. A directory that is missing is an empty one."""
+    """The files of the directory by name, and why some cannot be used, a sentence each. A directory that is
+    missing is an empty one."""
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(SUFFIX) and name[0] != ".")
         problem = _why_untrusted(directory, os.stat(directory)) if names else None
@@ -48,7 +49,8 @@ def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
 
 
 def _read(path: str) -> str:
-    """The text of a regular file that nobody but its trusted owner may write. Raises OSError, and ValueError with the reason."""
+    """The text of a regular file that nobody but its trusted owner may write. Raises OSError, and ValueError
+    with the reason."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         about = os.fstat(fd)
@@ -73,7 +75,8 @@ def check_texts(texts: Sequence[SiteText]) -> list[str]:
 
 
 def put_in_force(texts: Sequence[SiteText]) -> None:
-    """From now on this process knows their rows. Texts with errors, which nobody passes on after `check_texts`, are logged and left out."""
+    """From now on this process knows their rows. Texts with errors, which nobody passes on after
+    `check_texts`, are logged and left out."""
     if not texts:
         return
     rows, problems = _rows_of(texts)

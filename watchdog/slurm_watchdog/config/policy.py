@@ -1,4 +1,5 @@
-"""The configuration of what may be done: the general limits, a block for each kind of incident, overrides for some jobs."""
+"""The configuration of what may be done: the general limits, a block for each kind of incident, overrides for
+some jobs."""
 
 from __future__ import annotations
 
@@ -10,20 +11,20 @@ from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, 
 from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.rungs import problem_of
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 
 
 def _step(value: Any) -> Any:
-    if isinstance(value, str) and value in set(Step):
-        return Step(value)
-    raise ValueError(f"no rung of a ladder; known: {', '.join(Step)}")
+    if isinstance(value, str) and value in set(Rung):
+        return Rung(value)
+    raise ValueError(f"no rung of a ladder; known: {', '.join(Rung)}")
 
 
 def _globs(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Rungs = list[Annotated[Step, BeforeValidator(_step), PlainSerializer(str)]]
+Rungs = list[Annotated[Rung, BeforeValidator(_step), PlainSerializer(str)]]
 Globs = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_globs)]
 
 

@@ -339,7 +339,8 @@ class Ladder(Section):
 
 
 class Knowledge(Section):
-    """What a site knows besides the package: signatures of its own log lines, kernel lines, Xids, frames, progress (docs/knowledge.md)."""
+    """What a site knows besides the package: signatures of its own log lines, kernel lines, Xids, frames,
+    progress (docs/knowledge.md)."""
 
     directory: str = Field(
         "/etc/slurm-watchdog/knowledge.d",

@@ -39,19 +39,24 @@ log = logging.getLogger(__name__)
 
 
 BACKLOG = 4096
-"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes somaxconn, if less."""
+"""Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
+somaxconn, if less."""
 COLLECT_AFTER = (50_000, 20, 50)
-"""Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run walks over all that is known
-of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young when it is collected."""
+"""Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
+walks over all that is known
+of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young
+when it is collected."""
 
 
 def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
-    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything that it takes over
+    """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything
+    that it takes over
     is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
 
-    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start now, which may pass (systemd
+    Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start
+    now, which may pass (systemd
     tries again then, and only then); START_ANEW when it is to start with a new configuration.
     """
     put_in_force(config.site_texts)
@@ -153,7 +158,8 @@ async def _serve(
 async def live(
     controller: Controller, notifier: Notifier, stop: asyncio.Event, anew: asyncio.Event | None = None
 ) -> None:
-    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until `stop` is set. With `anew`
+    """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
+    `stop` is set. With `anew`
     set, too, systemd is told that this is no end: a service that said it stops would be helped to.
 
     The simulator calls it as well, under a clock of its own.
@@ -191,7 +197,8 @@ async def open_identity(config: Config) -> Identity:
 async def open_doors(
     controller: Controller, page_token: str, identity: Identity
 ) -> list[Server | web.AppRunner]:
-    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError, IdentityError.
+    """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
+    IdentityError.
 
     With an OwnUser as `identity` agents come by his socket, and there is no port for them.
     """

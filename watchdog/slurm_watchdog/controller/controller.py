@@ -127,7 +127,7 @@ class Controller:
                 slurm=slurm,
                 desk=self.desk,
                 judgement=self.judge,
-                collect=self.collector.rung,
+                collect=self.collector.operation,
                 writer=self.writer,
                 news=notifier,
                 incidents=self,
@@ -249,7 +249,8 @@ class Controller:
         self._odd = frozenset(odd)
 
     def slurm_notes(self) -> list[str]:
-        """What people should know of how Slurm is seen: less than everything, in another way than wanted, or not for long."""
+        """What people should know of how Slurm is seen: less than everything, in another way than wanted, or
+        not for long."""
         return [note for note in (self.state.slurm_partial, *self.slurm.notes()) if note]
 
     def blind(self, now: float) -> str | None:
@@ -270,12 +271,14 @@ class Controller:
     # ------------------------------------------------------------------------------------ judging
 
     def tick(self) -> None:
-        """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the others go on."""
+        """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the
+        others go on."""
         for _ in self.pieces():
             pass
 
     def pieces(self) -> Iterator[None]:
-        """The same; where it yields, all that was found out so far is written, and others may have their turn: thousands of incidents
+        """The same; where it yields, all that was found out so far is written, and others may have their
+        turn: thousands of incidents
         at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
@@ -295,7 +298,7 @@ class Controller:
             yield from self.decider.pieces(clock.monotonic())
             self.collector.prune(now)
             self.metrics.show(
-                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.rungs()
+                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations()
             )
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
@@ -400,7 +403,8 @@ class Controller:
             self._tell_explained(before, incident)
 
     def _tell_explained(self, before: Incident, incident: Incident) -> None:
-        """One fault, one message: where another incident explains this one, that one takes its message over; and gives it back."""
+        """One fault, one message: where another incident explains this one, that one takes its message over;
+        and gives it back."""
         if incident.inhibited_by is None:
             self.writer.tell(lambda: self.notifier.opened(incident))
         elif before.inhibited_by is None and before.state is IncidentState.FIRING:
@@ -408,7 +412,8 @@ class Controller:
             self.writer.tell(lambda: self.notifier.explained(incident, cause))
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
-        """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies with the job."""
+        """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies
+        with the job."""
         views = {}
         for job_id in incident.job_ids:
             view = self.state.job_view(job_id, now)
@@ -419,7 +424,8 @@ class Controller:
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused: everybody who was told that it began is told so."""
+        """Ends an incident because its action has ended, or was refused: everybody who was told that it began
+        is told so."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.judge.close(incident.id)
         self._tell_change(Change(before=incident, after=over), clock.monotonic())
@@ -456,7 +462,8 @@ class Controller:
         return self.writer.error
 
     def health(self, *, tick_age_s: float | None = None) -> Health:
-        """How everything is now: what every surface shows. `tick_age_s`: since the last complete tick, where the caller knows better."""
+        """How everything is now: what every surface shows. `tick_age_s`: since the last complete tick, where
+        the caller knows better."""
         now = clock.monotonic()
         if tick_age_s is None and self.last_tick is not None:
             tick_age_s = now - self.last_tick
@@ -485,7 +492,8 @@ class Controller:
         )
 
     def healthy(self) -> tuple[bool, str]:
-        """Whether a whole tick was completed lately by a controller that can see; with the headline that everybody is shown."""
+        """Whether a whole tick was completed lately by a controller that can see; with the headline that
+        everybody is shown."""
         good, why = self._sees()
         return (
             good,

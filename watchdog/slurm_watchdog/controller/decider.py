@@ -1,4 +1,5 @@
-"""From incidents that fire to decisions: gathers the situation, asks the policy, writes, and only then gives to the executor what is
+"""From incidents that fire to decisions: gathers the situation, asks the policy, writes, and only then gives
+to the executor what is
 allowed. The service and `replay` have the same one: what differs between them is behind ports."""
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import Action, ActionRun, Decision, Step, Verdict
+from slurm_watchdog.model.actions import Action, ActionRun, Decision, Rung, Verdict
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
 from slurm_watchdog.model.kill_switch import problem_of_path
@@ -108,7 +109,8 @@ class Decider:
             pass
 
     def pieces(self, now: float) -> Iterator[None]:
-        """The same; where it yields, everything that was decided is written, and others may have their turn. What they change (a
+        """The same; where it yields, everything that was decided is written, and others may have their turn.
+        What they change (a
         pause, an action, an incident that is over) is known to the next piece."""
         open_ones = {incident.id for incident in self._judgement.incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
@@ -127,7 +129,8 @@ class Decider:
                 now = self._monotonic()
 
     def _decide_some(self, left: deque[str], now: float) -> None:
-        """Takes incidents from the left until about PIECE decisions were made, and writes those that were held back to be written together."""
+        """Takes incidents from the left until about PIECE decisions were made, and writes those that were
+        held back to be written together."""
         known = {incident.id: incident for incident in self._judgement.incidents}
         surroundings: Surroundings | None = None
         held: list[tuple[Incident, Decision]] | None = [] if len(known) > MANY else None
@@ -148,7 +151,8 @@ class Decider:
         self._take_together(held or [])
 
     def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
-        """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the others' actions are not kept."""
+        """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the
+        others' actions are not kept."""
         try:
             with self._journal.together() if held else nullcontext():
                 for incident, decision in held:
@@ -320,7 +324,8 @@ class Decider:
         return rule if job is None or kind == Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
 
     def wish(self, job: SlurmJob) -> OwnerDirectives:
-        """What the job's owner has asked for, in its comment or its environment. A switch where none may lie leaves the job alone."""
+        """What the job's owner has asked for, in its comment or its environment. A switch where none may lie
+        leaves the job alone."""
         wish = wish_of(job.comment, self._cluster.variables_of(job))
         if wish.problem or not wish.kill_switch:
             return wish
@@ -328,7 +333,8 @@ class Decider:
         return wish if problem is None else replace(wish, problem=f"kill_switch: {problem}")
 
     def _turns(self, kind: str, view: JobView | None) -> bool | None:
-        """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a restart knows himself."""
+        """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a
+        restart knows himself."""
         if spec_of(kind).delays_steps:
             return False
         if kind == Kind.OPERATOR_RESTART or view is None or view.progress is None:
@@ -340,7 +346,7 @@ class Decider:
         self, decision: Decision, incident: Incident, job: SlurmJob | None, asked_by: str | None
     ) -> Decision:
         """The decision with the kill switch of its run, where its ladder has one."""
-        if job is None or Step.KILL_SWITCH not in decision.ladder:
+        if job is None or Rung.KILL_SWITCH not in decision.ladder:
             return decision
         return replace(
             decision,
@@ -375,7 +381,8 @@ class Decider:
     def ask_restart(
         self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
     ) -> tuple[Incident, Decision]:
-        """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch, for a loop that does not
+        """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch,
+        for a loop that does not
         turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
         now, wall = self._monotonic(), self._wall()
         incident = Incident(

@@ -1,7 +1,9 @@
 """`controller --record FILE`: whatever the controller takes over is also a line of a trace.
 
-The controller hands over frozen values and goes on. A thread writes them; where it cannot keep up, or the disk is full, records are
-dropped and counted, and that is said once. A file that blocks (a pipe that nobody reads) holds that thread and nothing else.
+The controller hands over frozen values and goes on. A thread writes them; where it cannot keep up, or the
+disk is full, records are
+dropped and counted, and that is said once. A file that blocks (a pipe that nobody reads) holds that thread
+and nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Recorder:
         self._thread.start()
 
     def note(self, what: Report | SlurmView | Own, now: float) -> None:
-        """Takes over a report that was accepted, a listing, or what the controller says of itself, at `now`. Never waits."""
+        """Takes over a report that was accepted, a listing, or what the controller says of itself, at `now`.
+        Never waits."""
         try:
             self._waiting.put_nowait((now + self._offset_s, what))
         except queue.Full:
@@ -136,7 +139,8 @@ class Recorder:
         return (own_line(what, at),)
 
     def _listing(self, view: SlurmView, at: float) -> Iterable[bytes | None]:
-        """Only what has changed since the listing before, and otherwise one line: Slurm answered, and the time goes on."""
+        """Only what has changed since the listing before, and otherwise one line: Slurm answered, and the
+        time goes on."""
         jobs = {job.job_id: job for job in view.jobs}
         nodes = {node.name: node for node in view.nodes}
         new_jobs = [job for job in view.jobs if self._jobs.get(job.job_id) != job]

@@ -1,7 +1,9 @@
 """SIGHUP: the configuration is read again, and taken whole or not at all.
 
-A file that is taken is taken by a fresh start of the same process (its number stays): everything in the controller is built from its
-configuration, and open incidents, actions under way and a pause go on from the journal, as after any other restart. So what could keep
+A file that is taken is taken by a fresh start of the same process (its number stays): everything in the
+controller is built from its
+configuration, and open incidents, actions under way and a pause go on from the journal, as after any other
+restart. So what could keep
 it from starting is looked at before: the file, its secrets and certificates, its addresses.
 """
 
@@ -29,7 +31,8 @@ START_ANEW: Final = -1
 
 
 def read_anew(file: str, running: Config) -> bool:
-    """Whether `file` holds another configuration than `running`, with which the controller could start; the log says what became of it."""
+    """Whether `file` holds another configuration than `running`, with which the controller could start; the
+    log says what became of it."""
     try:
         config = load_config(file)
         problems = [] if config == running else why_not(config, running)

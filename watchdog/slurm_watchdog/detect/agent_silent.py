@@ -26,11 +26,13 @@ from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSilent:
-    """An agent does not report any more (after `controller.agent_silent_after`), and Slurm has the node as well. Never acted on."""
+    """An agent does not report any more (after `controller.agent_silent_after`), and Slurm has the node as
+    well. Never acted on."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
-    """One finding for each node that has ever reported, or is asked about or silent. It is silent after the controller's `agent_silent_after`."""
+    """One finding for each node that has ever reported, or is asked about or silent. It is silent after the
+    controller's `agent_silent_after`."""
     silent = set(view.silent_nodes)
     meant = silent | asked_nodes(view)
     nodes = [node for node in view.nodes if node.name in meant] if meant else []
@@ -68,7 +70,8 @@ def _unheard(node: NodeView) -> Finding:
 
 
 MANY, TOGETHER_S = 10, 10.0
-"""So many that fell silent within this time of each other are a switch, a room, or the network: whether it is still more, and thus one
+"""So many that fell silent within this time of each other are a switch, a room, or the network: whether it is
+still more, and thus one
 matter (partition_or_outage), shows as soon as all of them had a report due. Twice the agent's default interval."""
 
 
@@ -96,7 +99,8 @@ def _judge(
     if silent and not view.slurm_nodes:
         truth, summary = Truth.UNKNOWN, f"Slurm's nodes are not known, and the agent of {node.name} is silent"
     elif silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
-        # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster has no agent.
+        # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster
+        # has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
     elif (
         silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now)

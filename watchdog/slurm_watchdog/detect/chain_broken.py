@@ -32,7 +32,8 @@ BROKE = {
     "PREEMPTED": "it was preempted",
     "DEADLINE": "its deadline had passed",
 }
-"""Final states in which a training is not done, in words (squeue(1), job state codes). CANCELLED: a person wanted it so."""
+"""Final states in which a training is not done, in words (squeue(1), job state codes). CANCELLED: a person
+wanted it so."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,14 +59,16 @@ from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.parse.training_log.line import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
-"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep) are waits like any other.
-One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from its end."""
+"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)
+are waits like any other.
+One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from
+its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,8 @@ def _accuse_spinning(
     culprits: tuple[Culprit, ...],
     busy_limit_s: float,
 ) -> Finding:
-    """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late as before: it may be
+    """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late
+    as before: it may be
     work that shows nothing of itself."""
     age_s, first = finding.lasted_s, culprits[0]
     more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
@@ -198,7 +201,8 @@ def _accuse_spinning(
 
 
 def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Culprit, ...]:
-    """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long, and neither it nor its
+    """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
+    and neither it nor its
     workers nor its GPU do anything. Nobody else can tell that it is waited for. `said_s`: see `_said`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if (
@@ -218,7 +222,8 @@ def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Cu
 def _accuse_by_gpus(
     job: JobView, finding: Finding, clock: LoopClock, seen: Standing, busy_limit_s: float
 ) -> Finding:
-    """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only with a culprit: an
+    """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
+    with a culprit: an
     upload that uses no time and no file looks like a rank that idles."""
     age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
     # An error of which is not known what it says may be the end of a training.
@@ -256,7 +261,8 @@ def _accuse(
     said_s: float,
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
-    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang that is known:
+    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang
+    that is known:
     `stalled_progress` tells of it much later.
 
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
@@ -319,7 +325,8 @@ def _accuse(
 
 
 def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
-    """How old an error may be that tells why the loop has stopped: since the last step, or, where steps cannot be read, since the last
+    """How old an error may be that tells why the loop has stopped: since the last step, or, where steps
+    cannot be read, since the last
     look that found it moving."""
     progress = job.progress
     if clock.unread:
@@ -330,7 +337,8 @@ def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> f
 
 
 def _said(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
-    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is. Empty: none is known."""
+    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is.
+    Empty: none is known."""
     if len(culprits) != 1 or culprits[0].rank is None:
         return ""
     sole = len(job.ranks) == 1  # a line that names no rank is its own
@@ -345,7 +353,8 @@ def _said(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
 
 
 def _left_to_storage(held: ProcessView) -> str:
-    """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes before the answer."""
+    """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes
+    before the answer."""
     blocked = held.process.blocked
     if blocked is not None and blocked.mount is None:
         return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which filesystem it is cannot be told"
@@ -392,6 +401,6 @@ SPEC = DetectorSpec(
     explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Step.EVIDENCE, Step.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs",),
 )

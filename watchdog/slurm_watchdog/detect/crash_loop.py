@@ -31,12 +31,14 @@ from slurm_watchdog.model.past_runs import PastRun
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 QUICK_S = 30.0
-"""A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if one is missed."""
+"""A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if
+one is missed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrashLoop:
-    """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a ladder for it: [hold]."""
+    """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a
+    ladder for it: [hold]."""
 
     runs: int = option(3, "So many runs one after the other have to die, …", ge=2, le=10)
     within: float = span(1800.0, "… each of them within this time.")
@@ -81,7 +83,8 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoo
 
 
 def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
-    """The runs since the last one that made steps until we ended it, without others that we ended: that we held a job is no way out of
+    """The runs since the last one that made steps until we ended it, without others that we ended: that we
+    held a job is no way out of
     its loop."""
     lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
     return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
@@ -93,7 +96,8 @@ def _whole(run: PastRun) -> PastRun:
 
 
 def _was_read(run: PastRun) -> bool:
-    """Whether an agent could read its logs. Last words that came after the listing with the next run are proof of that, too."""
+    """Whether an agent could read its logs. Last words that came after the listing with the next run are
+    proof of that, too."""
     return run.log_read or bool(run.errors)
 
 
@@ -165,8 +169,10 @@ def _essence(line: str) -> str:
 def _by_contrast(
     runs: Sequence[PastRun], causes: Sequence[Cause | None], past: Sequence[PastRun]
 ) -> tuple[str | None, str]:
-    """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node can cause, and the job made steps in a
-    run without that node, or failed there on different ranks. The same allocation each time proves nothing about one node of it."""
+    """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node
+    can cause, and the job made steps in a
+    run without that node, or failed there on different ranks. The same allocation each time proves nothing
+    about one node of it."""
     known = [cause for cause in causes if cause is not None and cause.pattern in log_table().node_can_cause]
     nodes = {cause.node for cause in known}
     if len(known) != len(runs) or len(nodes) != 1 or None in nodes:

@@ -34,12 +34,14 @@ FEW = 0.25
 RESTING = 0.8
 """Share of the survivors' GPUs."""
 UNSURE_S = 60.0
-"""So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun --wait=60`, as we advise)."""
+"""So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun
+--wait=60`, as we advise)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
-    """A rank is gone while most of its peers are there. Reported at once; `lingering_job` acts if Slurm does not end the job."""
+    """A rank is gone while most of its peers are there. Reported at once; `lingering_job` acts if Slurm does
+    not end the job."""
 
     gone_for: float = span(3.0, "Time since the first report without it.")
 
@@ -128,7 +130,8 @@ def _was_not_over(job: JobView, first: ProcessView) -> bool:
 
 
 def _survivors_rest(job: JobView) -> bool:
-    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a collective spins at 100 %."""
+    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a
+    collective spins at 100 %."""
     living, seats = _seats_of_survivors(job)
     idle = [each for each in seats if each.view.idle_since is not None]
     return (

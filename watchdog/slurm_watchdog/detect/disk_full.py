@@ -46,7 +46,8 @@ NETWORK_TYPES = (
     "gfs2",
     "ocfs2",
 )
-"""Beginnings of the types of filesystems that are the same one on every node (filesystems(5) and the vendors' names)."""
+"""Beginnings of the types of filesystems that are the same one on every node (filesystems(5) and the vendors'
+names)."""
 _FILE = re.compile(r"""['"](?P<path>/[^'"]{1,400})['"]|(?:^|[\s(\[=:])(?P<bare>/[\w.+@%,~/-]{1,400})""")
 
 
@@ -68,13 +69,15 @@ class _Place:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskFull:
-    """No space is left on a filesystem, or a quota is used up: a probe, a kernel or a job's log says so. Never acted on."""
+    """No space is left on a filesystem, or a quota is used up: a probe, a kernel or a job's log says so.
+    Never acted on."""
 
     recent: float = span(600.0, "A line of a log or of the kernel counts for so long.")
 
 
 def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
-    """One finding for each filesystem, or job where its mount is not known, about which somebody said so lately, and an OK
+    """One finding for each filesystem, or job where its mount is not known, about which somebody said so
+    lately, and an OK
     for each that a probe can write to."""
     places: dict[str, _Place] = {}
     silent = set(view.silent_nodes)
@@ -96,7 +99,8 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
 
 
 def _is_mentioned(view: ClusterView) -> bool:
-    """Whether anybody may have said that something is full, or is asked whether it still is: then all nodes are listened to."""
+    """Whether anybody may have said that something is full, or is asked whether it still is: then all nodes
+    are listened to."""
     if view.asked is None or any(subject.startswith("full:") for subject in view.asked):
         return True
     return (
@@ -214,7 +218,8 @@ def _path(line: str) -> str | None:
 def _mount_of(
     view: ClusterView, job: JobView, its_node: str | None, path: str | None
 ) -> tuple[str, MountProbe] | None:
-    """(node, the newest probe of the mount that `path` lies on), of the rank's node if it is known, else of a shared mount."""
+    """(node, the newest probe of the mount that `path` lies on), of the rank's node if it is known, else of a
+    shared mount."""
     if path is None:
         return None
     best: tuple[str, MountProbe] | None = None

@@ -30,7 +30,7 @@ from slurm_watchdog.diagnose.filesystem import (
     long_blocked,
     probes_wanted,
 )
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 from slurm_watchdog.model.observations import Role
@@ -209,6 +209,6 @@ SPEC = DetectorSpec(
     explained_by=(Kind.FILESYSTEM_OUTAGE,),
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Step.EVIDENCE, Step.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
 )

@@ -28,7 +28,8 @@ from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.model.slurm_states import is_away
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
-"""Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that vanished."""
+"""Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that
+vanished."""
 GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
 """Beginnings of the names of kernel lines that are about a GPU."""
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
@@ -38,7 +39,8 @@ LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 class GpuFault:
     """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
-    Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what follows from it (a dead rank, a
+    Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what
+    follows from it (a dead rank, a
     hang) avoids the node where the evidence proves that hardware is broken."""
 
     driver_silent_for: float = span(60.0, "Time without an answer of the GPU driver on a node.")
@@ -167,7 +169,8 @@ def _judge_gpu(
 
 
 def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
-    """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A card that only should
+    """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A
+    card that only should
     be exchanged one day explains nothing."""
     row = gpu.gpu
     rose_at = gpu.ecc_uncorrected_rose_at
@@ -260,7 +263,8 @@ Ranks = list[tuple[JobView, ProcessView]]
 
 
 class JobsOfNodes:
-    """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its own node, and of a job that
+    """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its
+    own node, and of a job that
     has thousands of them the ranks are gone through once. Found out when it is asked first."""
 
     def __init__(self, view: ClusterView, nodes: Iterable[str]) -> None:
@@ -283,7 +287,8 @@ class JobsOfNodes:
         return self._jobs.get(node, ())
 
     def ranks_on(self, node: str, uuid: str, pids: set[int]) -> Ranks:
-        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody any more."""
+        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody
+        any more."""
         found: Ranks = []
         for job in self.on(node):
             job_id = job.job.job_id

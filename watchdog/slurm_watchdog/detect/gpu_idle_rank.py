@@ -30,7 +30,8 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
 LEAST_STEPS = 3
-"""Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may have idled in a checkpoint."""
+"""Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
+have idled in a checkpoint."""
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
 
@@ -48,7 +49,8 @@ def detect(view: ClusterView, settings: GpuIdleRank, hang: LimitSettings) -> lis
 
 
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
-    """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout; empty if unclear."""
+    """The few GPUs of a job that have been idle so long while those of most other ranks were busy throughout;
+    empty if unclear."""
     ranks = {each.rank for each in job.gpus}
     idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
     idle_ones = {each.rank for each in idle}
@@ -106,7 +108,8 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank)
 
 
 def _all_are_used(job: JobView) -> bool:
-    """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that idles, and has not idled
+    """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that
+    idles, and has not idled
     for long enough to be reported, clears nobody."""
     known = {each.rank for each in job.gpus}
     others_are_used = _shows_use(job)
@@ -128,19 +131,22 @@ def _shows_use(job: JobView) -> bool:
 
 
 def _was_never_used(each: RankGpu) -> bool:
-    """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands out data, or coordinates,
+    """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands
+    out data, or coordinates,
     and has none to do: the job makes its steps, so it needs none."""
     return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
 def _transfers(job: JobView) -> bool:
-    """Whether the newest stacks show a rank that saves, loads, or talks to a server, which may take no time of its process."""
+    """Whether the newest stacks show a rank that saves, loads, or talks to a server, which may take no time
+    of its process."""
     voted = vote(job.snapshots, job.ranks)
     return voted.checkpointing or any(group.place in TRANSFERS for group in voted.groups)
 
 
 def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
-    """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem is the reason, that is
+    """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
+    is the reason, that is
     told by its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
     return frozenset(a.rank.process.rank for a in seen if a.doing is Doing.IDLE and not is_on_storage(a.rank))

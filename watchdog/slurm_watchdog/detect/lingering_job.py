@@ -37,7 +37,7 @@ from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StackRequest, Truth
 
@@ -46,13 +46,15 @@ SUSPICION = 0.3
 
 
 NOBODY_LEFT_S = 600.0
-"""After the last rank of a training that had steps left to make: for so long a launcher waits for others before it gives up (torchrun's
+"""After the last rank of a training that had steps left to make: for so long a launcher waits for others
+before it gives up (torchrun's
 `join_timeout` as it ships)."""
 NOBODY_LEFT_UNSURE_S = 1800.0
 """The same where nobody knows how many steps there were to make: it may have been over."""
 NAMED = 16
 TOGETHER_S = 10.0
-"""Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports); who ended later lost them."""
+"""Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports);
+who ended later lost them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +126,14 @@ PATIENCE = 10.0
 
 
 class _Waiting(Struct, frozen=True, kw_only=True):
-    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the limit of a step."""
+    """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the
+    limit of a step."""
 
     voted: Vote
     seen: Standing | None
     living: int
-    """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a few that are left
+    """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a
+    few that are left
     may be ending, too."""
     ranks: int
 
@@ -169,10 +173,12 @@ def _accuse(
     grace_s: float,
     now: float,
 ) -> Finding:
-    """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if their stacks say so.
+    """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if
+    their stacks say so.
 
     At the end of a job the ranks leave one after the other, and the last one may still write for a long time: few
-    survivors that wait for nobody are an ending. If most are left, or the last step was known and is not made while nobody does
+    survivors that wait for nobody are an ending. If most are left, or the last step was known and is not made
+    while nobody does
     anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.lasted_s, waiting.voted
@@ -227,7 +233,8 @@ def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
 
 
 def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float) -> Finding:
-    """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted a step."""
+    """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted
+    a step."""
     job_id, progress = job.job.job_id, job.progress
     age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
     nobody = f"no rank of job {job_id} is left since {age_s:.0f} s"
@@ -285,6 +292,6 @@ SPEC = DetectorSpec(
     explained_by=STORAGE,
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Step.EVIDENCE, Step.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

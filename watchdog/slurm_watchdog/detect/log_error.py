@@ -36,12 +36,14 @@ ALL_GONE_S = 60.0
 
 
 LAST_WORDS_S = 6.0
-"""The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is not named yet gets so long."""
+"""The last lines of a run come with the next report, and among them Slurm's word of who ended first: who is
+not named yet gets so long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogError:
-    """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names the first cause."""
+    """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names
+    the first cause."""
 
     gone_for: float = span(
         3.0,
@@ -147,7 +149,8 @@ def _waited(
 
 
 def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
-    """A run that was followed by another one of the same job. Who requeued it is not known: only a clear cause counts."""
+    """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
+    cause counts."""
     finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
     age_s = view.now - run.ended_at
     if run.touched_at is not None:
@@ -166,7 +169,8 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError
 
 
 def _is_named(cause: Cause | None) -> bool:
-    """Whether more lines would hardly name another rank. A traceback whose last line has not come is an unfinished sentence."""
+    """Whether more lines would hardly name another rank. A traceback whose last line has not come is an
+    unfinished sentence."""
     if cause is None or cause.only_consequence or cause.pattern in log_table().headers:
         return False
     return cause.rank is not None
@@ -215,7 +219,8 @@ KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
 
 
 def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple[str, ...]:
-    """What the kernels of the job's nodes said about that time. It may be about another job there, so it names nobody."""
+    """What the kernels of the job's nodes said about that time. It may be about another job there, so it
+    names nobody."""
     here = frozenset(nodes)
     return tuple(
         f"the kernel of {node.name}: {shortened(seen.event.line, 200)}"

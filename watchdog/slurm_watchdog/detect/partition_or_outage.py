@@ -22,7 +22,8 @@ NAMED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionOrOutage:
-    """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else from acting."""
+    """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else
+    from acting."""
 
     nodes: int = option(3, "So many silent nodes at least, …", ge=0)
     percent: float = share(20.0, "… and more than this share of those that have reported.")

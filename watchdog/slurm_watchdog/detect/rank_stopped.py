@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
 
@@ -27,7 +27,8 @@ WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 
 @dataclass(frozen=True, kw_only=True)
 class RankStopped:
-    """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job is beyond its limit."""
+    """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job
+    is beyond its limit."""
 
     stopped_for: float = span(15.0, "Time it has to be stopped.")
 
@@ -85,7 +86,8 @@ def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
 
 
 def _stopped_s(job: JobView, rank: ProcessView) -> float:
-    """How long it has been stopped, as the agent saw it; after a grace that its job was granted, since the end of that."""
+    """How long it has been stopped, as the agent saw it; after a grace that its job was granted, since the
+    end of that."""
     return min(rank.process.state_age_s or 0.0, job.run_age_s)
 
 
@@ -99,6 +101,6 @@ SPEC = DetectorSpec(
     sentence="A rank is stopped",
     job_state="a rank is stopped",
     wants_evidence=True,
-    ladder=(Step.EVIDENCE, Step.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

@@ -34,7 +34,7 @@ from slurm_watchdog.detect import (
     wedged_teardown,
 )
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
@@ -74,7 +74,7 @@ REQUEST = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.INFO,
     sentence="A restart was asked for",
-    ladder=(Step.KILL_SWITCH, Step.REQUEUE),
+    ladder=(Rung.KILL_SWITCH, Rung.REQUEUE),
 )
 """What an operator asks for travels as an incident, too; nothing detects it."""
 
@@ -111,19 +111,19 @@ def causes_of(kind: str) -> frozenset[str]:
     return _CAUSES.get(kind, frozenset())
 
 
-def unfit(kind: str, ladder: tuple[Step, ...]) -> str | None:
+def unfit(kind: str, ladder: tuple[Rung, ...]) -> str | None:
     """Why a ladder does not answer this kind, a sentence; None if it may."""
     spec = spec_of(kind)
     if not spec.may_act:
         why = spec.why_no_action or "its evidence is never good enough to act on"
         return f"{kind} is reported only: {why}; kinds with a ladder: {', '.join(MAY_ACT)}"
     of_a_process = spec.subject is Subject.PROCESS
-    wrong = [step for step in ladder if (step is Step.END_PROCESS) != of_a_process]
+    wrong = [step for step in ladder if (step is Rung.END_PROCESS) != of_a_process]
     if not wrong:
         return None
     if of_a_process:
-        fits = f"its ladder is [{Step.END_PROCESS}] or [], not {', '.join(wrong)}"
+        fits = f"its ladder is [{Rung.END_PROCESS}] or [], not {', '.join(wrong)}"
         return f"{kind} is about a process whose job is over: {fits}"
     kinds = ", ".join(sorted(spec.kind for spec in SPECS if spec.subject is Subject.PROCESS))
-    only = f"{Step.END_PROCESS} ends a process whose job is over, and answers {kinds} alone"
+    only = f"{Rung.END_PROCESS} ends a process whose job is over, and answers {kinds} alone"
     return f"{only}: {kind} is about jobs that run"

@@ -25,19 +25,24 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 LEAST_UNLOGGED_S = 30.0
-"""Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be compared so."""
+"""Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
+compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 AS_EVER = 0.9
-"""Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of which chance has chosen the fastest."""
+"""Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of
+which chance has chosen the fastest."""
 CONFIRMED = 12
 """Slower times that the log has to give before the statistics are believed: a burst of slow ones is over by then."""
 LEAST_STEPS, LEAST_S = 30, 60.0
-"""Steps that were slow, and how long they took together, before it is reported: a dozen on a busy machine are not worth a message."""
+"""Steps that were slow, and how long they took together, before it is reported: a dozen on a busy machine are
+not worth a message."""
 LASTING = 3
-"""Blocks of the history that have one level, before the present one is compared with it (slurm_watchdog.controller.state.step_history)."""
+"""Blocks of the history that have one level, before the present one is compared with it
+(slurm_watchdog.controller.state.step_history)."""
 SURE_BLOCKS = 5.0
-"""Standard deviations of a block by which the present has to differ from the fastest of all: chance has chosen that one."""
+"""Standard deviations of a block by which the present has to differ from the fastest of all: chance has
+chosen that one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +135,8 @@ def _told(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding
 
 @by_identity
 def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shift: float) -> Slowdown | None:
-    """A slow-down that began before the recent `times`, or crept in over hours; `history` has the median of each block of steps of
+    """A slow-down that began before the recent `times`, or crept in over hours; `history` has the median of
+    each block of steps of
     the whole run, oldest first. None: the present is about as fast as the fastest stretch, or nobody can tell."""
     if not times:
         return None
@@ -173,7 +179,8 @@ def _stretches(
 
 
 def _as_ever(values: tuple[float, ...], shift: float) -> float | None:
-    """What the newest steps take, where they are hardly slower than those of any time before: then nothing has to be cut up, and
+    """What the newest steps take, where they are hardly slower than those of any time before: then nothing
+    has to be cut up, and
     nearly always that is so. None: it has to be looked at closely."""
     newest = median(values[-CONFIRMED:])
     blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
@@ -194,7 +201,8 @@ def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segment] | None:
-    """(fastest stretch before, the present stretch) if the present one is slower by about `shift`, and there was one to compare."""
+    """(fastest stretch before, the present stretch) if the present one is slower by about `shift`, and there
+    was one to compare."""
     present = found[-1]
     earlier = [each for each in found[:-1] if each.end - each.begin >= BASELINE]
     if not earlier:

@@ -33,7 +33,8 @@ from slurm_watchdog.model.node_view import NodeView
 FEW = 0.25
 """Odd nodes are named if they are at most this share of the job's, and at least one may be."""
 LOW_CLOCK = 0.95
-"""Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower than its slowest GPU."""
+"""Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower
+than its slowest GPU."""
 OWN_CLOCK = 0.97
 """Of the card's own past: one that was always so is not what changed."""
 LOW_POWER = 0.88
@@ -43,7 +44,8 @@ HOT_C, HOTTER_C = 85.0, 12.0
 HELD_BACK = frozenset(
     {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
 )
-"""Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all the time."""
+"""Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
+the time."""
 SLOW_VALUES_S = 150.0
 """Links are read about once a minute; two looks, and a report."""
 HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})
@@ -82,7 +84,8 @@ class Sign(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SlowNode:
-    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`). Acted on only where
+    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`).
+    Acted on only where
     `policy.kinds` has a ladder for it."""
 
 
@@ -134,7 +137,8 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Slo
 
 
 def _culprits(odd: list[Sign], node: str) -> list[Culprit]:
-    """The cards of an odd node that have a sign, equal suspects all of them; the node alone where they are many, or none."""
+    """The cards of an odd node that have a sign, equal suspects all of them; the node alone where they are
+    many, or none."""
     signs = [sign for sign in odd if sign.node == node]
     cards = {sign.gpu.view.gpu.uuid: sign for sign in reversed(signs) if sign.gpu is not None}
     if not 0 < len(cards) <= CARDS_NAMED:
@@ -162,7 +166,8 @@ def _busy(job: JobView) -> list[RankGpu]:
 
 
 def _compared(job: JobView, value_of: Callable[[RankGpu], float | None]) -> list[tuple[RankGpu, float]]:
-    """Each busy GPU with its value; nothing if one of the job's is not known: without it another may look odd that is not."""
+    """Each busy GPU with its value; nothing if one of the job's is not known: without it another may look odd
+    that is not."""
     with_gpu = {each.rank for each in job.gpus}
     whole = all(rank.process.rank in with_gpu for rank in job.ranks)
     looked = all(each.view.busy_since is not None or each.view.idle_since is not None for each in job.gpus)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.incidents import Finding, Kind, Severity
 
 STORAGE: Final = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
@@ -106,7 +106,7 @@ class DetectorSpec:
     """False: what persists after its explanation has ended is a fault of its own."""
     wants_evidence: bool = False
     """Stacks and other evidence of its job are collected: its ranks are still there."""
-    ladder: tuple[Step, ...] = ()
+    ladder: tuple[Rung, ...] = ()
     """The rungs that are shipped; none: it is reported only."""
     site_may_act: bool = False
     """Without a shipped ladder: the evidence can be good enough for a site to configure one."""

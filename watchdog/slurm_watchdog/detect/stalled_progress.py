@@ -51,14 +51,17 @@ PLACES_TOLD = 3
 """Groups of ranks whose place is in the sentence."""
 
 SAVING = 1.5
-"""A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it, and a log that has a line
-every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426 simulated hours of such
+"""A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it,
+and a log that has a line
+every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426
+simulated hours of such
 jobs). One whose files grow may take as long as they do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StalledProgress:
-    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where `policy.kinds` has a ladder for it, as
+    """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where
+    `policy.kinds` has a ladder for it, as
     `slurm-watchdog run` does, and the stacks of all ranks are known not to move."""
 
     busy_limit: float = span(
@@ -134,7 +137,8 @@ def _judge(
 def _patient_s(
     job: JobView, now: float, limit: Limit, hang: collective_hang.CollectiveHang, settings: StalledProgress
 ) -> float:
-    """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a checkpoint do not show any
+    """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a
+    checkpoint do not show any
     more what took so long: that they did is remembered until that step is due."""
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit.seconds)
@@ -147,9 +151,11 @@ def _patient_s(
 
 
 def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool:
-    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is seen to work since.
+    """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is
+    seen to work since.
 
-    Several ranks that all make their samples themselves wait for nobody: an evaluation in the training's own function looks like that."""
+    Several ranks that all make their samples themselves wait for nobody: an evaluation in the training's own
+    function looks like that."""
     known = voted.moving is False and not voted.missing and not voted.undumped
     together = voted.in_own_code and len(job.ranks) > 1
     at_it = voted.checkpointing or voted.patient or together or on_storage(job) is not None
@@ -159,8 +165,10 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
 def _without_steps(
     job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.CollectiveHang
 ) -> Finding:
-    """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it is known that no rank does
-    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that every rank hangs."""
+    """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it
+    is known that no rank does
+    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that
+    every rank hangs."""
     finding = replace(finding, lasted_s=clock.age_s)
     beside = collective_hang.judge(job, now, hang)
     if beside.truth is Truth.BAD:
@@ -225,7 +233,8 @@ def _before_the_first_step(
 
 
 def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
-    """What speaks for a loop that stands. Where there are stacks, they speak first; a job that has lost a rank is another matter."""
+    """What speaks for a loop that stands. Where there are stacks, they speak first; a job that has lost a
+    rank is another matter."""
     ranks = job.ranks
     if not all(rank.alive for rank in ranks):
         return Standing(why="a rank is gone")

@@ -40,7 +40,8 @@ SUSPICION = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class WedgedTeardown:
-    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds` has a ladder for it."""
+    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds`
+    has a ladder for it."""
 
     grace: float = span(600.0, "Time that a job gets to end when it has made its last step.")
     busy_limit: float = span(
@@ -87,7 +88,8 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardo
 def _without_a_word(
     job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: WedgedTeardown
 ) -> Finding:
-    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or most have left and every
+    """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or
+    most have left and every
     one that is left is. (Where few have left, `lingering_job` has its say.)"""
     assert job.progress is not None
     age_s = job.progress.age_s
@@ -111,7 +113,8 @@ def _without_a_word(
 
 
 def _torn_down(voted: Vote, ranks: int) -> bool:
-    """Whether every rank was seen motionless in the teardown of its process group, and in nothing that takes its time."""
+    """Whether every rank was seen motionless in the teardown of its process group, and in nothing that takes
+    its time."""
     there = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
     return there == ranks and voted.moving is False and not voted.checkpointing and not voted.undumped
 

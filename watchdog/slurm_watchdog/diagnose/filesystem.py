@@ -58,7 +58,8 @@ def blocked_call(view: ProcessView) -> Blocked:
 def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     """Weighs who is blocked for at least `blocked_for_s` against what the probes of other nodes say.
 
-    A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody. A probe that ran as a
+    A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody.
+    A probe that ran as a
     user counts for that user's processes alone: only he could have a hand in it.
     """
     long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
@@ -103,7 +104,8 @@ def _words(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Words:
 
 
 def _scope(blocked: set[str], words: _Words) -> Scope:
-    """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word makes no outage of it."""
+    """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word
+    makes no outage of it."""
     affected = (blocked - words.answering) | words.unanswering
     others = words.unanswering - blocked
     reaching = (words.answering | words.strangers) - affected
@@ -119,7 +121,8 @@ def _scope(blocked: set[str], words: _Words) -> Scope:
 
 
 def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
-    """What holds for several users: an outage that only some of them see is not the others'. None of them is restarted on a guess."""
+    """What holds for several users: an outage that only some of them see is not the others'. None of them is
+    restarted on a guess."""
     if len(set(scopes)) == 1 and scopes[0] is not Scope.UNKNOWN:
         return scopes[0]
     if scopes.count(Scope.OUTAGE) >= 2:
@@ -131,7 +134,8 @@ def _common(scopes: list[Scope], blocked: set[str]) -> Scope:
 
 
 def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[MountProbeRequest, ...]:
-    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others), as each of the users concerned."""
+    """Asks the node itself and a few others of the same jobs (or, for a job on one node, any others), as each
+    of the users concerned."""
     if not filesystem.blocked:
         return ()
     longest = sorted(filesystem.blocked, key=lambda p: (-blocked_call(p).seconds, p.node, p.process.pid))

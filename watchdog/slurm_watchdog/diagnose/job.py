@@ -1,6 +1,7 @@
 """One job at one moment: does it hang, who keeps the others waiting, what is different about them. Pure.
 
-What was seen last decides, in the order of how sure it is: a job that makes steps is well, whatever its stacks look like;
+What was seen last decides, in the order of how sure it is: a job that makes steps is well, whatever its
+stacks look like;
 a rank that is gone, stopped, or blocked on a filesystem is named before the vote of the stacks is asked.
 """
 
@@ -57,7 +58,8 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis of `job` from what was just gathered of it and from what `view` says of filesystems.
 
-    Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limit_s` is the age of the last step
+    Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limit_s` is the
+    age of the last step
     at which detectors would call it a hang; None: not known.
     """
     ranks = job.ranks
@@ -128,7 +130,8 @@ def _judge(
 
 
 def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
-    """Whether the training has made its last step, as its log says, or as all do that are left: those that are gone are no loss."""
+    """Whether the training has made its last step, as its log says, or as all do that are left: those that
+    are gone are no loss."""
     torn_down = sum(len(group.ranks) for group in voted.groups if group.place is Place.TEARDOWN)
     return has_ended(job) or torn_down == len(living)
 
@@ -337,7 +340,8 @@ def scope_sentence(mount: str, state: Assessment) -> str:
 
 
 def _convicts(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
-    """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a large one takes; who
+    """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a
+    large one takes; who
     waits for a lock is waiting for somebody else, whom the vote of the stacks finds."""
     pids = {(culprit.node, culprit.pid) for culprit in filesystem.blocked}
     calls = [

@@ -13,7 +13,8 @@ PROGRAM = "from slurm_watchdog.cli.main import main; main()"
 
 
 def examine_in_time(deadline_s: float, node: str, config_file: str | None) -> tuple[Advice, ...]:
-    """What `doctor --node` finds on this node, or after `deadline_s` that it found nothing in time, with what it waits for."""
+    """What `doctor --node` finds on this node, or after `deadline_s` that it found nothing in time, with what
+    it waits for."""
     argv = [sys.executable, "-P", "-c", PROGRAM, "doctor", "--node", "--json"]
     argv += [] if config_file is None else ["--config", config_file]
     try:

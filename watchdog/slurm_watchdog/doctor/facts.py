@@ -1,4 +1,5 @@
-"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. What can't be read is told as such."""
+"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. What can't be read is
+told as such."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
 
 
 def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
-    """(type of its file system, why it can't be written, free bytes). Asked in a child: it may lie where nothing answers."""
+    """(type of its file system, why it can't be written, free bytes). Asked in a child: it may lie where
+    nothing answers."""
     if not path:
         return None, None, None
     mount = mount_of(path, read_mounts())
@@ -115,7 +117,8 @@ def read_nvml() -> tuple[str | None, int | None]:
 
 
 def read_munge(where: str = "") -> tuple[tuple[int, ...] | None, bool | None]:
-    """(version, whether it makes a credential); (None, None) where there is none. `where`: munged's socket, empty: the usual one."""
+    """(version, whether it makes a credential); (None, None) where there is none. `where`: munged's socket,
+    empty: the usual one."""
     if shutil.which("munge") is None:
         return None, None
     _, said = run(["munge", "--version"])
@@ -246,7 +249,8 @@ def read_submit_line(bin_directory: str, job_id: str) -> list[str] | None:
 
 
 def read_programs(names: Sequence[str], directory: str) -> dict[str, str]:
-    """Texts of the programs that can be read, by their names. Asked in a child with a deadline: they lie on file systems of jobs."""
+    """Texts of the programs that can be read, by their names. Asked in a child with a deadline: they lie on
+    file systems of jobs."""
     found = {}
     for name in names[:MAX_PROGRAMS]:
         path = os.path.join(directory, name)

@@ -137,7 +137,8 @@ def _munge(facts: NodeFacts) -> Iterator[Advice]:
     if facts.munge is None and facts.identity == "munge":
         yield _advice(facts, "munge", Level.CRITICAL, "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
                       "security.mode is munge, or auto without tls_directory; no munge on PATH", "install munge, with the cluster's key; or security: {tls_directory: …}")  # fmt: skip
-    # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked (AuthInfo=socket=).
+    # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked
+    # (AuthInfo=socket=).
     if facts.munge_works is False and (facts.node_known is None or facts.identity == "munge"):
         yield _advice(facts, "munge", Level.CRITICAL, "MUNGE makes no credential: Slurm's commands will be refused here.",
                       "munge -n failed", "systemctl status munge; is the clock right, and the key that of the cluster?")  # fmt: skip

@@ -10,7 +10,8 @@ DEADLINE_S: Final = 10.0
 
 
 def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None, str]:
-    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't be ended is left."""
+    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't
+    be ended is left."""
     try:
         process = subprocess.Popen(
             list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True

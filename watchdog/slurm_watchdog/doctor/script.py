@@ -170,7 +170,8 @@ def is_training(srun: Srun) -> bool:
 
 
 def uses_launcher(script: Script) -> bool:
-    """Whether torchrun, or what uses it, starts the ranks: it sets variables of its own, and ends all ranks of a node if one ends."""
+    """Whether torchrun, or what uses it, starts the ranks: it sets variables of its own, and ends all ranks
+    of a node if one ends."""
     words = {PurePath(word).name for command in script.commands for word in command.words}
     return bool(words & LAUNCHERS)
 

@@ -19,11 +19,13 @@ OLD, NEW = "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RENAMED = (2, 2)
 """PyTorch 2.2 put TORCH_ before it, and warns of the old name: pytorch/pytorch#114077."""
 ON_BY_ITSELF = (2, 0)
-"""It came with 1.7 and was off (pytorch/pytorch#44163); by 2.1 it had been on for a while (#110723). torchrun has always switched it on."""
+"""It came with 1.7 and was off (pytorch/pytorch#44163); by 2.1 it had been on for a while (#110723). torchrun
+has always switched it on."""
 TORCH = re.compile(r"(?:py)?torch[/=:@_-]{1,2}v?(\d{1,2})\.(\d{1,2})", re.IGNORECASE)
 NGC_YEARS = range(20, 40)
 NGC_SINCE = (((24, 1), (2, 2)), ((23, 3), (2, 0)), ((20, 0), (1, 13)))
-"""NVIDIA's images are numbered by year and month: since when they have at least which PyTorch; the oldest ones have 1.13 or less."""
+"""NVIDIA's images are numbered by year and month: since when they have at least which PyTorch; the oldest
+ones have 1.13 or less."""
 
 
 class SlurmSettings(Struct, frozen=True, kw_only=True):
@@ -230,7 +232,8 @@ def _value_of(script: Script, name: str) -> str | None:
 
 
 def torch_version(text: str) -> tuple[int, int] | None:
-    """Of PyTorch, from the name of a module or of an image: `pytorch/2.1`, `pytorch:24.01-py3` (NVIDIA's); None if nothing names it."""
+    """Of PyTorch, from the name of a module or of an image: `pytorch/2.1`, `pytorch:24.01-py3` (NVIDIA's);
+    None if nothing names it."""
     for match in TORCH.finditer(text):
         major, minor = int(match[1]), int(match[2])
         if major in NGC_YEARS:

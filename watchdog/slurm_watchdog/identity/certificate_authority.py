@@ -1,8 +1,12 @@
-"""A small certificate authority in a directory, for sites that have none: made, used and renewed by the program openssl.
+"""A small certificate authority in a directory, for sites that have none: made, used and renewed by the
+program openssl.
 
-DIRECTORY/ca.crt and ca.key are the authority. DIRECTORY/nodes/NAME holds agent.crt and agent.key, DIRECTORY/controllers/NAME
-controller.crt and controller.key, DIRECTORY/clients/NAME client.crt and client.key, each with a copy of ca.crt: the three files that
-machine gets. Keys are made with mode 0600, in a directory that only its owner may enter, and are never in an argument or a variable.
+DIRECTORY/ca.crt and ca.key are the authority. DIRECTORY/nodes/NAME holds agent.crt and agent.key,
+DIRECTORY/controllers/NAME
+controller.crt and controller.key, DIRECTORY/clients/NAME client.crt and client.key, each with a copy of
+ca.crt: the three files that
+machine gets. Keys are made with mode 0600, in a directory that only its owner may enter, and are never in an
+argument or a variable.
 """
 
 from __future__ import annotations
@@ -72,7 +76,8 @@ def create(directory: Path, name: str, days: int, now: float) -> Certificate:
 
 
 def issue(directory: Path, role: Role, name: str, names: Sequence[str], days: int, now: float) -> Issued:
-    """A key and a certificate for `name`, in place of the ones before. `names` are the host names and addresses of a controller.
+    """A key and a certificate for `name`, in place of the ones before. `names` are the host names and
+    addresses of a controller.
 
     Raises IdentityError.
     """
@@ -139,7 +144,8 @@ def renew(directory: Path, issued: Issued, days: int, now: float) -> Issued:
 
 
 def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
-    """These are good no more: adds them to the list that controllers read, and removes their folders. Returns the list's file.
+    """These are good no more: adds them to the list that controllers read, and removes their folders. Returns
+    the list's file.
 
     Raises IdentityError.
     """
@@ -161,7 +167,8 @@ def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
 
 
 def _write_list(directory: Path, authority: Certificate, now: float) -> None:
-    """The list of all that were revoked, also of none: where an old authority has one, the next one needs its own beside it."""
+    """The list of all that were revoked, also of none: where an old authority has one, the next one needs its
+    own beside it."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
         place, kept = Path(scratch), directory / "revoked"
         if kept.exists():
@@ -185,7 +192,8 @@ def _write_list(directory: Path, authority: Certificate, now: float) -> None:
 def _make(
     directory: Path, stem: Path, name: str, extensions: str, good: tuple[float, float], *, own: bool
 ) -> None:
-    """`stem`.key and `stem`.crt, both or neither: signed by themselves if `own`, else by the authority of `directory`."""
+    """`stem`.key and `stem`.crt, both or neither: signed by themselves if `own`, else by the authority of
+    `directory`."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
         place = Path(scratch)
         (place / "index").touch()

@@ -1,7 +1,9 @@
 """`python -m slurm_watchdog.identity.munge_child [SOCKET]`: decodes MUNGE credentials for the controller, one a line.
 
-munged may hang, and libmunge waits for it: here nobody waits but this process, which the controller ends when it is late. A line of
-standard input is a credential, a line of standard output what came of it, as JSON. The payload is a secret: it goes nowhere else.
+munged may hang, and libmunge waits for it: here nobody waits but this process, which the controller ends when
+it is late. A line of
+standard input is a credential, a line of standard output what came of it, as JSON. The payload is a secret:
+it goes nowhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def load() -> Any:
 
 
 def decode(library: Any, free: Any, credential: bytes, socket: bytes) -> dict[str, object]:
-    """What the credential says: `uid` of its maker, `time`, `restricted_to`, `encrypted`, `payload`; or `error` and `code`."""
+    """What the credential says: `uid` of its maker, `time`, `restricted_to`, `encrypted`, `payload`; or
+    `error` and `code`."""
     context = ctypes.c_void_p(library.munge_ctx_create())
     if socket:
         library.munge_ctx_set(context, ctypes.c_int(SOCKET), ctypes.c_char_p(socket))

@@ -1,8 +1,12 @@
-"""A session between one agent and the controller, begun by a MUNGE credential, and the proof that each message of it carries.
+"""A session between one agent and the controller, begun by a MUNGE credential, and the proof that each
+message of it carries.
 
-The agent draws a key and puts it, with its node's name and the controller's present epoch, into a credential that nobody but the
-controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC 2104) over method, path,
-counter and body; the answer carries one over status, counter and body. So neither side takes anything from somebody else, or twice.
+The agent draws a key and puts it, with its node's name and the controller's present epoch, into a credential
+that nobody but the
+controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC
+2104) over method, path,
+counter and body; the answer carries one over status, counter and body. So neither side takes anything from
+somebody else, or twice.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
 
 
 def real_path(path: str) -> str:
-    """The path that a configuration means: `${CREDENTIALS_DIRECTORY}` at its beginning is where systemd puts a unit's credentials."""
+    """The path that a configuration means: `${CREDENTIALS_DIRECTORY}` at its beginning is where systemd puts
+    a unit's credentials."""
     if not path.startswith(CREDENTIALS):
         return path
     return os.environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS) + path.removeprefix(CREDENTIALS)
@@ -29,7 +30,8 @@ def real_path(path: str) -> str:
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the same for the controller."""
+    """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the same for the
+    controller."""
 
     directory: str
     service: str
@@ -65,7 +67,8 @@ Stamp = tuple[tuple[int, int, int, int], ...]
 
 
 def read_stamp(paths: Sequence[str]) -> Stamp:
-    """Differs from the one before when a file was replaced or written to. Links are followed: they may be what is switched."""
+    """Differs from the one before when a file was replaced or written to. Links are followed: they may be
+    what is switched."""
     found = []
     for path in paths:
         try:

@@ -1,4 +1,5 @@
-"""TLS on both ends: contexts from files, which are read again when they change, and what a failed handshake means in words."""
+"""TLS on both ends: contexts from files, which are read again when they change, and what a failed handshake
+means in words."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
-    """A context for one end: TLS 1.3, the other end has to show a certificate of our authority. Raises IdentityError."""
+    """A context for one end: TLS 1.3, the other end has to show a certificate of our authority. Raises
+    IdentityError."""
     check_secret(files.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -73,7 +75,8 @@ def _text(error: OSError) -> str:
 
 
 class Context:
-    """The context of files that may be replaced while we run. What can't be loaded changes nothing, and is said once."""
+    """The context of files that may be replaced while we run. What can't be loaded changes nothing, and is
+    said once."""
 
     def __init__(self, files: TlsFiles, *, server: bool, domain: str = ""):
         """`domain` is cut off the names of the other end. Raises IdentityError if they can't be used now."""
@@ -122,7 +125,8 @@ def read_expiry(files: TlsFiles) -> dict[str, float]:
 
 
 def names_of(certificate: Mapping[str, Any], domain: str = "") -> frozenset[str]:
-    """The nodes that a certificate (ssl's getpeercert) may speak for: its DNS names, the common name only where there are no others.
+    """The nodes that a certificate (ssl's getpeercert) may speak for: its DNS names, the common name only
+    where there are no others.
 
     `domain` is cut off their ends. A wildcard is nobody's name.
     """

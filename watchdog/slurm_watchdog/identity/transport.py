@@ -1,4 +1,5 @@
-"""How agent and controller prove to each other who they are, and what the kernel says about the other end of a unix socket."""
+"""How agent and controller prove to each other who they are, and what the kernel says about the other end of
+a unix socket."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import struct
 from typing import Final, Literal
 
 Transport = Literal["tls", "munge", "unix"]
-"""tls: certificates. munge: a credential of MUNGE, then HMACs. unix: one ordinary user's own socket (`slurm-watchdog run`). There is no
+"""tls: certificates. munge: a credential of MUNGE, then HMACs. unix: one ordinary user's own socket
+(`slurm-watchdog run`). There is no
 other: whoever only holds an address has proven nothing."""
 
 _CREDENTIALS: Final = "3i"

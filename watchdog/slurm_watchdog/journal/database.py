@@ -56,7 +56,8 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """One transaction: committed at the end, rolled back by any exception. Inside of `together` it is a part of that one."""
+        """One transaction: committed at the end, rolled back by any exception. Inside of `together` it is a
+        part of that one."""
         try:
             if self._open is not None:
                 self._write_waiting(self._open)
@@ -83,8 +84,10 @@ class Database:
     def put(self, *writes: Write, key: str | None = None) -> None:
         """Write rows, each with a statement that takes one; all of it in one transaction.
 
-        Inside of `together` they wait for its end, or until something is read, and go out with all others of the same statement at
-        once: thousands of statements of their own would take seconds. What was written before with the same `key` goes out first.
+        Inside of `together` they wait for its end, or until something is read, and go out with all others of
+        the same statement at
+        once: thousands of statements of their own would take seconds. What was written before with the same
+        `key` goes out first.
         """
         if self._open is None:
             with self.transaction() as sql:
@@ -178,7 +181,8 @@ def _plain_values(value: Any) -> Any:
 def keep_private(url: sa.URL) -> None:
     """The file of a SQLite journal, and those beside it, are its owner's alone: it holds lines of everybody's logs.
 
-    One that an older release left readable for a group is tightened; one that does not exist is made so. What cannot be done is logged:
+    One that an older release left readable for a group is tightened; one that does not exist is made so. What
+    cannot be done is logged:
     the journal may still be good.
     """
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:

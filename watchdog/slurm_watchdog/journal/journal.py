@@ -1,8 +1,11 @@
 """What was seen, decided and done, in SQL: the truth after a crash.
 
-A decision is written before it is carried out, each rung of it as an intent before and an outcome after; neither is
-ever changed. Values lie as JSON documents beside the columns that are searched. Every method is one transaction, on disk
-when it returns (SQLite: WAL with synchronous=FULL). One `Journal` belongs to one thread; every failure is a JournalError
+A decision is written before it is carried out, each operation of it as an intent before and an outcome after;
+neither is
+ever changed. Values lie as JSON documents beside the columns that are searched. Every method is one
+transaction, on disk
+when it returns (SQLite: WAL with synchronous=FULL). One `Journal` belongs to one thread; every failure is a
+JournalError
 that says what is wrong, where, and what to do. No file is ever deleted or overwritten by opening it.
 """
 
@@ -26,8 +29,8 @@ from slurm_watchdog.journal.tables import (
     INCIDENT_JOBS,
     INCIDENTS,
     NODE_LEDGER,
+    OPERATIONS,
     PAUSES,
-    RUNGS,
     TIMELINE,
     TO_BE_DONE,
     prepare,
@@ -36,9 +39,9 @@ from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
     Decision,
-    Rung,
-    RungOutcome,
-    RungRecord,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Verdict,
 )
 from slurm_watchdog.model.incidents import Incident, IncidentState
@@ -108,7 +111,8 @@ class Journal:
         self._database.close()
 
     def together(self) -> AbstractContextManager[None]:
-        """All that is written in the block, messages too, is committed at its end, or nothing of it: one wait for the disk for thousands of
+        """All that is written in the block, messages too, is committed at its end, or nothing of it: one wait
+        for the disk for thousands of
         incidents of one moment.
 
         Not for decisions, which have to be on the disk before anything is done for them. Raises JournalError.
@@ -167,7 +171,8 @@ class Journal:
     def add_packed_evidence(
         self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
     ) -> None:
-        """The same for a document that `packed.pack` has made ready, in another thread perhaps. `collection`: the id of the one it
+        """The same for a document that `packed.pack` has made ready, in another thread perhaps. `collection`:
+        the id of the one it
         came from."""
         row = {
             "incident_id": incident_id, "at": at, "kind": kind, "document": packed, "collection": collection,
@@ -181,7 +186,8 @@ class Journal:
             return [(row.at, row.kind, self._unpacked(row.document)) for row in sql.execute(query)]
 
     def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None:
-        """A collection that is stored with another incident is evidence of this one, too: what it has, and what it will have."""
+        """A collection that is stored with another incident is evidence of this one, too: what it has, and
+        what it will have."""
         row = {"incident_id": incident_id, "collection": collection, "stored_with": stored_with}
         same = [EVIDENCE_SHARED.c[name] == row[name] for name in ("incident_id", "collection")]
         with self._database.transaction() as sql:
@@ -189,7 +195,8 @@ class Journal:
                 sql.execute(sa.insert(EVIDENCE_SHARED).values(row))
 
     def pieces(self, incident_id: str) -> list[Piece]:
-        """The evidence of an incident in the order it was added, that of collections which it shares with others included; without the
+        """The evidence of an incident in the order it was added, that of collections which it shares with
+        others included; without the
         documents: those of a thousand ranks are tens of megabytes."""
         shared = sa.and_(
             EVIDENCE.c.incident_id == EVIDENCE_SHARED.c.stored_with,
@@ -219,7 +226,8 @@ class Journal:
         return None if text is None else self._raw(text)
 
     def forget_evidence(self, before: float) -> int:
-        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how many pieces."""
+        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how
+        many pieces."""
         with self._database.transaction() as sql:
             return int(sql.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before)).rowcount)
 
@@ -270,25 +278,35 @@ class Journal:
         query = sa.select(DECISIONS.c.document).where(DECISIONS.c.decided_at >= at, *TO_BE_DONE)
         return self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision)
 
-    def rung_intent(self, decision_id: str, rung: Rung, attempt: int, at: float, detail: str = "") -> None:
-        """Write that a rung is about to be tried. The same attempt twice is an error."""
+    def operation_intent(
+        self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
+    ) -> None:
+        """Write that an operation is about to be tried. The same attempt twice is an error."""
         row = {
             "decision_id": decision_id,
-            "rung": rung.value,
+            "operation": operation.value,
             "attempt": attempt,
             "intent_at": at,
             "detail": plain(detail),
         }
         with self._database.transaction() as sql:
             self._require_open(sql, decision_id)
-            if sql.execute(sa.select(RUNGS.c.id).where(*one_rung(decision_id, rung, attempt))).first():
+            if sql.execute(
+                sa.select(OPERATIONS.c.id).where(*one_operation(decision_id, operation, attempt))
+            ).first():
                 raise JournalError(
-                    f"Attempt {attempt} of {rung} for decision {decision_id} is already in the journal."
+                    f"Attempt {attempt} of {operation} for decision {decision_id} is already in the journal."
                 )
-            sql.execute(sa.insert(RUNGS).values(row))
+            sql.execute(sa.insert(OPERATIONS).values(row))
 
-    def rung_outcome(
-        self, decision_id: str, rung: Rung, attempt: int, outcome: RungOutcome, at: float, detail: str
+    def operation_outcome(
+        self,
+        decision_id: str,
+        operation: Operation,
+        attempt: int,
+        outcome: OperationOutcome,
+        at: float,
+        detail: str,
     ) -> None:
         """Write what became of an intent, once. Raises JournalError if there is none or it has its outcome already.
 
@@ -297,13 +315,15 @@ class Journal:
         row: dict[str, Any] = {"outcome": outcome.value, "outcome_at": at}
         if detail:
             row["detail"] = plain(detail)
-        which = one_rung(decision_id, rung, attempt)
+        which = one_operation(decision_id, operation, attempt)
         with self._database.transaction() as sql:
             # The condition is part of the update, so that two writers can't both find it empty.
-            if sql.execute(sa.update(RUNGS).where(*which, RUNGS.c.outcome.is_(None)).values(row)).rowcount:
+            if sql.execute(
+                sa.update(OPERATIONS).where(*which, OPERATIONS.c.outcome.is_(None)).values(row)
+            ).rowcount:
                 return
-            found = sql.execute(sa.select(RUNGS.c.outcome).where(*which)).first()
-        what = f"attempt {attempt} of {rung} for decision {decision_id}"
+            found = sql.execute(sa.select(OPERATIONS.c.outcome).where(*which)).first()
+        what = f"attempt {attempt} of {operation} for decision {decision_id}"
         if found is None:
             raise JournalError(f"There is no intent of {what}; an outcome without an intent is not written.")
         raise JournalError(
@@ -336,13 +356,15 @@ class Journal:
             return [self._action_run(sql, decision) for decision in decisions]
 
     def _action_run(self, sql: sa.Connection, decision: Decision) -> ActionRun:
-        rows = sql.execute(sa.select(RUNGS).where(RUNGS.c.decision_id == decision.id).order_by(RUNGS.c.id))
+        rows = sql.execute(
+            sa.select(OPERATIONS).where(OPERATIONS.c.decision_id == decision.id).order_by(OPERATIONS.c.id)
+        )
         records = tuple(
-            RungRecord(
-                rung=Rung(row.rung),
+            OperationRecord(
+                operation=Operation(row.operation),
                 attempt=row.attempt,
                 intent_at=row.intent_at,
-                outcome=None if row.outcome is None else RungOutcome(row.outcome),
+                outcome=None if row.outcome is None else OperationOutcome(row.outcome),
                 outcome_at=row.outcome_at,
                 detail=row.detail,
             )
@@ -379,7 +401,8 @@ class Journal:
         reason: str = "",
         reason_at: float | None = None,
     ) -> None:
-        """Write down that a node is, or is about to be, excluded or drained. The same for the same decision twice is once."""
+        """Write down that a node is, or is about to be, excluded or drained. The same for the same decision
+        twice is once."""
         row: dict[str, Any] = {"node": node, "what": what, "decision_id": decision.id}
         same = [NODE_LEDGER.c[name] == value for name, value in row.items()]
         job_id = decision.fence.job_id if decision.fence is not None else ""
@@ -454,6 +477,10 @@ class Journal:
             raise self._database.unreadable(error) from error
 
 
-def one_rung(decision_id: str, rung: Rung, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
-    """The conditions that find one attempt of one rung."""
-    return (RUNGS.c.decision_id == decision_id, RUNGS.c.rung == rung.value, RUNGS.c.attempt == attempt)
+def one_operation(decision_id: str, operation: Operation, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:
+    """The conditions that find one attempt of one operation."""
+    return (
+        OPERATIONS.c.decision_id == decision_id,
+        OPERATIONS.c.operation == operation.value,
+        OPERATIONS.c.attempt == attempt,
+    )

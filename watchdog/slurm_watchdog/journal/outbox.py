@@ -42,7 +42,8 @@ class SqlOutbox:
         self._database.put((ADD, [row]))
 
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]:
-        """The oldest messages (of one channel) that are not done, in the order they were added; those with an id above `after`."""
+        """The oldest messages (of one channel) that are not done, in the order they were added; those with an
+        id above `after`."""
         query = sa.select(OUTBOX).where(OUTBOX.c.done.is_(False), OUTBOX.c.id > after)
         if channel is not None:
             query = query.where(OUTBOX.c.channel == channel)
@@ -92,7 +93,8 @@ class SqlOutbox:
     def replace(
         self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
     ) -> None:
-        """Put `payloads` up in the place of every message of the channel with an id up to `through` that is not done."""
+        """Put `payloads` up in the place of every message of the channel with an id up to `through` that is
+        not done."""
         new = [
             {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
             for payload in payloads

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -37,7 +37,8 @@ EVIDENCE = sa.Table(
     sa.Column("document", sa.Text, nullable=False),
     sa.Column("collection", sa.String(32)),
 )
-"""`collection`: the one that this piece came from; NULL for what the controller itself knew, and of schemas before 3."""
+"""`collection`: the one that this piece came from; NULL for what the controller itself knew, and of schemas
+before 3."""
 EVIDENCE_SHARED = sa.Table(
     "evidence_shared",
     META,
@@ -58,18 +59,18 @@ DECISIONS = sa.Table(
 )
 TO_BE_DONE = (DECISIONS.c.verdict == Verdict.ALLOWED.value, DECISIONS.c.action != Action.NONE.value)
 """Decisions that something is done for: allowed, and not to do nothing."""
-RUNGS = sa.Table(
-    "rungs",
+OPERATIONS = sa.Table(
+    "operations",
     META,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("decision_id", sa.String(64), nullable=False),
-    sa.Column("rung", sa.String(32), nullable=False),
+    sa.Column("operation", sa.String(32), nullable=False),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("intent_at", sa.Float, nullable=False),
     sa.Column("outcome", sa.String(16)),
     sa.Column("outcome_at", sa.Float),
     sa.Column("detail", sa.Text, nullable=False),
-    sa.UniqueConstraint("decision_id", "rung", "attempt"),
+    sa.UniqueConstraint("decision_id", "operation", "attempt"),
 )
 ACTION_ENDS = sa.Table(
     "action_ends",
@@ -147,12 +148,19 @@ def _to_3(sql: sa.Connection) -> None:
         sql.execute(sa.text("ALTER TABLE evidence ADD COLUMN collection VARCHAR(32)"))
 
 
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2, 2: _to_3}
+def _to_4(sql: sa.Connection) -> None:
+    """Operations, which were called rungs before: a rung is a word of a ladder, an operation what is done for it."""
+    sql.execute(sa.text("ALTER TABLE rungs RENAME TO operations"))
+    sql.execute(sa.text("ALTER TABLE operations RENAME COLUMN rung TO operation"))
+
+
+MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2, 2: _to_3, 3: _to_4}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 
 def prepare(sql: sa.Connection, where: str) -> None:
-    """Make the tables in the database at `where`, or bring them to this version. Raises JournalError for those of a newer one."""
+    """Make the tables in the database at `where`, or bring them to this version. Raises JournalError for
+    those of a newer one."""
     tables = set(sa.inspect(sql).get_table_names())
     if SCHEMA.name not in tables:
         strangers = tables & set(META.tables)

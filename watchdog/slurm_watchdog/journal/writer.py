@@ -1,6 +1,8 @@
-"""Writes to a journal that may fail: what it does not take is kept in order, and written with the first tick in which it can be.
+"""Writes to a journal that may fail: what it does not take is kept in order, and written with the first tick
+in which it can be.
 
-One object knows whether the journal works. Everybody who writes does so here, or reports here that a write of its own has failed.
+One object knows whether the journal works. Everybody who writes does so here, or reports here that a write of
+its own has failed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from slurm_watchdog.model.incidents import Incident
 log = logging.getLogger(__name__)
 
 MAX_LATE = 50_000
-"""Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they happened."""
+"""Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they
+happened."""
 MAX_TIMELINE, MAX_TIMELINES = 500, 4096
 """Lines in the timeline of one incident, and incidents of which they are counted."""
 
@@ -69,14 +72,16 @@ class JournalWriter:
         return True
 
     def tell(self, work: Callable[[], object]) -> None:
-        """The same for what is to be written, and reported, later where it can't be now: in order, with the first tick in which it can."""
+        """The same for what is to be written, and reported, later where it can't be now: in order, with the
+        first tick in which it can."""
         if self._late or not self.write(work):
             self._late.append(work)
         elif self._together is not None:
             self._together.append(work)
 
     def together(self, work: Callable[[], object]) -> None:
-        """Does `work`, all whose writes wait for the disk once. If the journal fails, those that were made before are late, in order."""
+        """Does `work`, all whose writes wait for the disk once. If the journal fails, those that were made
+        before are late, in order."""
         written = self._together = []
         try:
             with self._journal.together():
@@ -88,7 +93,8 @@ class JournalWriter:
             self._together = None
 
     def catch_up(self) -> None:
-        """Writes what could not be written before. Until it is, the controller stays blind: also where there is nothing else to write."""
+        """Writes what could not be written before. Until it is, the controller stays blind: also where there
+        is nothing else to write."""
         if not self._late:
             return
         try:

@@ -1,8 +1,10 @@
 """Options on a trainer's command line whose value is a directory of checkpoints. Pure: words in, paths out.
 
-A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same, and `+name=`
+A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same,
+and `+name=`
 and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie: `{name}` is the value of
-that option, `{name|words}` has a default, and a row whose template needs an option that is not given says nothing. A directory for each
+that option, `{name|words}` has a default, and a row whose template needs an option that is not given says
+nothing. A directory for each
 run or version below it need not be named: whoever looks there looks one level deeper.
 Sources: the argument parsers and configuration classes of the frameworks that are named, and where these write.
 Values that only a configuration file holds (axolotl's and GPT-NeoX's YAML, torchtitan's TOML) are not visible here.
@@ -53,7 +55,8 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
 MAX_DIRECTORIES = 8
 MAX_PATH = 4096  # linux/limits.h
 MAX_WORDS = 4096
-"""Of a command line that are looked at: the longest known ones (Megatron with a list of data files) have some hundreds."""
+"""Of a command line that are looked at: the longest known ones (Megatron with a list of data files) have some
+hundreds."""
 
 _NOTHING = frozenset({"", "none", "null", "false", "true"})
 _FILE = re.compile(r"\.(ckpt|pth?|bin|safetensors|tar|json|ya?ml|toml|txt|gin|distcp|npz|h5)$")
@@ -72,8 +75,10 @@ _NAMES = frozenset(
 def directories_in(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
     """The directories of checkpoints that the words of a command line name: absolute, without detours, each once.
 
-    `cwd` is the process's working directory, which relative ones are below; where it is not known (empty), they are left
-    out. Of an option given twice the last counts, as every parser has it. Object stores (`s3://`), values that a program
+    `cwd` is the process's working directory, which relative ones are below; where it is not known (empty),
+    they are left
+    out. Of an option given twice the last counts, as every parser has it. Object stores (`s3://`), values
+    that a program
     would expand itself (`~`, `$X`) and names of files are left out; a path is cut before a part that is a pattern
     (`{run_name}`). Whether there is such a directory, nobody has looked.
     """
@@ -118,7 +123,8 @@ def _is_place(value: str) -> bool:
 
 
 def _filled(template: str, values: dict[str, str]) -> str | None:
-    """The template with its values, joined as posixpath.join does: an absolute part replaces what is before it. None: a value is missing."""
+    """The template with its values, joined as posixpath.join does: an absolute part replaces what is before
+    it. None: a value is missing."""
     path = ""
     for part in re.split(r"/(?![^{]*\})", template):
         place = _PLACE.fullmatch(part)

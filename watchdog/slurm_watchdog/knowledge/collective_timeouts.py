@@ -1,10 +1,13 @@
 """After how long a trainer's own library gives a collective up, as its command line or its environment says. Pure.
 
-What a run does when that time is over (it aborts) destroys the evidence: stacks have to be taken before. Values that only a
+What a run does when that time is over (it aborts) destroys the evidence: stacks have to be taken before.
+Values that only a
 program or a configuration file holds (`init_process_group(timeout=…)`, torchtitan's TOML) are not visible here.
 Sources: the argument parsers and configuration classes of the frameworks that are named; torch/distributed/constants.py
-(10 minutes for NCCL since 2.2, 30 for all other backends and before); deepspeed/constants.py (`DEEPSPEED_TIMEOUT`, in minutes);
-torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp for the variables. `NCCL_TIMEOUT`, which people like to set, nobody reads.
+(10 minutes for NCCL since 2.2, 30 for all other backends and before); deepspeed/constants.py
+(`DEEPSPEED_TIMEOUT`, in minutes);
+torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp for the variables. `NCCL_TIMEOUT`, which people like to set,
+nobody reads.
 """
 
 from __future__ import annotations
@@ -24,13 +27,15 @@ OPTIONS: tuple[tuple[str, str, float], ...] = (
     ("lightning", "trainer.strategy.timeout", 1.0),
     ("lightning", "trainer.strategy.init_args.timeout", 1.0),
 )
-"""Framework, option, seconds of its unit. An option stands without dashes, `-` and `_` are the same; `1:30:00` is a time in all."""
+"""Framework, option, seconds of its unit. An option stands without dashes, `-` and `_` are the same;
+`1:30:00` is a time in all."""
 
 VARIABLES: tuple[tuple[str, str, float], ...] = (("deepspeed", "DEEPSPEED_TIMEOUT", 60.0),)
 """Likewise, of the environment. The command line is the trainer's own and goes before."""
 
 NCCL_DEFAULT_S = 600.0
-"""torch's own for NCCL. Assumed where a rank is told how to meet the others (MASTER_ADDR) and nothing says how long they wait."""
+"""torch's own for NCCL. Assumed where a rank is told how to meet the others (MASTER_ADDR) and nothing says
+how long they wait."""
 MAX_S = 30 * 86400.0
 
 MEETING = "MASTER_ADDR"
@@ -53,9 +58,11 @@ class Timeout(NamedTuple):
 
 
 def timeout_in(environ: Mapping[str, str], argv: Sequence[str]) -> Timeout | None:
-    """The time-out of collectives that these variables (NAMES) and words of a command line tell of; None: nothing points to one.
+    """The time-out of collectives that these variables (NAMES) and words of a command line tell of; None:
+    nothing points to one.
 
-    The shortest of several options: Megatron waits longer while it starts. Where the environment switches NCCL's time-outs off,
+    The shortest of several options: Megatron waits longer while it starts. Where the environment switches
+    NCCL's time-outs off,
     there is none.
     """
     said = _of_options(argv) or _of_variables(environ)

@@ -1,6 +1,7 @@
 """Text of a knowledge file -> its rows, typed by the reader of each kind; every error at once. Pure.
 
-A file is made of sections, `[KIND NAME]`, with lines `key: value`. It is neither YAML nor TOML: the agent reads 270 KB of rows when it starts,
+A file is made of sections, `[KIND NAME]`, with lines `key: value`. It is neither YAML nor TOML: the agent
+reads 270 KB of rows when it starts,
 which takes PyYAML's C loader 170 ms and this 14 ms, and an expression is written as it is, without escapes.
 """
 
@@ -223,7 +224,8 @@ class Rows:
 
 
 def read_rows(texts: Mapping[str, str], readers: Mapping[str, Reader]) -> Rows:
-    """File -> text becomes rows, by `readers`: kind -> what makes a row of its fields. Sections [part NAME] count in all files."""
+    """File -> text becomes rows, by `readers`: kind -> what makes a row of its fields. Sections [part NAME]
+    count in all files."""
     entries: list[Entry] = []
     problems: list[str] = []
     for file, text in texts.items():

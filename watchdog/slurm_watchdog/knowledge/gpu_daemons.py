@@ -1,8 +1,11 @@
 """Programs that hold a GPU by right although they belong to no job: drivers' daemons, monitors, display servers.
 
-A name alone proves nothing: any user may call a program Xorg. It counts together with who runs it: root, a system account
-(systemd gives these numbers up to 999), or a service in the system's control groups. Sources: the names of the programs in
-the packages of NVIDIA's driver, DCGM, Fabric Manager, NVSM and of the monitors named; the kernel cuts names to 15 characters.
+A name alone proves nothing: any user may call a program Xorg. It counts together with who runs it: root, a
+system account
+(systemd gives these numbers up to 999), or a service in the system's control groups. Sources: the names of
+the programs in
+the packages of NVIDIA's driver, DCGM, Fabric Manager, NVSM and of the monitors named; the kernel cuts names
+to 15 characters.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ def is_daemon(comm: str, uid: int, cgroup: str) -> bool:
 
 
 def is_system_service(cgroup: str) -> bool:
-    """Whether the text of /proc/PID/cgroup names a service that the system manager started; users can't get in there."""
+    """Whether the text of /proc/PID/cgroup names a service that the system manager started; users can't get
+    in there."""
     paths = [line.split(":", 2)[2] for line in cgroup.splitlines() if line.count(":") >= 2]
     return any(path.startswith("/system.slice/") and "/job_" not in path for path in paths)

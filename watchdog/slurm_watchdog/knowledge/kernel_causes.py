@@ -1,8 +1,11 @@
 """Which line of the kernel follows from which other: rows read by slurm_watchdog.diagnose.kernel_log.verdict.
 
-A row says: lines of these classes are a consequence if a line of one of those classes stands near by, about the same thing. Classes
-are the names in slurm_watchdog.knowledge.kernel_signatures; an Xid's class is `xid_79`. A name that ends with `*` is a beginning.
-The order of the lines counts, except where a row says `either`: the kernel speaks of a stuck task when two minutes are over
+A row says: lines of these classes are a consequence if a line of one of those classes stands near by, about
+the same thing. Classes
+are the names in slurm_watchdog.knowledge.kernel_signatures; an Xid's class is `xid_79`. A name that ends with
+`*` is a beginning.
+The order of the lines counts, except where a row says `either`: the kernel speaks of a stuck task when two
+minutes are over
 (hung_task_timeout_secs), of a silent server when its own limit is, and either may be first.
 """
 
@@ -44,7 +47,8 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 RULES: tuple[Rule, ...] = (
-    # what falls off the bus takes all that is said of it afterwards with it, its links to others, and the programs on them
+    # what falls off the bus takes all that is said of it afterwards with it, its links to others, and the
+    # programs on them
     Rule(GPU_LINE, GPU_GONE, "gpu", DAY_S),
     Rule(("xid_74", "xid_155", "sxid", "xid_137"), GPU_GONE, "node", 60.0),
     Rule(("xid_43", "xid_45"), GPU_GONE, "node", 600.0),

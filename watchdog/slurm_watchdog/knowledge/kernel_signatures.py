@@ -1,10 +1,16 @@
-"""How kernels and drivers write that something is wrong: the rows of `data/kernel_signatures.conf`; the first that matches is taken.
+"""How kernels and drivers write that something is wrong: the rows of `data/kernel_signatures.conf`; the first
+that matches is taken.
 
-`heads` are the first three characters of every line that the row can match; a row without heads is for lines that may begin with
-anything, such as a program's name. `needle` is in every such line, in lower case. Head and needle are what most lines cost.
-`regex` is matched from the beginning of the message, so that a program's name or a file's name inside a line can't play another
-line. Its groups are the fields of slurm_watchdog.parse.kernel_log.line.KernelFact. The words of the rows are from the sources: Linux 4.18 to 6.18, NVIDIA's
-open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its peers, and for drivers without
+`heads` are the first three characters of every line that the row can match; a row without heads is for lines
+that may begin with
+anything, such as a program's name. `needle` is in every such line, in lower case. Head and needle are what
+most lines cost.
+`regex` is matched from the beginning of the message, so that a program's name or a file's name inside a line
+can't play another
+line. Its groups are the fields of slurm_watchdog.parse.kernel_log.line.KernelFact. The words of the rows are
+from the sources: Linux 4.18 to 6.18, NVIDIA's
+open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its peers, and for
+drivers without
 public source (GPFS, WekaFS, BeeGFS) what their users published.
 
 Lines that hold words of users where a driver's stand are in slurm_watchdog.knowledge.kernel_user_text.
@@ -38,7 +44,8 @@ class Signature:
     consequence: bool = False
     """It follows from something else, which is to be looked for before it."""
     highest_level: int = 4
-    """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs as information (6)."""
+    """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs
+    as information (6)."""
 
 
 def kernel_row(fields: Fields) -> Signature:

@@ -1,6 +1,8 @@
-"""How launchers write that a process ended: the rows of `data/launcher_exits.conf`, one a way, with whom it names and how it ended.
+"""How launchers write that a process ended: the rows of `data/launcher_exits.conf`, one a way, with whom it
+names and how it ended.
 
-Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row, and what the lines
+Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row, and
+what the lines
 of one table say together is put together by `together`.
 """
 
@@ -17,7 +19,8 @@ from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 
 KILLS = frozenset({4, 7, 8, 9, 11})
-"""Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a lost connection, TERM and
+"""Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a
+lost connection, TERM and
 INT are the launcher's.)"""
 CLASSES = {
     9: "killed",
@@ -73,7 +76,8 @@ _NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at"
 
 
 def ending_of(text: str) -> Ending | None:
-    """What a line (without what stands before it) says of the end of a process; None if it is no launcher's word of one."""
+    """What a line (without what stands before it) says of the end of a process; None if it is no launcher's
+    word of one."""
     lower = text.lower()
     if not any(needle in lower for needle in _NEEDLES):
         return None

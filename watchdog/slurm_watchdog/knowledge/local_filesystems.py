@@ -1,4 +1,5 @@
-"""Types of filesystems that one kernel has for itself, as mountinfo names them: nobody else can lose them, or answer for them."""
+"""Types of filesystems that one kernel has for itself, as mountinfo names them: nobody else can lose them, or
+answer for them."""
 
 from __future__ import annotations
 

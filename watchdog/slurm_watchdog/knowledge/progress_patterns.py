@@ -1,7 +1,8 @@
 """How frameworks write down that a step was done, that a phase began, that a checkpoint is complete: the rows of
 `data/progress_patterns.conf`, and what all of them have in common.
 
-A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so special forms
+A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so
+special forms
 stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates, and
   epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`; the first epoch has
          the number `first_epoch`), and `epochs`, how many there are to be;
@@ -109,7 +110,8 @@ NOT_PROGRESS_NEEDLES = (
     "convert", "profil", "calibrat", "quantiz",
 )  # fmt: skip
 """One of them is in each lower-cased line that NOT_PROGRESS matches: to search for these is much quicker."""
-# A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one that was made.
+# A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one
+# that was made.
 SPOKEN_OF = re.compile(
     r"\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
     re.IGNORECASE,
@@ -169,7 +171,8 @@ PROSE = re.compile(
     r"(?!.*(?:[=:]|(?:loss|ppl|perplexity|norm|reward)\b)\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*",
     re.IGNORECASE,
 )
-# A bar of tqdm whose description (what stands before it), or whose unit, says that it is of something else than training.
+# A bar of tqdm whose description (what stands before it), or whose unit, says that it is of something else
+# than training.
 OTHER_LABEL = re.compile(
     r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b"
     r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|shards|tokens|download|upload|epoch_eval|ddim|plms)\b"
@@ -216,7 +219,8 @@ SAMPLES_PER_SECOND = re.compile(
 GLOBAL_BATCH = re.compile(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])gbs)['\"]?\s*[:=]\s*(\d+)"
 )
-"""A batch over all ranks, which with the samples a second of all ranks gives the seconds of a step. Plain `batch_size` may be of one."""
+"""A batch over all ranks, which with the samples a second of all ranks gives the seconds of a step. Plain
+`batch_size` may be of one."""
 LOSS = re.compile(
     rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
@@ -257,7 +261,8 @@ TRAINING_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss", "lear
 """One of them has to stand beside an epoch: results of an evaluation carry the epoch as well."""
 HEARTBEAT_PATTERN = "heartbeat"
 HEARTBEAT_KEY = '"slurm_watchdog_heartbeat"'
-"""In the line of JSON that `slurm_watchdog_hooks` writes: the trainer's own count, which is believed before all others."""
+"""In the line of JSON that `slurm_watchdog_hooks` writes: the trainer's own count, which is believed before
+all others."""
 MAPPING_NEEDLES = ("step", "iter", "update", "epoch")
 """One of them is in each of STEP_KEYS and EPOCH_KEYS: a mapping without any is not decoded."""
 TOTAL_KEYS = ("total_steps", "max_steps", "num_steps", "total_iterations", "train_iters")
@@ -278,7 +283,8 @@ SECONDS_KEYS = (
 MILLISECONDS_KEYS = ("step_time_ms", "iter_time_ms", "ms_per_step", "step_ms")
 LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 
-# What stands before a line, most often to name the rank (Ray names a process: `(RayTrainWorker pid=7, ip=10.0.0.4) `); `local` is a rank on an unnamed node and therefore names no rank.
+# What stands before a line, most often to name the rank (Ray names a process: `(RayTrainWorker pid=7,
+# ip=10.0.0.4) `); `local` is a rank on an unnamed node and therefore names no rank.
 PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
     ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),

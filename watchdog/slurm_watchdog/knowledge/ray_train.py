@@ -1,7 +1,9 @@
 """The workers of Ray Train: how their processes are called, and where the log says which rank each of them is.
 
-raylet starts them, so they have the environment of the task that started Ray, and no rank in it: Ray sets RANK and its like from
-inside, which /proc/PID/environ does not show. The controller of a run logs the ranks when its group of workers has started (Ray 2.7
+raylet starts them, so they have the environment of the task that started Ray, and no rank in it: Ray sets
+RANK and its like from
+inside, which /proc/PID/environ does not show. The controller of a run logs the ranks when its group of
+workers has started (Ray 2.7
 to 2.60, `ray/train/_internal/backend_executor.py` and `ray/train/v2/_internal/execution/worker_group/worker_group.py`):
 
     Started training worker group of size 2:
@@ -30,7 +32,8 @@ _SPEAKER = re.compile(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{
 
 
 _DIED = re.compile(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
-"""The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60. How it ended Ray does not
+"""The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60.
+How it ended Ray does not
 know: what it lists behind that are possible causes."""
 
 
@@ -50,7 +53,8 @@ def seat_of(line: str) -> Row | None:
 
 
 def died_of(line: str) -> tuple[int, str] | None:
-    """Pid and address of the worker of which raylet says that its process has died; None if a line says no such thing."""
+    """Pid and address of the worker of which raylet says that its process has died; None if a line says no
+    such thing."""
     found = _DIED.search(line)
     return (int(found["pid"]), found["host"]) if found else None
 
@@ -93,7 +97,8 @@ class SeatReader:
                     self.hosts |= {found[1]}
 
     def seats(self) -> dict[int, Seat]:
-        """Pid -> rank of the newest group, if all of it is on one node: of several, a log names addresses, and a pid is no process."""
+        """Pid -> rank of the newest group, if all of it is on one node: of several, a log names addresses,
+        and a pid is no process."""
         if not self.by_pid or len(self.hosts) != 1:
             return {}
         ranks = {rank for rank, _ in self.by_pid.values()}

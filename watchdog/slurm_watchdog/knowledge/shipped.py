@@ -12,7 +12,8 @@ DATA: Final = Path(__file__).parent / "data"
 
 
 def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[Any, ...]]:
-    """Kind -> rows of one file of the package. Raises ValueError with every error in it: a package that is broken must not start."""
+    """Kind -> rows of one file of the package. Raises ValueError with every error in it: a package that is
+    broken must not start."""
     text = (DATA / name).read_text(encoding="utf-8")
     rows = read_rows({name: text}, readers)
     if rows.problems:

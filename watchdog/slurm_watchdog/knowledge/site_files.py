@@ -1,7 +1,9 @@
 """Files in which a site keeps rows of its own: text -> rows, each checked, every error at once. Pure.
 
-What a site writes may be wrong or costly, so it is held to more than the rows of the package: the form of each expression bounds what it can
-cost (slurm_watchdog.base.regex_cost), it sees the first characters of a line only, and each row brings an example that it matches and a
+What a site writes may be wrong or costly, so it is held to more than the rows of the package: the form of
+each expression bounds what it can
+cost (slurm_watchdog.base.regex_cost), it sees the first characters of a line only, and each row brings an
+example that it matches and a
 look-alike that it does not.
 """
 
@@ -46,14 +48,16 @@ MAX_ROWS: Final = 500
 MAX_LINES: Final = 40
 """Alternatives of one expression."""
 LETTERS: Final = 3
-"""ASCII letters that a needle has at least: blocks of a log are searched for the letters of all needles, and rare ones cost nothing."""
+"""ASCII letters that a needle has at least: blocks of a log are searched for the letters of all needles, and
+rare ones cost nothing."""
 SHIPPED_NAMES: Final[Mapping[str, frozenset[str]]] = {
     "log": frozenset(row.name for row in SIGNATURES),
     "progress": frozenset(row.name for row in PATTERNS),
     "sign": frozenset(row.name for row in SIGNS),
     "kernel": frozenset(row.name for row in KERNEL),
 }
-"""Of the kinds whose rows have names of their own. A site's Xid always replaces the package's, and a frame's name is a class of many rows."""
+"""Of the kinds whose rows have names of their own. A site's Xid always replaces the package's, and a frame's
+name is a class of many rows."""
 ANCHORED: Final = ("kernel", "frame", "native")
 """Kinds whose expressions are matched from the beginning of a text; the others are searched for in a line."""
 EXPRESSIONS: Final = ("pattern", "function", "file")
@@ -85,7 +89,8 @@ class Bounded:
 
 
 def read_site(texts: Sequence[SiteText], known_parts: Mapping[str, str]) -> tuple[SiteRows, list[str]]:
-    """The rows of a site's files, in their order, and what is wrong with them, a sentence each. `known_parts`: expressions of the package
+    """The rows of a site's files, in their order, and what is wrong with them, a sentence each.
+    `known_parts`: expressions of the package
     that the rows may name. With anything wrong the rows are not to be used."""
     entries: list[Entry] = []
     problems: list[str] = []

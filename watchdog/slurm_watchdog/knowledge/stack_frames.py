@@ -1,4 +1,5 @@
-"""Known frames: which function in which file means that a rank waits for its peers, for data, for storage: `data/stack_frames.conf`.
+"""Known frames: which function in which file means that a rank waits for its peers, for data, for storage:
+`data/stack_frames.conf`.
 
 A row is (place, function pattern, file pattern); patterns are whole-match regular expressions, the first row
 that fits wins. Sources: torch, DeepSpeed, Megatron-LM, accelerate, Lightning, JAX, Ray, Horovod and mpi4py as
@@ -114,7 +115,8 @@ def command_row(fields: Fields) -> tuple[str, str]:
 
 
 def thread_row(fields: Fields) -> tuple[str, str, str]:
-    """The role that is the name of a section [thread NAME], and expressions of a thread's name and of a function in it."""
+    """The role that is the name of a section [thread NAME], and expressions of a thread's name and of a
+    function in it."""
     return fields.entry.name, fields.alternatives("thread"), fields.alternatives("function")
 
 
@@ -166,7 +168,8 @@ THREADS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["thread"]
 """What a thread other than the main one is for: (role, pattern of its name, pattern of a function in it)."""
 
 TRAINING_THREAD: Final = r"TrainingThread\(.*"
-"""Name of the thread in which Ray Train runs the training function (`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
+"""Name of the thread in which Ray Train runs the training function
+(`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
 
 IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["idle_loop"]
 """Where a main thread stands that lets another thread train (Ray, notebooks)."""

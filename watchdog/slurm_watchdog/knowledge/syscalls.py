@@ -153,7 +153,8 @@ COUNTED = frozenset(_words("read write pread64 pwrite64 readv writev preadv pwri
 # Waiting for another process's lock is no fault of the filesystem; ioctl mostly talks to devices.
 NOT_A_FILESYSTEM_WAIT = frozenset({"flock", "fcntl", "ioctl"})
 
-# Calls that wait for somebody else, a lock, or a timer, and touch no file: most threads of a trainer stand in one of them for ever.
+# Calls that wait for somebody else, a lock, or a timer, and touch no file: most threads of a trainer stand in
+# one of them for ever.
 IDLE_CALLS = frozenset(_words("""
     futex futex_waitv poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2 nanosleep clock_nanosleep wait4 waitid pause
     rt_sigsuspend rt_sigtimedwait accept accept4 recvfrom recvmsg restart_syscall io_getevents semop semtimedop
@@ -167,15 +168,18 @@ HARMLESS_WCHAN = (
 )  # fmt: skip
 
 PAGE_FAULT = "page fault"
-"""In place of a system call's name: a thread that touched memory which is mapped from a file, and waits for its contents. The kernel
+"""In place of a system call's name: a thread that touched memory which is mapped from a file, and waits for
+its contents. The kernel
 gives number -1 for it; no argument, no descriptor names the file."""
 
 FAULT_WCHAN = (
     "folio_wait", "folio_lock", "wait_on_page", "lock_page", "filemap_", "io_schedule", "request_wait_answer", "fuse_", "nfs", "rpc_", "cl_sync_io_wait",
     "cl_page", "cl_lock", "osc_", "ll_", "ldlm", "ptlrpc", "ceph", "netfs", "cifs", "smb", "gpfs", "kxPoll", "cxiWait", "wekafs", "beegfs", "FhgfsOps", "9p_",
 )  # fmt: skip
-"""Wait channels (beginnings of their names, or parts) of a page fault on a file: the kernel's page cache, and clients of filesystems.
-FUSE waits in S (`request_wait_answer`, Linux 6.18), or in D for a page that another thread reads (`folio_wait_bit_common`)."""
+"""Wait channels (beginnings of their names, or parts) of a page fault on a file: the kernel's page cache, and
+clients of filesystems.
+FUSE waits in S (`request_wait_answer`, Linux 6.18), or in D for a page that another thread reads
+(`folio_wait_bit_common`)."""
 
 FAULTS_IN = IDLE_CALLS | COUNTED | {"sendto", "sendmsg", "sendmmsg", "recvmmsg", "connect"}
 """Calls that may fault while they copy to or from the process's memory, although they are about no file."""

@@ -1,6 +1,8 @@
-"""What a main thread waits for, told by the system call it is in: for Python frames that say nothing, as `with lock:` has none of its own.
+"""What a main thread waits for, told by the system call it is in: for Python frames that say nothing, as
+`with lock:` has none of its own.
 
-A sampling of Python frames shows the function that waits and not the C function in it. Calls of which one cannot tell what they
+A sampling of Python frames shows the function that waits and not the C function in it. Calls of which one
+cannot tell what they
 are for (poll, select, read of whatever) are left out.
 """
 

@@ -29,7 +29,7 @@ class Action(StrEnum):
     """End a process that outlived its job on a GPU."""
 
 
-class Step(StrEnum):
+class Rung(StrEnum):
     """One word of a ladder, as the configuration and a job's owner write it: in this order, each at most once."""
 
     EVIDENCE = "evidence"
@@ -49,7 +49,8 @@ class Step(StrEnum):
     HOLD = "hold"
     """Hold a job that waits in the queue."""
     END_PROCESS = "end_process"
-    """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is permitted."""
+    """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is
+    permitted."""
 
 
 class Verdict(StrEnum):
@@ -90,12 +91,13 @@ class Decision(Struct, frozen=True, kw_only=True):
     """The operator, for a restart that a person asked for."""
     wait_until_responding: tuple[str, ...] = ()
     """Mounts that have to answer before the job is released."""
-    ladder: tuple[Step, ...] = ()
+    ladder: tuple[Rung, ...] = ()
     """What is tried, in this order; empty in journals of older releases, where the action says it."""
     rule: str = ""
     """Which part of the configuration, or whose wish, gave the ladder."""
     loop_turns: bool | None = None
-    """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None: not known."""
+    """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None:
+    not known."""
     lose_work: bool = False
     """The job may be ended although it turns and has not saved."""
     signal_to: str = "steps"
@@ -114,8 +116,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Whose job it is; None in journals of older releases."""
 
 
-class Rung(StrEnum):
-    """The steps of an action, each with an intent before and an outcome after in the journal."""
+class Operation(StrEnum):
+    """What is done for the rungs of a ladder, each with an intent before and an outcome after in the journal."""
 
     EVIDENCE = "evidence"
     """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
@@ -140,7 +142,7 @@ class Rung(StrEnum):
     """An operator ended the action before the run was ended: `restart --cancel`."""
 
 
-class RungOutcome(StrEnum):
+class OperationOutcome(StrEnum):
     DONE = "done"
     FAILED = "failed"
     """Refused for good: the reason is in `detail`."""
@@ -149,13 +151,13 @@ class RungOutcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class RungRecord(Struct, frozen=True, kw_only=True):
-    """One rung of one action, as the journal keeps it. `outcome` None: the intent only."""
+class OperationRecord(Struct, frozen=True, kw_only=True):
+    """One operation of one action, as the journal keeps it. `outcome` None: the intent only."""
 
-    rung: Rung
+    operation: Operation
     attempt: int
     intent_at: float
-    outcome: RungOutcome | None = None
+    outcome: OperationOutcome | None = None
     outcome_at: float | None = None
     detail: str = ""
 
@@ -179,7 +181,8 @@ class ActionEnd(Struct, frozen=True, kw_only=True):
     seconds_lost: float | None = None
     """The steps lost, in the time that they took."""
     needless: bool = False
-    """Nothing was left to do: the job trains again, was started again, or is finished, without this action. Nobody has to look at it."""
+    """Nothing was left to do: the job trains again, was started again, or is finished, without this action.
+    Nobody has to look at it."""
 
     @property
     def outcome(self) -> str:
@@ -196,9 +199,9 @@ class ActionRun(Struct, frozen=True, kw_only=True):
     """A decision that was allowed, with everything done for it so far."""
 
     decision: Decision
-    records: tuple[RungRecord, ...] = ()
+    records: tuple[OperationRecord, ...] = ()
     end: ActionEnd | None = None
 
 
-Outcome = tuple[RungOutcome, str]
-"""What became of a rung, and a sentence about it."""
+Outcome = tuple[OperationOutcome, str]
+"""What became of an operation, and a sentence about it."""

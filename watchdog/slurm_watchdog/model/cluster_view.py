@@ -39,9 +39,11 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     io_bytes_s: float | None = None
     """Bytes a second that it read and wrote through system calls, over the same time."""
     storage_age_s: float | None = None
-    """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does; None: it never was."""
+    """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does;
+    None: it never was."""
     quiet_s: float | None = None
-    """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it never did, or nobody knows."""
+    """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it
+    never did, or nobody knows."""
 
     @property
     def alive(self) -> bool:
@@ -55,7 +57,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     step: int
     """0 where `step_known` is not set."""
     step_known: bool = True
-    """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop turns; which step it
+    """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop
+    turns; which step it
     is nobody knows."""
     age_s: float
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
@@ -64,7 +67,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     steps_seen: int
     """How many times it rose in this run, with the line in which it was seen first."""
     rises: int = 0
-    """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar, was seen."""
+    """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar,
+    was seen."""
     intervals_s: tuple[float, ...] = ()
     """The recent times between two rises, oldest first."""
     step_s: float | None = None
@@ -74,11 +78,13 @@ class Progress(Struct, frozen=True, kw_only=True):
     widest_stride: int = 1
     """The same, the most of the recent ones."""
     by_epochs: bool = False
-    """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or the number of epochs, anew
+    """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or
+    the number of epochs, anew
     when they resume."""
     total_steps: int | None = None
     first_step: int | None = None
-    """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until it rose from there."""
+    """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until
+    it rose from there."""
     begun_anew: int = 0
     """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
     phase: str | None = None
@@ -131,7 +137,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     logged: bool
     """The log said so itself, or its lines have dates that did; otherwise it is as exact as the agent's interval."""
     phase: str | None = None
-    """What the log was in since the line before, if not training: an interval with an evaluation in it says nothing of steps."""
+    """What the log was in since the line before, if not training: an interval with an evaluation in it says
+    nothing of steps."""
     batch: float | None = None
     """Samples a step, where the line says so."""
 
@@ -153,7 +160,8 @@ class StackSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class Steady(Struct, frozen=True, kw_only=True):
-    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see slurm_watchdog.diagnose.stacks.spinning.
+    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see
+    slurm_watchdog.diagnose.stacks.spinning.
     `*_at` are on the clock of `ClusterView.now`."""
 
     node: str
@@ -175,7 +183,8 @@ class Steady(Struct, frozen=True, kw_only=True):
 
 
 class Motion(Struct, frozen=True, kw_only=True):
-    """What the dumps of one run say of a loop whose steps cannot be read; see slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of
+    """What the dumps of one run say of a loop whose steps cannot be read; see
+    slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of
     `ClusterView.now`."""
 
     last_at: float
@@ -183,7 +192,8 @@ class Motion(Struct, frozen=True, kw_only=True):
     trained: int = 0
     """Dumps since whose predecessor it had moved, with a rank in the code of a training."""
     still_from_at: float | None = None
-    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is not known."""
+    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is
+    not known."""
     still_looks: int = 0
     """Dumps of that row."""
     pauses_s: tuple[float, ...] = ()
@@ -261,7 +271,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:
-        """The shortest that a rank's command line or environment tells of, else one that is assumed; None: nothing points to one."""
+        """The shortest that a rank's command line or environment tells of, else one that is assumed; None:
+        nothing points to one."""
         said = [
             (each.process.collective_timeout_assumed, each.process.collective_timeout_s)
             for each in islice(self.ranks, ASKED_RANKS)
@@ -286,7 +297,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
 
     @cached_property
     def renewed(self) -> bool:
-        """Whether every living rank is the successor of one that has ended since the last step: a launcher has started them anew."""
+        """Whether every living rank is the successor of one that has ended since the last step: a launcher
+        has started them anew."""
         if self.progress is None:
             return False
         since_s = min(self.progress.age_s, self.progress.rose_age_s or self.progress.age_s)
@@ -371,10 +383,12 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     slurm_problem: str = ""
     """What is wrong with Slurm's newest answer; empty if it is good, or if there is none."""
     slurm_age_s: float | None = None
-    """Since Slurm last answered, or was given its time again after a stall of the controller; None if it never answered."""
+    """Since Slurm last answered, or was given its time again after a stall of the controller; None if it
+    never answered."""
     slurm_excused: bool = False
     """That age rests on such a stall: no answer has been seen since."""
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
     asked: frozenset[str] | None = None
-    """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be said of all."""
+    """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be
+    said of all."""

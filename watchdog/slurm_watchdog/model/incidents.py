@@ -8,7 +8,8 @@ from slurm_watchdog.base.structs import Struct
 
 
 class Kind(StrEnum):
-    """What can be wrong, as shipped: names for those who speak of one kind. A kind is the string that its detector declares, everywhere the
+    """What can be wrong, as shipped: names for those who speak of one kind. A kind is the string that its
+    detector declares, everywhere the
     same (module, configuration, metrics, journal); all of them are in slurm_watchdog.detect.registry.KINDS."""
 
     FILESYSTEM_OUTAGE = "filesystem_outage"
@@ -66,7 +67,8 @@ class Culprit(Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
-    """One of the processes that a finding or an incident is about, or the one that a decision is about: pid, start and boot together are never given out again."""
+    """One of the processes that a finding or an incident is about, or the one that a decision is about: pid,
+    start and boot together are never given out again."""
 
     node: str
     boot_id: str
@@ -182,4 +184,5 @@ class Incident(Struct, frozen=True, kw_only=True):
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""
     owners: tuple[int, ...] = ()
-    """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its evidence is."""
+    """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its
+    evidence is."""

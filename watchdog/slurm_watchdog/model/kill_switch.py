@@ -1,7 +1,9 @@
 """What a kill switch is: where it may lie, and the one line that it holds. Never a program, whoever asks for it. Pure.
 
-A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter runs: so it lies
-below fixed directories alone, has no hidden part in its name, and its line is composed here from four values of a closed alphabet.
+A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter
+runs: so it lies
+below fixed directories alone, has no hidden part in its name, and its line is composed here from four values
+of a closed alphabet.
 """
 
 from __future__ import annotations
@@ -23,15 +25,18 @@ MAX_PATH: Final = 4096  # linux/limits.h
 PROGRAM_PLACES: Final = frozenset(
     {"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"}
 )
-"""Directories whose files are run by their place; without a right to execute a switch would not be, and has no business there."""
+"""Directories whose files are run by their place; without a right to execute a switch would not be, and has
+no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
 HEARTBEAT: Final = "heartbeat"
-"""Name of the file beside the kill switch in which `slurm_watchdog_hooks` says where the training is (SLURM_WATCHDOG_HEARTBEAT)."""
+"""Name of the file beside the kill switch in which `slurm_watchdog_hooks` says where the training is
+(SLURM_WATCHDOG_HEARTBEAT)."""
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")
 
 
 def clean_field(text: object) -> str:
-    """A value as the line may hold it: everything outside of `[A-Za-z0-9 .,:_/-]` is an underscore, and it has an end."""
+    """A value as the line may hold it: everything outside of `[A-Za-z0-9 .,:_/-]` is an underscore, and it
+    has an end."""
     return _NOT_ALLOWED.sub("_", str(text)[:MAX_FIELD])
 
 
@@ -64,7 +69,8 @@ def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None
 
 
 def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
-    """Why no kill switch may lie at `path`, a sentence; None if it may. `prefixes`: what root allows besides KILL_SWITCH_BASE."""
+    """Why no kill switch may lie at `path`, a sentence; None if it may. `prefixes`: what root allows besides
+    KILL_SWITCH_BASE."""
     shown = repr(path[:100])
     if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
         return f"{shown} is no absolute path"
@@ -88,7 +94,8 @@ def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
 
 
 def problem_of_prefix(prefix: str, *, hidden: bool = False) -> str | None:
-    """What is wrong with a directory below which kill switches may lie; None if nothing is. `hidden`: it may have hidden parts."""
+    """What is wrong with a directory below which kill switches may lie; None if nothing is. `hidden`: it may
+    have hidden parts."""
     parts = prefix.rstrip("/").split("/")[1:]
     if not prefix.startswith("/") or not parts or "\0" in prefix:
         return f"{prefix[:100]!r} is no directory below /, by its absolute path"

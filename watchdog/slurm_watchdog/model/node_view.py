@@ -77,7 +77,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     hung_probes: tuple[HungProbe, ...] = ()
     problems: tuple[str, ...] = ()
     quiet: bool = False
-    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see slurm_watchdog.analysis.slurm_nodes."""
+    """There is nothing in it that a detector of GPUs, disks or holders could speak of; see
+    slurm_watchdog.analysis.slurm_nodes."""
 
 
 class SlurmNodeView(Struct, frozen=True, kw_only=True):
@@ -90,6 +91,8 @@ class SlurmNodeView(Struct, frozen=True, kw_only=True):
     runs_job: bool = False
     """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
     back_at: float | None = None
-    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was not seen to be."""
+    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was
+    not seen to be."""
     lost_listings: int | None = None
-    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node; None: not counted."""
+    """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node;
+    None: not counted."""

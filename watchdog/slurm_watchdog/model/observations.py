@@ -38,11 +38,13 @@ class Blocked(Struct, frozen=True, kw_only=True):
     device: str | None = None
     """Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export."""
     candidates: tuple[str, ...] = ()
-    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and files of several are mapped."""
+    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and
+    files of several are mapped."""
 
 
 BY_SLURM, BY_CLAIM = "slurm", "claim"
-"""How a process is known to be of a job: it is in a control group of the job, or below its slurmstepd; or by its environment alone, as the
+"""How a process is known to be of a job: it is in a control group of the job, or below its slurmstepd; or by
+its environment alone, as the
 user whose job Slurm says that it is."""
 
 
@@ -58,11 +60,13 @@ class Process(Struct, frozen=True, kw_only=True):
     state: str
     """One letter of /proc/PID/stat: R S D T t Z X I."""
     state_age_s: float | None = None
-    """For how long every look has found it in this state (a lower bound); None on the first look and while it runs or sleeps."""
+    """For how long every look has found it in this state (a lower bound); None on the first look and while it
+    runs or sleeps."""
     uid: int
     """Its real user."""
     member_by: str = ""
-    """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim` (its environment says so,
+    """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim`
+    (its environment says so,
     and it is the job's owner's); empty: an earlier release does not say."""
     step_id: str | None = None
     """Slurm step ("0", "batch"), where known."""
@@ -78,11 +82,13 @@ class Process(Struct, frozen=True, kw_only=True):
     context_switches: int | None = None
     """Of its main thread, voluntary and involuntary, so far; None where not looked at in this tick."""
     container_pid: int | None = None
-    """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy inside call it."""
+    """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy
+    inside call it."""
     blocked: Blocked | None = None
     """Its longest blocked thread, None when none is."""
     collective_timeout_s: float | None = None
-    """Of a rank: after so long its library gives a collective up, as its command line or environment says; None: not known."""
+    """Of a rank: after so long its library gives a collective up, as its command line or environment says;
+    None: not known."""
     collective_timeout_assumed: bool = False
     """Nothing says so: it is torch's own default."""
 
@@ -103,7 +109,8 @@ class LogFile(Struct, frozen=True, kw_only=True):
     skipped_bytes: int = 0
     """What was passed over so far, for reading could not keep up: nobody knows what was in it."""
     framework: str | None = None
-    """Which one wrote it, as far as its words show (a name of `slurm_watchdog.knowledge.frameworks`): what to do where nothing counts."""
+    """Which one wrote it, as far as its words show (a name of `slurm_watchdog.knowledge.frameworks`): what to
+    do where nothing counts."""
 
 
 class EventKind(StrEnum):
@@ -130,7 +137,8 @@ class Event(Struct, frozen=True, kw_only=True):
     """The line, bounded, without its control characters."""
     step: int | None = None
     count: float | None = None
-    """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress clock alone."""
+    """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress
+    clock alone."""
     total_steps: int | None = None
     step_s: float | None = None
     """Seconds a step took, as the log says."""
@@ -143,7 +151,8 @@ class Event(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     """The rank that the line's prefix names."""
     written_s: float | None = None
-    """When the line says that it was written, in seconds on its own clock: to be compared with other lines of the file alone."""
+    """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
+    the file alone."""
     initial: bool = False
     """It is where a bar of progress begins, a position and no step that was made."""
     backlog: bool = False
@@ -164,7 +173,8 @@ class MountProbe(Struct, frozen=True, kw_only=True):
     wrote: bool = False
     """Whether it wrote and read back: a frozen filesystem still answers a mere reader."""
     uid: int | None = None
-    """The user as whom the child ran, whose directory it was: its word counts for that user's processes alone. None: the agent's own."""
+    """The user as whom the child ran, whose directory it was: its word counts for that user's processes
+    alone. None: the agent's own."""
 
 
 class NoAnswer(Struct, frozen=True, kw_only=True):
@@ -295,7 +305,8 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     device: str | None = None
     """A disk, a network port, a filesystem's device."""
     may_exclude_node: bool = False
-    """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a program's fault."""
+    """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a
+    program's fault."""
     backlog: bool = False
     """It stood in the log before the agent was started."""
 
@@ -306,13 +317,15 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     job_id: str
     directory: str
     layout: str | None = None
-    """megatron, deepspeed, dcp, huggingface, lightning, nemo, composer, orbax, plain; None while there is nothing known there."""
+    """megatron, deepspeed, dcp, huggingface, lightning, nemo, composer, orbax, plain; None while there is
+    nothing known there."""
     step: int | None = None
     """Of the newest complete one; None: there is none."""
     path: str | None = None
     """Where that lies."""
     age_s: float | None = None
-    """Since its newest file was written, by the clock of the filesystem's server against ours: for people, not for windows."""
+    """Since its newest file was written, by the clock of the filesystem's server against ours: for people,
+    not for windows."""
     size_bytes: int | None = None
     """Sum of its files, None if there are too many to add up."""
     writing_step: int | None = None
@@ -348,8 +361,10 @@ class GpuHolder(Struct, frozen=True, kw_only=True):
     age_s: float = 0.0
     """Since the process was started."""
     orphan_for_s: float | None = None
-    """For how long it has belonged to no job that runs on this node; None while that is not known (no word from the controller)."""
+    """For how long it has belonged to no job that runs on this node; None while that is not known (no word
+    from the controller)."""
     in_job_group: bool = False
-    """The kernel says which job it came from, by its control group. Otherwise it was seen in the job, or its environment says so."""
+    """The kernel says which job it came from, by its control group. Otherwise it was seen in the job, or its
+    environment says so."""
     was_in_job: bool = False
     """This agent saw that job run here, or the control group says it: it is no mere word of its environment."""

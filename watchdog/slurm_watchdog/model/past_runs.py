@@ -7,7 +7,8 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 
 class LoggedError(Struct, frozen=True, kw_only=True):
-    """An error line of a run as an agent reported it: who said it is found when the run is judged (diagnose/logs/reported_run.py)."""
+    """An error line of a run as an agent reported it: who said it is found when the run is judged
+    (diagnose/logs/reported_run.py)."""
 
     at: float
     """On the clock of `ClusterView.now`."""
@@ -80,7 +81,8 @@ class EndedJob(Struct, frozen=True, kw_only=True):
     succeeded_by: tuple[str, ...] = ()
     """Jobs of the same user and name, or of the same array, that wait or run."""
     preceded_by: tuple[str, ...] = ()
-    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose steps it went on from."""
+    """Jobs of the same user and name that ended before this one began, waited for by this one, and whose
+    steps it went on from."""
     run: PastRun | None = None
     """Its last run."""
     past: tuple[PastRun, ...] = ()

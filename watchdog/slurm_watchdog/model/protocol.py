@@ -55,7 +55,8 @@ class RemoveKillSwitch(Struct, frozen=True, kw_only=True, tag="remove_kill_switc
 class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
-    The node refuses unless all of it is still so: this boot, this process (its start time) with this user and name, none of a
+    The node refuses unless all of it is still so: this boot, this process (its start time) with this user and
+    name, none of a
     job that lives, and a device of `minors` open. Answered with a ProcessEnd, refusals included.
     """
 
@@ -74,7 +75,8 @@ class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
 
 
 class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence"):
-    """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a NodeEvidence."""
+    """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a
+    NodeEvidence."""
 
     id: str
     job_id: str
@@ -135,7 +137,8 @@ class JobWatch(Struct, frozen=True, kw_only=True):
     log_offsets: tuple[tuple[str, int], ...] = ()
     """(path, bytes): where this run's lines begin in files that earlier runs wrote; from 0 if a file is shorter."""
     progress_patterns: tuple[str, ...] = ()
-    """Regular expressions of the site for lines that say a step; see slurm_watchdog.parse.training_log.site_patterns."""
+    """Regular expressions of the site for lines that say a step; see
+    slurm_watchdog.parse.training_log.site_patterns."""
     kill_switch: str = ""
     """Its directory is made ready on this node, owned by the job's owner."""
 
@@ -146,7 +149,8 @@ class Reply(Struct, frozen=True, kw_only=True):
     commands: tuple[Command, ...] = ()
     watch: tuple[JobWatch, ...] = ()
     running: tuple[str, ...] | None = None
-    """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None: not known."""
+    """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None:
+    not known."""
     controller_id: str = ""
     """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
     takes_changes: bool = False

@@ -25,7 +25,8 @@ from slurm_watchdog.model.protocol import CommandResult
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with a default."""
+    """What moves about a process from look to look. A short list on the wire; new fields go to its end, with
+    a default."""
 
     at: int
     """Place of the process in the report before."""
@@ -49,7 +50,8 @@ class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Changes(Struct, frozen=True, kw_only=True):
-    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See slurm_watchdog.wire.delta."""
+    """Makes a report one of changes: processes and GPUs that it does not name are as they were. See
+    slurm_watchdog.wire.delta."""
 
     since: int
     """Sequence of the report that it builds on, of the same agent."""
@@ -62,7 +64,8 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 class JobDirectives(Struct, frozen=True, kw_only=True):
-    """What the processes of one run of a job have in their environment for the watchdog; see slurm_watchdog.controller.policy.owner_directives."""
+    """What the processes of one run of a job have in their environment for the watchdog; see
+    slurm_watchdog.controller.policy.owner_directives."""
 
     job_id: str
     restarts: int
@@ -73,7 +76,8 @@ class JobDirectives(Struct, frozen=True, kw_only=True):
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
-    """Processes of one user that are there and not in a report, for there were too many: short helpers of a job, most often."""
+    """Processes of one user that are there and not in a report, for there were too many: short helpers of a
+    job, most often."""
 
     job_id: str | None
     uid: int
@@ -140,7 +144,8 @@ class DirectiveSection(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release, spread over fields of the
+    """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
+    spread over fields of the
     same names: see `with_sections`. A new field has a default, so that an older agent or controller is understood."""
 
     node: str
@@ -176,7 +181,8 @@ class Report(Struct, frozen=True, kw_only=True):
     changes: Changes | None = None
     """None: this is the whole of what there is."""
     left_out: tuple[LeftOut, ...] = ()
-    """What is not in `processes`. A release that does not know this field takes them for ended, which no detector minds."""
+    """What is not in `processes`. A release that does not know this field takes them for ended, which no
+    detector minds."""
 
 
 def _own_fields() -> dict[type, str]:
@@ -193,7 +199,8 @@ _OWN_FIELD: Final = _own_fields()
 
 
 def with_sections(report: Report, sections: Iterable[Struct]) -> Report:
-    """The report with these sections of one tick, each seen by another collector. Where two sections share a field of a report
+    """The report with these sections of one tick, each seen by another collector. Where two sections share a
+    field of a report
     (two collectors see events), lists are joined in this order, and counts added."""
     found: dict[str, object] = {}
     for section in sections:

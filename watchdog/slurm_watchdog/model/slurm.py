@@ -65,7 +65,8 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
 
     @property
     def unsure(self) -> str:
-        """Why nothing may be done to this job, a sentence: who owns it, which run it is or how it stands could not be read; or nothing."""
+        """Why nothing may be done to this job, a sentence: who owns it, which run it is or how it stands
+        could not be read; or nothing."""
         missing = [name for name in self.unreadable if name in NEEDED]
         return f"Slurm's answer about the job cannot be read: {', '.join(missing)}" if missing else ""
 

@@ -1,7 +1,10 @@
-"""Every word that Slurm has for the state of a job and of a node, and every set that anything here derives from them. Pure.
+"""Every word that Slurm has for the state of a job and of a node, and every set that anything here derives
+from them. Pure.
 
-One row a word, one column a question: what asks something of a state asks it here, and a state that Slurm adds is added here.
-A word that is not in the table is neither running nor waiting nor over: nothing is done to such a job, and nothing is concluded from it.
+One row a word, one column a question: what asks something of a state asks it here, and a state that Slurm
+adds is added here.
+A word that is not in the table is neither running nor waiting nor over: nothing is done to such a job, and
+nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ JOB_STATES: dict[str, JobState] = {
     "REVOKED": JobState(_O, by_person=True),
     "TIMEOUT": JobState(_O),
 }
-"""The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05. squeue shows one word: a flag
+"""The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05. squeue shows one
+word: a flag
 (COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the state below it."""
 
 
@@ -100,7 +104,8 @@ CAN_BE_HELD = REQUEUED - HELD
 FAILED = frozenset(word for word, state in JOB_STATES.items() if state.failed)
 ENDED_BY_PERSON = frozenset(word for word, state in JOB_STATES.items() if state.by_person)
 RESTARTABLE = frozenset({"RUNNING"})
-"""The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or signalled is in the hands
+"""The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
+signalled is in the hands
 of somebody else."""
 
 
@@ -187,7 +192,8 @@ NODE_WORDS: dict[str, NodeWord] = {
     "RESUME": _NOTHING,
     "UNDRAIN": _NOTHING,
 }
-"""The words of sinfo(1), scontrol(1) (NodeState) and slurm.h (NODE_STATE_*), releases 22.05 to 26.05, long and short."""
+"""The words of sinfo(1), scontrol(1) (NodeState) and slurm.h (NODE_STATE_*), releases 22.05 to 26.05, long
+and short."""
 MARKS = {"*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
          "$": "MAINT", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED"}  # fmt: skip
 """What sinfo appends to a short state (sinfo(1), NODE STATE CODES)."""
@@ -227,7 +233,8 @@ def is_lost(state: str | None) -> bool:
 def is_away(state: str | None, job_runs_there: bool = False) -> bool:
     """Whether the node is away on purpose, so that its agent may rightly be silent.
 
-    Never where a job runs: a node that is to be rebooted, switched off or maintained is in use until its jobs have ended.
+    Never where a job runs: a node that is to be rebooted, switched off or maintained is in use until its jobs
+    have ended.
     """
     words = node_words(state)
     if job_runs_there:
@@ -250,7 +257,8 @@ def is_drained(state: str | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def starts_jobs(state: str, in_maintenance: bool = False) -> bool:
-    """Whether Slurm would start a job on the node, when there is room; one that is switched off to save power is switched on for it.
+    """Whether Slurm would start a job on the node, when there is room; one that is switched off to save power
+    is switched on for it.
 
     `in_maintenance`: the job belongs to a reservation, which may be the one for which the node shows MAINT.
     """

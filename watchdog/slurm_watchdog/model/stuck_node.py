@@ -1,4 +1,5 @@
-"""Whether a node on which the old run of a requeued job does not end may be set DOWN, as far as Slurm's listing says. Pure."""
+"""Whether a node on which the old run of a requeued job does not end may be set DOWN, as far as Slurm's
+listing says. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained, is_lost, may_hold_nodes
 
 GAVE_UP = "Kill task failed"
-"""How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd, stepmgr: 22.05 to 26.05)."""
+"""How slurmd's reason for the drain begins when a step's processes outlived UnkillableStepTimeout (slurmd,
+stepmgr: 22.05 to 26.05)."""
 
 
 def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
-    """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has been in state D for `for_s`."""
+    """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has
+    been in state D for `for_s`."""
     return any(
         each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s
         for each in processes
@@ -25,7 +28,8 @@ def why_not(
 ) -> str:
     """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
 
-    Either Slurm itself has given the node up, or nobody has drained it and its agent shows a process that cannot be killed (`unkillable`):
+    Either Slurm itself has given the node up, or nobody has drained it and its agent shows a process that
+    cannot be killed (`unkillable`):
     Slurm 26.05 was seen to keep the job COMPLETING beyond UnkillableStepTimeout without draining the node.
     """
     if is_lost(node.state):

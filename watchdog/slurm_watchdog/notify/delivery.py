@@ -64,7 +64,8 @@ class Channel(Protocol):
     async def turn(self, outbox: Outbox, now: float) -> float | None:
         """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
 
-        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with what comes first still
+        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
+        what comes first still
         to be done, and JournalError. `now` is a date.
         """
         ...
@@ -86,7 +87,8 @@ class Worker:
         self._failing_since: float | None = None
         self._error = ""
         self._told_again = False
-        """What failed last was no row: the channel repeats what fires by itself, and a turn without a failure has done so."""
+        """What failed last was no row: the channel repeats what fires by itself, and a turn without a failure
+        has done so."""
         self._backlog: tuple[int, float | None] = (0, None)
 
     def delivery(self) -> Delivery:

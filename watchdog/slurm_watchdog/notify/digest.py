@@ -1,4 +1,5 @@
-"""Many notices in few messages: every incident is in it, by job or by what it is about, numbers folded into ranges. Pure."""
+"""Many notices in few messages: every incident is in it, by job or by what it is about, numbers folded into
+ranges. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Messages on their way: written to the journal's outbox at once, sent later and in order, whatever happens to whoever takes them.
+"""Messages on their way: written to the journal's outbox at once, sent later and in order, whatever happens
+to whoever takes them.
 
-Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start. Each channel (Slack, a webhook,
+Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
+channel (Slack, a webhook,
 Alertmanager) has its own rows, its own worker and its own failures.
 """
 
@@ -54,7 +56,8 @@ TAKEN_AT_ONCE = 5000
 HELD_S = 30.0
 """A decision that is about to be replaced is sent only if it still stands after this time."""
 PASSING = frozenset({"blind", "evidence", *BUSY})
-"""Guards whose word is mostly over in seconds: the controller sees again, the stacks are in and the job's own limit is passed, or
+"""Guards whose word is mostly over in seconds: the controller sees again, the stacks are in and the job's own
+limit is passed, or
 the action that is under way for the job ends this incident, too."""
 
 
@@ -140,7 +143,8 @@ class Notifier:
         self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
-        """Announce what was decided. That nothing is done for the moment, by a guard of PASSING, is held back: mostly another decision
+        """Announce what was decided. That nothing is done for the moment, by a guard of PASSING, is held
+        back: mostly another decision
         follows within seconds."""
         key = (incident.id, decision.process or ("" if decision.fence is None else decision.fence.job_id))
         self._held.pop(key, None)
@@ -171,7 +175,8 @@ class Notifier:
             del self._held[key]
 
     def explained(self, incident: Incident, cause: Incident | None) -> None:
-        """An announced incident has turned out to be a part of another one: whoever was told that it began is told that it is that."""
+        """An announced incident has turned out to be a part of another one: whoever was told that it began is
+        told that it is that."""
         self._forget_held(incident)
         why = (
             f"explained by {cause.kind}: {cause.summary}"
@@ -233,7 +238,8 @@ class Notifier:
                 tasks.create_task(self._pulse_for_ever())
 
     async def deliver(self, tries: int, pause_s: float) -> str | None:
-        """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if nothing is left."""
+        """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if
+        nothing is left."""
         for worker in self._workers:
             name = worker.channel.name
             for _ in range(tries):
@@ -247,7 +253,8 @@ class Notifier:
         return None
 
     def take_over(self) -> None:
-        """What waits for a channel that is not there any more: after an upgrade, or without a notifier that was configured before.
+        """What waits for a channel that is not there any more: after an upgrade, or without a notifier that
+        was configured before.
 
         The newest of an older release's are delivered. All others end here, in writing.
         """

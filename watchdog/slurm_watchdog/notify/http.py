@@ -15,7 +15,8 @@ from slurm_watchdog.notify.slack import retry_after, without_secrets
 ANSWER_BYTES = 2000
 """So much of an answer is read: what failed stands at its beginning."""
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})
-"""The same document will not be taken later either. Other answers (404, 401, 403) may be a receiver that is being set up."""
+"""The same document will not be taken later either. Other answers (404, 401, 403) may be a receiver that is
+being set up."""
 
 
 async def post_json(

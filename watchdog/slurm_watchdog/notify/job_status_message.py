@@ -38,7 +38,8 @@ class JobPulse(Struct, frozen=True, kw_only=True):
 
 
 def pulse_message(pulses: Sequence[JobPulse], cluster: str) -> Payload:
-    """One message with a line for each job: those that make no steps first, then those that run, then those that wait."""
+    """One message with a line for each job: those that make no steps first, then those that run, then those
+    that wait."""
     ranked = sorted(
         pulses,
         key=lambda pulse: (not (_late(pulse) or pulse.level not in ("", "ok")), pulse.running_s is None),

@@ -52,7 +52,8 @@ class Delivery(Struct, frozen=True, kw_only=True):
 
     channel: str
     failing_s: float | None = None
-    """Since the first of the failures without a success between them; None: the newest was delivered, or there was none yet."""
+    """Since the first of the failures without a success between them; None: the newest was delivered, or
+    there was none yet."""
     error: str = ""
     waiting: int = 0
     """Messages that wait to be sent."""
@@ -87,7 +88,8 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person has to do something about a critical incident: an action has failed, or none is done. While one is under
+        """Whether a person has to do something about a critical incident: an action has failed, or none is
+        done. While one is under
         way nobody needs to be woken."""
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:

@@ -33,7 +33,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def each_receiver(config: Config) -> Iterator[tuple[str, Config]]:
-    """(name, the configuration with that receiver only): each is tried by itself, each Alertmanager of a cluster, too."""
+    """(name, the configuration with that receiver only): each is tried by itself, each Alertmanager of a
+    cluster, too."""
     notify, empty = config.notify, type(config.notify)()
     only = notify.model_copy(
         update={name: getattr(empty, name) for name in ("slack", "webhook", "alertmanager")}

@@ -1,4 +1,5 @@
-"""Slack through slack-sdk: an incoming webhook, or a bot with its token, which can open threads and change its own messages."""
+"""Slack through slack-sdk: an incoming webhook, or a bot with its token, which can open threads and change
+its own messages."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ OF_THE_MESSAGE = frozenset(
         "invalid_attachments", "invalid_arguments", "metadata_too_large", "cant_update_message", "edit_window_closed",
     }
 )  # fmt: skip
-"""Errors of chat.postMessage and chat.update that the same message will meet for ever. All others (a token that was revoked, a channel that
+"""Errors of chat.postMessage and chat.update that the same message will meet for ever. All others (a token
+that was revoked, a channel that
 was archived, an outage of theirs) may be mended: https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
 OF_THE_THREAD = frozenset(
     {"thread_not_found", "message_not_found", "cannot_reply_to_message", "invalid_thread_ts", "cant_update_message"}
@@ -42,7 +44,8 @@ class Poster(Protocol):
     """Whether `post` can put a message below another one."""
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """Deliver; returns the name of the thread that begins with it, None if there are none. `loud`: a reply that the channel sees, too."""
+        """Deliver; returns the name of the thread that begins with it, None if there are none. `loud`: a
+        reply that the channel sees, too."""
         ...
 
     async def revise(self, thread: str, message: Payload) -> None:
@@ -91,7 +94,8 @@ class SlackWebhook:
 
 
 class SlackBot:
-    """Speaks as the bot whose token is in `token_file` (scope chat:write), in `channel`. The token appears in no log and no exception."""
+    """Speaks as the bot whose token is in `token_file` (scope chat:write), in `channel`. The token appears in
+    no log and no exception."""
 
     threads = True
 

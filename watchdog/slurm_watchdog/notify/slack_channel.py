@@ -155,7 +155,8 @@ class SlackChannel:
     async def _tell(
         self, outbox: Outbox, ids: Sequence[int], story: Sequence[Notice], now: float, *, whole: bool
     ) -> None:
-        """Everything that waits to be said about one incident, in one message, or two: one in the channel, one in its thread."""
+        """Everything that waits to be said about one incident, in one message, or two: one in the channel,
+        one in its thread."""
         incident = story[0].incident
         thread = outbox.thread_of(self.name, incident.id) if self._poster.threads else None
         over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)

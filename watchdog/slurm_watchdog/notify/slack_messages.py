@@ -1,6 +1,7 @@
 """How messages look in Slack. Pure: values in, the document that Slack takes out.
 
-Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters and put into plain
+Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters
+and put into plain
 text, where nothing is a link or mentions anybody. The blocks that are no plain text hold ids and addresses of the
 configuration only.
 """
@@ -42,7 +43,8 @@ from slurm_watchdog.notify.wording import (
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
 BLOCK_LIMIT = 2900
-"""Slack takes 3000 characters in one block of text; all blocks of a message together may have some 10,000, which it documents nowhere
+"""Slack takes 3000 characters in one block of text; all blocks of a message together may have some 10,000,
+which it documents nowhere
 (slackapi/bolt-js#2867): three of ours are below that."""
 FACT_LIMIT = 12
 HEADER_LIMIT: Final = 150
@@ -80,7 +82,8 @@ def parent(
 ) -> Payload:
     """The message that stands in the channel for an incident: its first sentence, and what was decided meanwhile.
 
-    `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is the configuration's.
+    `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is
+    the configuration's.
     """
     said = said_of(story)
     evidence = [line for each in said for line in each.evidence] if whole else []
@@ -95,7 +98,8 @@ def parent(
 
 
 def said_of(story: Sequence[Notice]) -> list[Message]:
-    """The words for the notices. What ended an incident is said once: where an action did, as the outcome of that action; and so is what
+    """The words for the notices. What ended an incident is said once: where an action did, as the outcome of
+    that action; and so is what
     is alike of several processes."""
     details = {
         notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
@@ -257,7 +261,8 @@ def payload(
     top: Top | None = None,
     links: Sequence[tuple[str, str]] = (),
 ) -> Payload:
-    """A message: header and fields if it has a `top`, sentences, evidence, what to do, links. Every text is made harmless here."""
+    """A message: header and fields if it has a `top`, sentences, evidence, what to do, links. Every text is
+    made harmless here."""
     head = [safe(sentence, SENTENCE_LIMIT) for sentence in sentences[:4]]
     blocks = [] if top is None else [header(top.header), *fields(top.fields)]
     blocks.append(section("\n".join(head)))

@@ -1,4 +1,5 @@
-"""A generic webhook: what happened, as JSON, to an address of the site's own. At least once, in order, several events a request."""
+"""A generic webhook: what happened, as JSON, to an address of the site's own. At least once, in order,
+several events a request."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ OURS = frozenset({"pending_mono", "clear_mono", "heard_mono"})
 
 
 class WebhookChannel:
-    """Posts to the address in `url_file`, with the token in `token_file` as a bearer if one is named; both are read for each request."""
+    """Posts to the address in `url_file`, with the token in `token_file` as a bearer if one is named; both
+    are read for each request."""
 
     name = "webhook"
     topics = frozenset(Topic)

@@ -1,4 +1,5 @@
-"""What is said about an incident: one sentence first, the evidence under it, then what to do. Pure, and for no channel in particular."""
+"""What is said about an incident: one sentence first, the evidence under it, then what to do. Pure, and for
+no channel in particular."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.IN
 
 
 NAMED_IN_TEXT = ("leftovers:", "holders:")
-"""Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on which node."""
+"""Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on
+which node."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
@@ -54,7 +56,8 @@ def alike(story: Iterable[Notice]) -> list[list[Notice]]:
 
 
 def say_together(notices: Sequence[Notice]) -> Message:
-    """The words for notices that are `alike`: the first one's sentence, and how many more it is true of; theirs are evidence."""
+    """The words for notices that are `alike`: the first one's sentence, and how many more it is true of;
+    theirs are evidence."""
     first, *others = map(say, notices)
     if not others:
         return first
@@ -180,7 +183,7 @@ def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> st
 
 
 def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
-    """How an action ended, what it cost, and each rung of it."""
+    """How an action ended, what it cost, and each operation of it."""
     decision, end = run.decision, run.end
     job, whom = _job(incident, decision), whom_of(incident, decision)
     evidence = []
@@ -207,7 +210,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
         sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
         todo = f"See where it stands: {_look(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [
-        f"{record.rung}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
+        f"{record.operation}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
         for record in run.records
     ]

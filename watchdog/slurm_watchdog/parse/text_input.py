@@ -63,7 +63,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """The file's blocks, in order; `-` is standard input. `on_bytes` is told how much of the file has been read.
 
-    Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and `on_damage` is called.
+    Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and
+    `on_damage` is called.
     """
     try:
         if path == "-":
@@ -140,7 +141,8 @@ def _chunks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], N
 
 
 def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
-    """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what can be unpacked."""
+    """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what
+    can be unpacked."""
     parts, size = [], 0
     while size < BLOCK_BYTES:
         try:

@@ -1,6 +1,8 @@
-"""What the Decider of a replay is given in the place of a journal, a cluster and an executor: they keep in memory, and only write down.
+"""What the Decider of a replay is given in the place of a journal, a cluster and an executor: they keep in
+memory, and only write down.
 
-A recording tells of its own controller what no report and no listing tells: whether it was paused, which actions it had under way and how
+A recording tells of its own controller what no report and no listing tells: whether it was paused, which
+actions it had under way and how
 they ended, what an operator asked for. What a replay alone allows is under way until the run that it is about is over.
 """
 
@@ -119,7 +121,8 @@ class ReplayExecutor:
         return frozenset(self._under_way[each].incident_id for each in self._really)
 
     def follow(self, subjects: Collection[str]) -> None:
-        """The recorded controller had actions on these under way. Of one that is not among them any more nobody knows how it ended."""
+        """The recorded controller had actions on these under way. Of one that is not among them any more
+        nobody knows how it ended."""
         for decision in list(self._under_way.values()):
             if subject_of(decision) in subjects:
                 self._really.add(decision.id)
@@ -147,7 +150,8 @@ class ReplayExecutor:
 
 @dataclass(frozen=True)
 class TracedCluster:
-    """The state of a replay. Only a recording has all nodes: of what would be left for a job a trace says nothing else. Implements ports.Cluster."""
+    """The state of a replay. Only a recording has all nodes: of what would be left for a job a trace says
+    nothing else. Implements ports.Cluster."""
 
     state: ClusterState
     has_all_nodes: Callable[[], bool]
@@ -194,7 +198,8 @@ class ReplayDecisions:
         has_all_nodes: Callable[[], bool],
         on_change: Callable[[Change, float], None],
     ):
-        """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and when that is."""
+        """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and
+        when that is."""
         self._state, self._judge, self._tally, self._on_change = state, judge, tally, on_change
         self._journal = ReplayJournal()
         self._executor = ReplayExecutor(state)
@@ -251,7 +256,8 @@ class ReplayDecisions:
                 self._ask_restart(record)
 
     def _end_action(self, record: Ended) -> None:
-        """As the service does it: an action on a job that helped ends its incident, one that failed is decided about again."""
+        """As the service does it: an action on a job that helped ends its incident, one that failed is
+        decided about again."""
         decision = self._executor.ended(record.subject)
         if decision is None:
             return
@@ -290,7 +296,8 @@ class ReplayDecisions:
             warming_s=own.warming_s,
         )
 
-    # ------------------------------------------------------------------------------------ the Decider's news and incidents
+    # ------------------------------------------------------------------------------------ the Decider's news
+    # and incidents
 
     def decided(self, incident: Incident, decision: Decision) -> None:
         """The journal has it."""

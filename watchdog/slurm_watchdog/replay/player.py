@@ -1,8 +1,11 @@
 """A trace through the real state, detectors, correlation and policy, on the trace's own clock. It acts on nothing.
 
-What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that were taken), what is
-allowed is written down and not done, and time ends with the trace. Decisions are those of the service's own Decider. Where a controller
-has recorded what it did itself, that is what has happened; any other trace is of one that only watched, warm from the first line on.
+What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that
+were taken), what is
+allowed is written down and not done, and time ends with the trace. Decisions are those of the service's own
+Decider. Where a controller
+has recorded what it did itself, that is what has happened; any other trace is of one that only watched, warm
+from the first line on.
 """
 
 from __future__ import annotations
@@ -129,7 +132,8 @@ class TracePlayer:
         return not self.judge.incidents and not self._dumps
 
     def _steady(self) -> bool:
-        """What is wrong has fired, or is explained by what has, and goes on: nothing is about to be told, or to be over."""
+        """What is wrong has fired, or is explained by what has, and goes on: nothing is about to be told, or
+        to be over."""
         open_ones = self.judge.incidents
         settled = all(
             each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by)
@@ -140,7 +144,8 @@ class TracePlayer:
     def _wait(self, since: float, until: float) -> None:
         """The judgement of the last moment and of the ticks from there to the next one.
 
-        While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before and is not mended by a
+        While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before
+        and is not mended by a
         report is wrong then, too, as long as nobody has fallen silent.
         """
         tick_s, before = self.config.controller.tick, until - 0.001
@@ -182,7 +187,8 @@ class TracePlayer:
         )
 
     def _foresee(self, since: float, until: float) -> list[Finding] | None:
-        """What would be said by then, with what is known up to here, if nothing is wrong none; None: time itself may change it."""
+        """What would be said by then, with what is known up to here, if nothing is wrong none; None: time
+        itself may change it."""
         if self._listing.patience_ends(since, until):
             return None
         last = self.state.slurm_at
@@ -285,7 +291,8 @@ class TracePlayer:
             ]
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
-        """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line for each answer."""
+        """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line
+        for each answer."""
         last = self.state.slurm_at
         due = last is None or now - last >= self.config.slurm.poll_interval
         if force or (due and not self._recorded):

@@ -1,4 +1,5 @@
-"""Until when a replay need not look again: as long as nothing is told that is not as ever, and time alone changes nothing. Pure."""
+"""Until when a replay need not look again: as long as nothing is told that is not as ever, and time alone
+changes nothing. Pure."""
 
 from __future__ import annotations
 

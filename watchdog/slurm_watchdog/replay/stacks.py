@@ -13,7 +13,8 @@ from slurm_watchdog.replay.slurm import SlurmListing
 from slurm_watchdog.trace.records import ParseStats, Stack
 
 PATIENCE_S = 25.0
-"""Stacks that have not come by then are missing from their dump: the controller waits as long (evidence.DUMP_DEADLINE_S)."""
+"""Stacks that have not come by then are missing from their dump: the controller waits as long
+(evidence.DUMP_DEADLINE_S)."""
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""What Slurm shows and lets do: its release, what it hides from the user that asks, and how long that user's token lasts."""
+"""What Slurm shows and lets do: its release, what it hides from the user that asks, and how long that user's
+token lasts."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from slurm_watchdog.slurm.commands import Commands
 TOKEN_WARNING_S = 600.0
 """A token that ends so soon is reported: `scontrol token` gives one for 30 min if nothing else is asked for."""
 CANCELS_HET_JOBS = ((25, 5), (26, 5))
-"""Releases from the first up to, without, the second: 25.11.7 cancels a running heterogeneous job with an srun over its components
+"""Releases from the first up to, without, the second: 25.11.7 cancels a running heterogeneous job with an
+srun over its components
 when it is requeued (12 of 12); 22.05.8, 24.11.5 and 26.05.5 requeue it. 25.05 was not tried."""
 
 
@@ -77,7 +79,8 @@ def why_not_requeue_het(version: tuple[int, int] | None) -> str:
 
 
 def token_ends_at(token: str) -> float | None:
-    """When a JSON Web Token ends, seconds since the epoch; None if it does not say. It is not checked: Slurm does that."""
+    """When a JSON Web Token ends, seconds since the epoch; None if it does not say. It is not checked: Slurm
+    does that."""
     parts = token.split(".")
     if len(parts) != 3:
         return None

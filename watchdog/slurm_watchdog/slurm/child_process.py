@@ -1,4 +1,5 @@
-"""One long-lived child process that is asked by frames: started when needed, killed when late, restarted with growing pauses."""
+"""One long-lived child process that is asked by frames: started when needed, killed when late, restarted with
+growing pauses."""
 
 from __future__ import annotations
 

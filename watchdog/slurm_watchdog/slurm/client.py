@@ -1,7 +1,9 @@
 """What the watchdog wants from Slurm, whoever carries it out, and the three ways a request can end.
 
-*Done*: the call returns. *Refused*: `SlurmRefused`, Slurm understood and said no, nothing was changed; its `kind` says why
-and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, nobody knows whether it was done, so the world
+*Done*: the call returns. *Refused*: `SlurmRefused`, Slurm understood and said no, nothing was changed; its
+`kind` says why
+and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, nobody knows whether it was done,
+so the world
 is asked (`read_job`, `read_view`) before anything else is.
 """
 
@@ -89,20 +91,23 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
     """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
     like: str = ""
-    """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks, CPUs, memory,
+    """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks,
+    CPUs, memory,
     GPUs, constraints, output files, its index in an array); `options` win over that."""
     uid: int
     """Whose job it shall be. For another's than our own user we have to be root."""
     workdir: str
     environ: Mapping[str, str] | None = None
-    """The environment that the job gets, without what Slurm sets; None for what the user has after a login on the node."""
+    """The environment that the job gets, without what Slurm sets; None for what the user has after a login on
+    the node."""
 
 
 class SlurmReads(Protocol):
     """Questions. None of them changes anything."""
 
     def notes(self) -> tuple[str, ...]:
-        """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a token that ends."""
+        """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a
+        token that ends."""
         ...
 
     async def read_view(self) -> SlurmView:
@@ -198,7 +203,8 @@ class SlurmNodeLevers(Protocol):
         ...
 
     async def set_node_down(self, node: str, reason: str) -> None:
-        """The node counts as lost, with this reason: every job there ends at once, also one whose processes cannot be killed."""
+        """The node counts as lost, with this reason: every job there ends at once, also one whose processes
+        cannot be killed."""
         ...
 
     async def resume_node(self, node: str) -> None:

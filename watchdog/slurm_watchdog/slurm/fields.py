@@ -1,4 +1,5 @@
-"""Pure: one row of a listing, field by field. What cannot be read is unknown, noted by name, and spoils nothing else."""
+"""Pure: one row of a listing, field by field. What cannot be read is unknown, noted by name, and spoils
+nothing else."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Pure: the components of a heterogeneous job become one job, the first component's.
 
-They start and end together, one srun may run over all of them, and every rank has the first one's id as SLURM_JOB_ID: to judge them
+They start and end together, one srun may run over all of them, and every rank has the first one's id as
+SLURM_JOB_ID: to judge them
 one by one would tear one training apart, and one hang would be two incidents.
 """
 
@@ -15,7 +16,8 @@ from slurm_watchdog.model.slurm_states import may_hold_nodes
 
 
 def fold(jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """The jobs with each heterogeneous one folded into its first component. One whose first component is not listed stays as it is."""
+    """The jobs with each heterogeneous one folded into its first component. One whose first component is not
+    listed stays as it is."""
     all_jobs = tuple(jobs)
     groups: dict[str, list[SlurmJob]] = {}
     for job in all_jobs:
@@ -50,7 +52,8 @@ def _one(leader: SlurmJob, others: Sequence[SlurmJob]) -> SlurmJob:
 
 
 def _state(leader: SlurmJob, others: Sequence[SlurmJob]) -> str:
-    """The first component's, which has the batch script. After its end the job is ending as long as another one holds nodes."""
+    """The first component's, which has the batch script. After its end the job is ending as long as another
+    one holds nodes."""
     if may_hold_nodes(leader.state) or not any(may_hold_nodes(job.state) for job in others):
         return leader.state
     return "COMPLETING"

@@ -97,7 +97,8 @@ def _without_gres(text: str) -> str:
 
 
 def _outputs(row: dict[str, str]) -> list[str]:
-    """The patterns of the output files, unless they are the default; of 22.05 the errors' is the output's if not given."""
+    """The patterns of the output files, unless they are the default; of 22.05 the errors' is the output's if
+    not given."""
     options = []
     stdout = "" if row["stdout"] in NOTHING else row["stdout"]
     stderr = "" if row["stderr"] in NOTHING else row["stderr"]

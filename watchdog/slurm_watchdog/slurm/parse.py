@@ -2,8 +2,10 @@
 
 A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the listing prints
 them raw. So every field ends with a mark that is drawn anew for each call (`Marks`), and what stands between two marks
-is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is). For a field that squeue does not
-know it prints an empty column without a title and still exits with 0: so the header is asked for and must have a title for
+is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is). For a field that
+squeue does not
+know it prints an empty column without a title and still exits with 0: so the header is asked for and must
+have a title for
 each field (which title differs between releases), and an answer without a header is no empty queue.
 """
 
@@ -82,7 +84,8 @@ def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[s
 
 
 def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[list[str]], list[str]]:
-    """The rows that have as many fields as were asked for, and a sentence about each other one. Raises ParseError if the header is
+    """The rows that have as many fields as were asked for, and a sentence about each other one. Raises
+    ParseError if the header is
     not as asked for, or if the end is missing."""
     *records, rest = text.split(marks.record + "\n")
     if rest:
@@ -117,7 +120,8 @@ def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
 
 
 def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
-    """The same without the rows of which not even the id can be read; a sentence about each of those. Raises ParseError."""
+    """The same without the rows of which not even the id can be read; a sentence about each of those. Raises
+    ParseError."""
     jobs: list[SlurmJob] = []
     unstarted: dict[str, list[str]] = {}
     rows, dropped = split_table(text, JOB_FIELDS, marks)
@@ -213,7 +217,8 @@ def _job(row: dict[str, str]) -> SlurmJob:
 
 
 def output_of(path: str, row: dict[str, str], in_array: bool) -> str:
-    """The pattern of an output path. For an element of an array without --output 22.05 lists the default of a single job
+    """The pattern of an output path. For an element of an array without --output 22.05 lists the default of a
+    single job
     (`slurm-19.out`), while the file is `slurm-2_1.out`; later releases say so."""
     if in_array and path == f"{row['workdir'].rstrip('/')}/slurm-{row['jobid']}.out":
         return path.removesuffix(f"{row['jobid']}.out") + "%A_%a.out"
@@ -228,7 +233,8 @@ def checked_state(state: str) -> str:
 
 
 def parse_time_limit(text: str) -> float | None:
-    """`2-03:04:05`, `03:04:05`, `04:05` in seconds; None for what is no duration: UNLIMITED, Partition_Limit, INVALID."""
+    """`2-03:04:05`, `03:04:05`, `04:05` in seconds; None for what is no duration: UNLIMITED, Partition_Limit,
+    INVALID."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
     if match is None:
         return None
@@ -248,7 +254,8 @@ def parse_count(text: str) -> int | None:
 def checked_id(text: str) -> str:
     """squeue's own id as scontrol takes it: the first component of a heterogeneous job, `16+0`, is `16` there.
 
-    `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them. Of a rest with many gaps
+    `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them. Of a rest
+    with many gaps
     squeue prints the first 64 characters (SLURM_BITSTR_LEN); it becomes `6_[0,2,4,...]`.
     """
     text = text.removesuffix("+0")
@@ -298,7 +305,8 @@ def _given(text: str) -> str:
 def expand_path(path: str, workdir: str, names: Names) -> str | None:
     """The file that a batch script's output goes to, from its pattern (`--output`); None if there is no path.
 
-    Patterns as 22.05 fills them in: %A %a %j %J %N %n %s %t %u %x %%, numbers padded by a width (`%4j`); others stay as they
+    Patterns as 22.05 fills them in: %A %a %j %J %N %n %s %t %u %x %%, numbers padded by a width (`%4j`);
+    others stay as they
     are. A path with a backslash has none and loses its backslashes. Later releases list the path filled in already.
     """
     if path in {"", "(null)", "N/A"} or "\0" in path:

@@ -78,7 +78,8 @@ NAMES = {
     "start_time": "start_at",
     "reason_time": "reason_at",
 }
-"""pyslurm's names of attributes, as `SlurmJob` and `SlurmNode` have them; the others are called the same, or nothing is done by them."""
+"""pyslurm's names of attributes, as `SlurmJob` and `SlurmNode` have them; the others are called the same, or
+nothing is done by them."""
 Row = TypeVar("Row", JobRow, NodeRow)
 
 
@@ -91,7 +92,8 @@ def read_jobs(rows: object) -> tuple[SlurmJob, ...]:
 
 
 def list_jobs(rows: object) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
-    """The same without the rows of which not even the id can be read, and a sentence about each of those. Raises ParseError."""
+    """The same without the rows of which not even the id can be read, and a sentence about each of those.
+    Raises ParseError."""
     return _all(rows, "jobs", lambda row: _job(*convert(row, JobRow)))
 
 
@@ -121,7 +123,8 @@ def _all(rows: object, what: str, read: Callable[[object], T]) -> tuple[tuple[T,
 
 
 def convert(row: object, kind: type[Row]) -> tuple[Row, Fields]:
-    """The row, and which of its attributes are not what they should be: those have their defaults. Raises msgspec.ValidationError."""
+    """The row, and which of its attributes are not what they should be: those have their defaults. Raises
+    msgspec.ValidationError."""
     try:
         return msgspec.convert(row, kind), Fields()
     except msgspec.ValidationError:
@@ -199,7 +202,8 @@ def job_id_of(row: JobRow) -> str:
 
 
 def _element(row: JobRow) -> int | None:
-    """Which element of its array it is. pyslurm says None for the element 0, for a job that is none, and for the record of
+    """Which element of its array it is. pyslurm says None for the element 0, for a job that is none, and for
+    the record of
     an array that ended before its last elements had started."""
     if not row.array_id or _waiting(row):
         return None

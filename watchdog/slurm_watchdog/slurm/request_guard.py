@@ -21,7 +21,8 @@ Observe = Callable[[str, str], None]
 """Is told how each request ended: its name, and ok, refused or unavailable."""
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Between two listings that fail: a slurmctld that is overloaded gets well sooner, one that comes back is seen within a minute."""
+"""Between two listings that fail: a slurmctld that is overloaded gets well sooner, one that comes back is
+seen within a minute."""
 REASON_LIMIT = 400
 """Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it."""
 OF_THE_OLD_JOB = (
@@ -57,7 +58,8 @@ class Requests:
         return result
 
     async def carry_out_again_and_again(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
-        """As `carry_out`, for what is asked all the time: a Slurm that does not answer is left alone for longer and longer.
+        """As `carry_out`, for what is asked all the time: a Slurm that does not answer is left alone for
+        longer and longer.
 
         Anything that Slurm does answer ends the pauses.
         """

@@ -2,11 +2,13 @@
 
 The table of states is `slurm_watchdog.model.slurm_states`.
 
-Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job requeued in held
+Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job
+requeued in held
 state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason. Exclusions may be
 set and the job released in both. Then PENDING with reason BeginTime until the credential's lifetime is over.
 `requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs, decided by
-slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command says nothing and
+slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command
+says nothing and
 exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
 """
 
@@ -18,7 +20,8 @@ from slurm_watchdog.slurm.client import Refusal
 
 REQUEUED_HELD = "job requeued in held state"
 UNREADABLE = "UNREADABLE"
-"""In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing concluded from it."""
+"""In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing
+concluded from it."""
 
 
 def is_held(state: str, reason: str, priority: int | None) -> bool:

@@ -1,6 +1,8 @@
-"""`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the controller where it was called.
+"""`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the
+controller where it was called.
 
-No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and that step, being the
+No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and
+that step, being the
 same user's, may read the stacks of its ranks. Everything that both sides need lies in one directory that all nodes see.
 """
 
@@ -98,7 +100,8 @@ class Wanted:
     config_file: str | None
     page_listen: str
     kill_switch: str = ""
-    """Path template of what the trainer looks for; empty: what the file says, or one that nobody has told the job of."""
+    """Path template of what the trainer looks for; empty: what the file says, or one that nobody has told the
+    job of."""
 
 
 def run(wanted: Wanted) -> int:
@@ -236,7 +239,8 @@ def _address_towards(nodes: Sequence[SlurmNode]) -> str:
 async def _until_over(
     slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
 ) -> tuple[str, int]:
-    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is over for good: how it
+    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is
+    over for good: how it
     ended, for a sentence with the job as its subject, and its restarts meanwhile."""
     newest = first
     over_since: float | None = None
@@ -303,7 +307,8 @@ class Agents:
 def command(job: SlurmJob, directory: Path) -> list[str]:
     """The step that starts an agent on every node: beside the training, without any share of it.
 
-    Rank variables are taken away again, so that nobody takes an agent for a rank. `--mem=0` asks for no memory of its own.
+    Rank variables are taken away again, so that nobody takes an agent for a rank. `--mem=0` asks for no
+    memory of its own.
     """
     nodes = str(len(job.nodes))
     ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))

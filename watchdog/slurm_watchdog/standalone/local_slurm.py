@@ -1,7 +1,10 @@
-"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, and done, by the process that started it.
+"""One command as a Slurm of one job on one node: what the controller asks of Slurm is answered, and done, by
+the process that started it.
 
-The words are Slurm's, so everything above (incidents, ladder, journal, guards) is the same as on a cluster: a requeue counts a restart
-at once and ends the run, a held job starts when it is released, a job that has ended can be requeued if that is what was asked for.
+The words are Slurm's, so everything above (incidents, ladder, journal, guards) is the same as on a cluster: a
+requeue counts a restart
+at once and ends the run, a held job starts when it is released, a job that has ended can be requeued if that
+is what was asked for.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ class LocalSlurm:
         kill_switch: str,
         max_restarts: int,
     ):
-        """`output`: file that the command's lines are appended to. `kill_switch`: path template with {job_id} and {restarts}."""
+        """`output`: file that the command's lines are appended to. `kill_switch`: path template with {job_id}
+        and {restarts}."""
         self.command, self.job_id, self.node, self.output = tuple(command), job_id, node, output
         self.state, self.held, self.restarts = "PENDING", False, 0
         self.start_at: float | None = None
@@ -149,7 +153,8 @@ class LocalSlurm:
             self.over.set()
 
     def processes(self) -> list[psutil.Process]:
-        """All that the command has started and that lives, its own process first. Orphans are ours, too: we are their reaper."""
+        """All that the command has started and that lives, its own process first. Orphans are ours, too: we
+        are their reaper."""
         found: list[psutil.Process] = []
         for child in _children(os.getpid()):
             if child.pid in self.not_ours:

@@ -1,6 +1,8 @@
-"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them without being told where.
+"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them
+without being told where.
 
-They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share: a run is alive if its
+They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share:
+a run is alive if its
 socket answers here.
 """
 
@@ -54,7 +56,8 @@ def state_home(home: Path, environ: Mapping[str, str]) -> Path:
 
 
 def note(place: Path, run: OwnRun) -> None:
-    """Writes a run down, or that it has ended. Below `place`, see state_home. What fails is logged: the run is watched all the same."""
+    """Writes a run down, or that it has ended. Below `place`, see state_home. What fails is logged: the run
+    is watched all the same."""
     directory = place / "runs"
     name = f"{run.started_at:.3f}-{run.host}.json"
     try:

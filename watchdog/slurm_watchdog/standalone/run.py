@@ -30,7 +30,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
@@ -102,7 +102,7 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
         "detectors": {kind: {"mode": "off"} for kind in QUIET},
     }
     # One node, and nobody to accuse: what is known to stand still beyond its limit is started again.
-    still = {"stalled_progress": Treatment(ladder=[Step.EVIDENCE, Step.REQUEUE])}
+    still = {"stalled_progress": Treatment(ladder=[Rung.EVIDENCE, Rung.REQUEUE])}
     policy = base.policy.model_copy(update={"kinds": {**still, **base.policy.kinds}})
     return _with(base, own).model_copy(update={"policy": policy})
 
@@ -126,7 +126,8 @@ def free_port(preferred: int = 0) -> int:
 
 
 def run(base: Config, wanted: Wanted) -> int:
-    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises OSError and JournalError.
+    """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises
+    OSError and JournalError.
 
     Agent and controller trust each other for being one user's: the kernel says so of both ends of their socket."""
     if os.geteuid() == 0:
@@ -228,7 +229,8 @@ def page_password(config: Config, directory: Path) -> str:
 
 
 def agent_settings(config: Config) -> Settings:
-    """Of the agent beside this controller: its channel is the socket in our own directory, whatever the file says about nodes."""
+    """Of the agent beside this controller: its channel is the socket in our own directory, whatever the file
+    says about nodes."""
     settings = settings_of(config)
     agent = msgspec.structs.replace(
         settings.agent, controller_url=f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
@@ -244,7 +246,8 @@ def own_job_id(environ: Mapping[str, str]) -> str:
 
 
 async def _until_over(job: LocalSlurm, controller: Controller, config: Config, asked: asyncio.Event) -> None:
-    """Returns when somebody wants us to end, or when the command has ended, has been judged, and is not about to be started again."""
+    """Returns when somebody wants us to end, or when the command has ended, has been judged, and is not about
+    to be started again."""
     asking = asyncio.create_task(asked.wait())
     while not asked.is_set():
         over = asyncio.create_task(job.over.wait())
@@ -295,7 +298,8 @@ def die_with_parent() -> None:
 
 
 async def _tail(output: Path) -> None:
-    """Shows the command's lines as they come. The command itself writes to the file: a terminal that stands still holds nothing up."""
+    """Shows the command's lines as they come. The command itself writes to the file: a terminal that stands
+    still holds nothing up."""
     offset, out = 0, sys.stdout.fileno()
     while True:
         with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:
@@ -315,5 +319,6 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def directory_for(home: Path, command: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Where this run keeps what it knows, unless told otherwise: below the person's state directory (XDG_STATE_HOME)."""
+    """Where this run keeps what it knows, unless told otherwise: below the person's state directory
+    (XDG_STATE_HOME)."""
     return own_runs.state_home(home, environ) / f"run-{int(clock.wall())}-{os.getpid()}"

@@ -1,4 +1,5 @@
-"""*Trace v1*: what agents and Slurm said, one JSON line a record, written by `controller --record`, by generators, or by hand.
+"""*Trace v1*: what agents and Slurm said, one JSON line a record, written by `controller --record`, by
+generators, or by hand.
 
     {"t":0,"kind":"job","job_id":"7","state":"RUNNING","nodes":["n0","n1"],"restarts":0,"name":"m4","user":"u","batch_host":"n0"}
     {"t":5,"kind":"report","node":"n0"}
@@ -12,6 +13,8 @@
     {"t":5,"kind":"checkpoint","node":"n0","job_id":"7","step":45000,"complete":true}
     {"t":5,"kind":"fault","name":"frozen filesystem","job_id":"7","node":"n0"}
 
-`t` is in seconds, on any clock that does not jump. A field that is missing is unknown; fields that nobody knows are ignored.
-A recording also has `more` (whatever else our own values hold), and the kinds `node` (Slurm's word for a node) and `stack`.
+`t` is in seconds, on any clock that does not jump. A field that is missing is unknown; fields that nobody
+knows are ignored.
+A recording also has `more` (whatever else our own values hold), and the kinds `node` (Slurm's word for a
+node) and `stack`.
 """

@@ -1,7 +1,9 @@
 """Whose GPUs are whose in a trace: what its lines leave to be inferred, as narrowly as it can be. Pure.
 
-A trace has no `/proc/*/fd` and no cgroups. That a process holds a GPU and belongs to no job that runs is known only of one that the
-trace itself said to be of a job, which is over. Which rank computes on which GPU, where no line lists processes, follows the order
+A trace has no `/proc/*/fd` and no cgroups. That a process holds a GPU and belongs to no job that runs is
+known only of one that the
+trace itself said to be of a job, which is over. Which rank computes on which GPU, where no line lists
+processes, follows the order
 in which every launcher deals them out, and only if there are as many of the one as of the other.
 """
 
@@ -46,7 +48,8 @@ class Holders:
     def orphans(
         self, processes: Sequence[Process], gpus: Sequence[Gpu], over: Mapping[str, str], now: float
     ) -> tuple[GpuHolder, ...]:
-        """Processes of jobs that are `over` (job -> its user) which hold a GPU: it lists them, or it holds memory that they had."""
+        """Processes of jobs that are `over` (job -> its user) which hold a GPU: it lists them, or it holds
+        memory that they had."""
         self._over_at = {job: self._over_at.get(job, now) for job in over}
         if not over:
             return ()
@@ -74,7 +77,8 @@ class Holders:
     def _holder(
         self, pid: int, process: Process | None, gpus: list[Gpu], user: str, now: float, *, alone: bool
     ) -> GpuHolder:
-        """`alone`: what its cards hold is its own; of several processes on one card nobody knows what each of them holds."""
+        """`alone`: what its cards hold is its own; of several processes on one card nobody knows what each of
+        them holds."""
         job_id = self._job_of[pid]
         over_s = now - self._over_at[job_id]
         known = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
@@ -96,11 +100,13 @@ class Holders:
 
 
 Seats = dict[str, tuple[Gpu, Gpu]]
-"""UUID or place -> a GPU as the trace has it, and as it was handed out: the same one again, as long as nothing new is said of it."""
+"""UUID or place -> a GPU as the trace has it, and as it was handed out: the same one again, as long as
+nothing new is said of it."""
 
 
 def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> tuple[Gpu, ...]:
-    """The GPUs with the ranks that compute on them, where no line of the node lists any process: the ranks of the one job that is
+    """The GPUs with the ranks that compute on them, where no line of the node lists any process: the ranks of
+    the one job that is
     there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they are."""
     if any(gpu.pids is not None for gpu in gpus):
         return tuple(gpus)

@@ -1,10 +1,15 @@
 """Which processes there are on one node, from a trace that says who is there and never who is gone. Pure.
 
-A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the trace looks as if it
-listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not been listed), and
-then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE or its GPU still lists it; once less
-where no line of PROVEN was missing before. If the kernel says that it killed the process, or its GPU does not list it any more, or was
-emptied, once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where the agent's own
+A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the
+trace looks as if it
+listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not
+been listed), and
+then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE or its GPU
+still lists it; once less
+where no line of PROVEN was missing before. If the kernel says that it killed the process, or its GPU does not
+list it any more, or was
+emptied, once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody
+dead. Where the agent's own
 report says how many processes there are (recordings do), and so many were listed, the rest is gone.
 """
 
@@ -24,7 +29,8 @@ REGULAR = 3
 RELIABLE = 20
 MISSED = 3
 PROVEN = 1000
-"""Lines about processes in a row of which none was missing: then fewer than three in a thousand are lost (95 % sure), and two of the same
+"""Lines about processes in a row of which none was missing: then fewer than three in a thousand are lost (95
+% sure), and two of the same
 process in a row hardly ever are. Of one line in a hundred that is, they are within minutes."""
 WHOLE = 8
 """A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
@@ -85,7 +91,8 @@ class Processes:
     def list(
         self, records: Iterable[Proc], now: float, restarts: dict[str, int], mounts: set[str]
     ) -> set[Key]:
-        """Takes over who is listed now. `restarts` of the jobs, and the `mounts` that the trace names. Returns who was."""
+        """Takes over who is listed now. `restarts` of the jobs, and the `mounts` that the trace names.
+        Returns who was."""
         listed: set[Key] = set()
         self.unplaced = False
         for record in records:
@@ -145,7 +152,8 @@ class Processes:
         ended: Collection[int] = (),
         seen: Collection[int] = (),
     ) -> float | None:
-        """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so, too; those in `seen` are
+        """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so,
+        too; those in `seen` are
         seen elsewhere. Returns since when, None if nobody is."""
         if self._since_gap is not None:
             self._since_gap += 1
@@ -281,6 +289,7 @@ def _mount_of(path: str | None, mounts: set[str]) -> str | None:
 
 
 def _top_of(path: str | None) -> str | None:
-    """The topmost directory of a file of which the trace names no mount: /gpfs of /gpfs/run/log.txt. None for what is on no disk."""
+    """The topmost directory of a file of which the trace names no mount: /gpfs of /gpfs/run/log.txt. None for
+    what is on no disk."""
     parts = (path or "").split("/")
     return f"/{parts[1]}" if len(parts) > 2 and not parts[0] and parts[1] not in NO_DISK else None

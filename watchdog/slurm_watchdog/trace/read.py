@@ -48,7 +48,8 @@ class Moment:
 
 
 def read_blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """(number of the first line, whole lines without the last one's end), block after block; None for one line that is too long."""
+    """(number of the first line, whole lines without the last one's end), block after block; None for one
+    line that is too long."""
     number, pending, too_long = 1, b"", False
     while chunk := read(CHUNK_BYTES):
         block, end, pending = (pending + chunk).rpartition(b"\n")
@@ -81,7 +82,8 @@ def read_records(blocks: Iterable[tuple[int, bytes | None]], tally: ParseStats) 
 
 
 def _all_of(block: bytes, number: int) -> list[Numbered] | None:
-    """The records of a block of which every line is as it should be, as nearly all are; None: it has to be read line by line."""
+    """The records of a block of which every line is as it should be, as nearly all are; None: it has to be
+    read line by line."""
     if len(block) > MAX_LINE_BYTES:
         return None
     records = parse_records(block)
@@ -189,7 +191,8 @@ class _Order:
 
 
 def in_order(batches: Iterable[list[Numbered]], tally: ParseStats) -> Iterator[list[Numbered]]:
-    """The records in the order of time (of lines, where it is the same). Those far out of order are skipped and counted."""
+    """The records in the order of time (of lines, where it is the same). Those far out of order are skipped
+    and counted."""
     order: _Order | None = None
     first: list[Numbered] = []
     for batch in batches:

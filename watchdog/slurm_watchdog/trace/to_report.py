@@ -34,9 +34,11 @@ KEPT_OF_REPORT = (
 )  # fmt: skip
 """What a recorded `report` line says beyond the other lines of its moment."""
 WRITING_S = 1800.0
-"""A checkpoint whose beginning a trace tells once may take as long as one in the log (`collective_hang.checkpoint_floor` as it ships)."""
+"""A checkpoint whose beginning a trace tells once may take as long as one in the log
+(`collective_hang.checkpoint_floor` as it ships)."""
 AGAIN = 3.0
-"""Where a trace tells again and again that it is written: so many times the longest pause so far may pass without a word."""
+"""Where a trace tells again and again that it is written: so many times the longest pause so far may pass
+without a word."""
 CHECKPOINTS = "checkpoints"
 """Directory of those that a trace tells of: it does not say where they lie."""
 KILLED = ("oom_kill", "segfault")
@@ -55,7 +57,8 @@ class Node:
     boot_id: str = ""
     heard_at: float = float("-inf")
     speaks: bool = False
-    """It has said what agents say again and again. One of which a trace tells no more than what it logged has no agent that could fall
+    """It has said what agents say again and again. One of which a trace tells no more than what it logged has
+    no agent that could fall
     silent."""
     own: tuple[Pattern, ...] = ()
     """The site's patterns of progress."""
@@ -74,7 +77,8 @@ class Node:
     _sampled_at: set[float] = field(default_factory=set)
     """When, in this moment, it was looked at what processes and GPUs do."""
     _ended: set[int] = field(default_factory=set)
-    """Pids that the kernel says it killed, that have left the list of their GPU, or whose GPU was emptied, and that were not listed since."""
+    """Pids that the kernel says it killed, that have left the list of their GPU, or whose GPU was emptied,
+    and that were not listed since."""
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.tally)
@@ -97,7 +101,8 @@ class Node:
         restarts: dict[str, int],
         mounts: set[str],
     ) -> list[Report]:
-        """What the agent reported up to `now`: mostly one report, before it a late one if a process turns out to be gone.
+        """What the agent reported up to `now`: mostly one report, before it a late one if a process turns out
+        to be gone.
 
         `damaged`: lines were lost around this moment, so nobody counts as missing.
         """

@@ -25,8 +25,10 @@ class WireError(Exception):
 _SHAPE: Final = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
 _LONG: Final = b":" + b"7" * 19
 _LONG_NEGATIVE: Final = b":-" + b"7" * 19
-"""Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no end, and then become no float.
-What follows a point is a fraction, and what follows a quotation mark is a string: both may be as long, and often are."""
+"""Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no
+end, and then become no float.
+What follows a point is a fraction, and what follows a quotation mark is a string: both may be as long, and
+often are."""
 _LARGEST: Final = 2**63
 
 _encoder = msgspec.json.Encoder()
@@ -45,7 +47,8 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def decode_report(data: bytes) -> Report:
-    """The report in `data`, with every text cut to what its field may hold. Raises WireError if it is too large, no JSON, or no report of a version we know."""
+    """The report in `data`, with every text cut to what its field may hold. Raises WireError if it is too
+    large, no JSON, or no report of a version we know."""
     try:
         report = _reports.decode(_bounded(data, "report"))
     except msgspec.MsgspecError as error:

@@ -1,7 +1,9 @@
 """Reports that carry what has changed: how an agent makes one, and how a controller makes it whole again. Pure.
 
-Only lists of things that stay (processes, GPUs, logs, checkpoints, holders) are ever left out. What is said once (events, probes of
-mounts, results, problems) is always there. Nothing is gone because it is missing: what has gone is named. A report of changes builds
+Only lists of things that stay (processes, GPUs, logs, checkpoints, holders) are ever left out. What is said
+once (events, probes of
+mounts, results, problems) is always there. Nothing is gone because it is missing: what has gone is named. A
+report of changes builds
 on one report, by its number, and is of no use without it: whoever lacks that one asks for a full one.
 """
 
@@ -20,7 +22,8 @@ TAKEN_OVER: Final = ("logs", "checkpoints", "gpu_holders")
 
 
 def changes_between(before: Report, after: Report) -> Report | None:
-    """`after` as what has changed since `before`, a full report of the same agent; None if that cannot be said exactly."""
+    """`after` as what has changed since `before`, a full report of the same agent; None if that cannot be
+    said exactly."""
     if before.changes is not None or after.changes is not None or before.agent_id != after.agent_id:
         return None
     process_rows, processes = _changed_processes(before.processes, after.processes)

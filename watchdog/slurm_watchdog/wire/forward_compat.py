@@ -1,6 +1,8 @@
-"""What a newer release says in words that this one does not know: such an event or command is left out, and the rest is understood.
+"""What a newer release says in words that this one does not know: such an event or command is left out, and
+the rest is understood.
 
-Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so their words are closed,
+Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so
+their words are closed,
 and new ones take a new version of the wire.
 """
 
@@ -24,7 +26,8 @@ OPEN: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
 
 
 def read_newer(data: bytes, kind: type[T]) -> T | None:
-    """The message in `data` without the elements whose word is not known; None if that was not what is wrong with it."""
+    """The message in `data` without the elements whose word is not known; None if that was not what is wrong
+    with it."""
     try:
         tree: Any = msgspec.json.decode(data)
         if not isinstance(tree, dict) or not _leave_out(tree, OPEN[kind]):

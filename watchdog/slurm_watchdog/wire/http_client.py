@@ -1,6 +1,7 @@
 """One connection to the controller: HTTP/1.1 POST and its answer, each within a deadline, redirects not followed.
 
-The standard library's client costs 6 MiB (it parses headers as e-mail, and loads TLS in any case) and bounds every single read,
+The standard library's client costs 6 MiB (it parses headers as e-mail, and loads TLS in any case) and bounds
+every single read,
 not the whole answer: a server that sends a byte a second holds it for days. Here TLS is loaded for https only.
 """
 
@@ -34,7 +35,8 @@ class AuthenticationFailed(OSError):
 
 
 class NotKept(ConnectionError):
-    """The connection on which the peer had proven itself is closed: nothing was answered, and whoever listens there now is anybody."""
+    """The connection on which the peer had proven itself is closed: nothing was answered, and whoever listens
+    there now is anybody."""
 
 
 class InvalidResponse(OSError):
@@ -74,7 +76,8 @@ class Connection:
     ):
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
-        With `files` it shows its certificate, and sends nothing to anybody whom the authority in them does not vouch for. Without them
+        With `files` it shows its certificate, and sends nothing to anybody whom the authority in them does
+        not vouch for. Without them
         it speaks no TLS.
         """
         address = urlsplit(url)
@@ -93,7 +96,8 @@ class Connection:
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
     ) -> Response:
-        """Sends `body` and returns the answer. Raises OSError, BadAnswer among them; then there is no connection any more.
+        """Sends `body` and returns the answer. Raises OSError, BadAnswer among them; then there is no
+        connection any more.
 
         `connect_s` bounds the connecting, name look-up apart, and `answer_s` all the rest.
         """
@@ -131,7 +135,8 @@ class Connection:
         return head.encode() + body
 
     def certificates(self) -> dict[str, float]:
-        """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without certificates, or before they
+        """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without
+        certificates, or before they
         were used."""
         return {} if self._ours is None else self._ours.expires
 

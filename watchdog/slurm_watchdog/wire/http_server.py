@@ -1,7 +1,9 @@
 """The agents' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus and health checks speak, and not more.
 
-Ten thousand kept connections and two thousand requests a second leave no room for a framework: a connection here is one small object
-without a task of its own, and a request is parsed where it lies. Everything is bounded: the head, the body, the time for both, the
+Ten thousand kept connections and two thousand requests a second leave no room for a framework: a connection
+here is one small object
+without a task of its own, and a request is parsed where it lies. Everything is bounded: the head, the body,
+the time for both, the
 answers that somebody does not fetch. What is not understood is refused, and the connection closed.
 """
 
@@ -104,7 +106,8 @@ class Server:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start_unix(self, path: str, backlog: int) -> None:
-        """Listens at the socket `path`, for `only_uid` alone. Raises OSError: AnotherUser if others may enter its directory."""
+        """Listens at the socket `path`, for `only_uid` alone. Raises OSError: AnotherUser if others may enter
+        its directory."""
         if self.only_uid is None:
             raise ValueError("whose socket it is has to be said")
         check_directory(os.path.dirname(path), self.only_uid)
@@ -175,7 +178,8 @@ class Server:
     def held_up_s(self, since: float) -> float:
         """How long this loop was busy with others since then: time that no client can be blamed for.
 
-        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and be tried again for ever.
+        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and be
+        tried again for ever.
         """
         total_s = 0.0
         for when, late_s in reversed(self._late):
@@ -234,7 +238,8 @@ class Connection(asyncio.Protocol):
         self._promised = False
         """The client was told to go on and send its body."""
         self._arriving: tuple[Head, int] | None = None
-        """The head of the request whose body is arriving, and where it ends: read once, however small the pieces are."""
+        """The head of the request whose body is arriving, and where it ends: read once, however small the
+        pieces are."""
         self._served = False
         """It has asked something that was answered."""
         self._held = 0
@@ -359,7 +364,8 @@ class Connection(asyncio.Protocol):
         self._answer(answer, False)
 
     def _take(self) -> tuple[Request | Answer, bool] | None:
-        """The first request of the inbox, or what refuses it, and whether the connection stays; None: not all of it is there.
+        """The first request of the inbox, or what refuses it, and whether the connection stays; None: not all
+        of it is there.
 
         Raises BadRequest, Refused.
         """

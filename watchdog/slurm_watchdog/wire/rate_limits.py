@@ -56,7 +56,8 @@ def most_connections() -> int:
 
 @dataclass
 class TokenBuckets:
-    """A token bucket for each name: `burst` at once, `per_s` from then on. The one that was used longest ago is forgotten first."""
+    """A token bucket for each name: `burst` at once, `per_s` from then on. The one that was used longest ago
+    is forgotten first."""
 
     burst: float
     per_s: float
@@ -79,7 +80,8 @@ class TokenBuckets:
 
 
 REPORTS_AT_ONCE: Final = 300
-"""An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused and sent again."""
+"""An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused
+and sent again."""
 REPORTS_A_SECOND: Final = 20.0
 """A hundred times what the default interval makes."""
 BYTES_AT_ONCE: Final = 64 * 1024**2
@@ -106,7 +108,8 @@ def pace(interval_s: float) -> RateLimit:
 
 @dataclass
 class Limits:
-    """The connections of one port. Addresses of this machine are bounded by the total only: tunnels and tests end there.
+    """The connections of one port. Addresses of this machine are bounded by the total only: tunnels and tests
+    end there.
 
     So are all where `by_address` is off: behind address translation one address is many nodes.
     """

@@ -1,6 +1,8 @@
-"""Secrets of users in whole values: every text of a report, a finding, an answer is masked at the edge where the value passes. Pure.
+"""Secrets of users in whole values: every text of a report, a finding, an answer is masked at the edge where
+the value passes. Pure.
 
-Which fields hold text is read from the types, so that a new field is masked without anybody's thinking of it; NAMES lists those that are no
+Which fields hold text is read from the types, so that a new field is masked without anybody's thinking of it;
+NAMES lists those that are no
 text: identifiers, letters and words of ours, which are compared and of which there are thousands in each report.
 """
 
@@ -60,7 +62,8 @@ NAMES: Final[Mapping[type, frozenset[str]]] = {
         (StackRequest, "job_id"),
     )
 }
-"""No text of users, or too short to hold a secret (`comm` has 15 characters); lines of events and of the kernel are masked where they are
+"""No text of users, or too short to hold a secret (`comm` has 15 characters); lines of events and of the
+kernel are masked where they are
 cut. Directives (`wishes`) and mounts are used as they are, and masked where they become words."""
 REMEMBERED: Final = 8192
 """Texts whose masked form is known: frames, paths and sentences come again in every report."""
@@ -83,7 +86,8 @@ def mask_words(text: str) -> str:
 
 
 def masked(value: V) -> V:
-    """`value` with every text in it masked: a struct, a tuple, a list, a dictionary or a text. What holds no secret is the same object."""
+    """`value` with every text in it masked: a struct, a tuple, a list, a dictionary or a text. What holds no
+    secret is the same object."""
     result: Any = _masked(value)
     return result  # type: ignore[no-any-return]
 

@@ -1,4 +1,5 @@
-"""TLS for the agents' port, between the socket and what reads requests: each refused handshake is seen, with its reason, and bounded.
+"""TLS for the agents' port, between the socket and what reads requests: each refused handshake is seen, with
+its reason, and bounded.
 
 The event loop's own TLS tells nobody why a handshake failed. Here OpenSSL works on bytes in memory.
 """
@@ -21,7 +22,8 @@ READ: Final = 16 * 1024
 """OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
 LINGER_S: Final = 1.0
 SLICE: Final = 2 * 1024
-"""Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: with 8 KiB each connection
+"""Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: with
+8 KiB each connection
 took 36 KiB, with 2 it takes 28, and no more time."""
 KEPT: Final = ("subject", "subjectAltName")
 """What of a certificate is kept as long as its connection."""
@@ -143,7 +145,8 @@ class TlsConnection(asyncio.Protocol):
         return True
 
     def _give_up(self, reason: str) -> None:
-        """It is refused, and has a moment to read why: closed at once, what it has sent meanwhile would destroy that on its way."""
+        """It is refused, and has a moment to read why: closed at once, what it has sent meanwhile would
+        destroy that on its way."""
         self._closed = True
         self._port.turned_away(reason, self._remote)
         transport = self._transport

@@ -1,4 +1,5 @@
-"""Whether a candidate is a complete checkpoint: by its tracker, its marker, its end, or because it does not change any more."""
+"""Whether a candidate is a complete checkpoint: by its tracker, its marker, its end, or because it does not
+change any more."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def judge(where: int, prefix: str, candidate: Candidate, tracked: list[Tracked],
 
 
 def _judge_by_change(where: int, judged: Judged, this: Look) -> Judged:
-    """A candidate without a sign that it is complete: files are so if they have their ends, or do not change any more."""
+    """A candidate without a sign that it is complete: files are so if they have their ends, or do not change
+    any more."""
     candidate = judged.candidate
     if candidate.layout == "digits" and not files.has_shards(candidate.names[0], where):
         return judged  # a date, the number of a run
@@ -145,7 +147,8 @@ def is_newer(one: Judged, complete: Judged | None) -> bool:
 def newest(judged: Iterable[Judged]) -> Judged | None:
     """The newest complete one: by number within a layout and a directory, by time between them.
 
-    Where a tracker speaks for a layout, it alone decides, for the trainer resumes from what it says: what has a higher number
+    Where a tracker speaks for a layout, it alone decides, for the trainer resumes from what it says: what has
+    a higher number
     is not complete. A file without a number in its name counts only where nothing else is complete.
     """
     best: dict[tuple[str, str], Judged] = {}

@@ -224,7 +224,8 @@ def _add_directory(
 
 
 def resolve(path: str, mount: str, others: frozenset[str] = frozenset()) -> tuple[str, bool]:
-    """`path` without links, each read and none followed, and whether that is on `mount` and none of the `others` below it.
+    """`path` without links, each read and none followed, and whether that is on `mount` and none of the
+    `others` below it.
 
     As soon as a link leads away from the mount it ends, for to look further would be to touch another filesystem: then
     the path may still have links. Raises OSError.

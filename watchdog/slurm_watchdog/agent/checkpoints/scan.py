@@ -48,10 +48,13 @@ def look(args: LookAtCheckpoints, state: dict[str, Any]) -> dict[str, Any]:
     """One look at the directories and trackers of this child's mount.
 
     Given {"mount", "others": mount points below it, "budget_s", "directories": [[job, directory, before]…], "trackers":
-    [[job, path]…], "clocks": [[job, path]…]}. `before` is None at the first look, then what the last one gave back. Returns {"directories": [{job,
+    [[job, path]…], "clocks": [[job, path]…]}. `before` is None at the first look, then what the last one gave
+    back. Returns {"directories": [{job,
     directory, before, error, moved, and unless there is an error: layout, step, path, at_ns, age_s, size_bytes,
-    writing_step, writing, writing_bytes}…], "trackers": [{job, path, step, age_s}…], "clocks": [{job, path, moved, and if
-    there is something: at_ns, size_bytes}…]}. `moved` is where the directory lies, if that is another mount; a tracker is left out
+    writing_step, writing, writing_bytes}…], "trackers": [{job, path, step, age_s}…], "clocks": [{job, path,
+    moved, and if
+    there is something: at_ns, size_bytes}…]}. `moved` is where the directory lies, if that is another mount;
+    a tracker is left out
     while it says no step.
     """
     now, wall = clock.monotonic(), clock.wall()
@@ -214,7 +217,8 @@ def _few(candidates: Iterable[Candidate], tracked: list[Tracked]) -> list[Candid
 
 
 def _list(where: int, prefix: str, this: Look) -> tuple[dict[str, bool], bool]:
-    """{name: is a directory} of what is neither a link nor another mount, and whether there was more than may be read."""
+    """{name: is a directory} of what is neither a link nor another mount, and whether there was more than may
+    be read."""
     found: dict[str, bool] = {}
     with os.scandir(where) as entries:
         for entry in entries:

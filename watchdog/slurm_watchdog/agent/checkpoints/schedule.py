@@ -1,8 +1,10 @@
-"""The checkpoints of the jobs on this node: which is the newest complete one, and is one being written; and the files that jobs
+"""The checkpoints of the jobs on this node: which is the newest complete one, and is one being written; and
+the files that jobs
 write to as their loop turns, where a site has named them: that one of these is changed is progress.
 
 The loop only knows names. The child that reads the logs of the same mount as the same user looks (see
-slurm_watchdog.agent.checkpoints.scan), so a filesystem that hangs holds one child. Never waited for: what is asked in one call is
+slurm_watchdog.agent.checkpoints.scan), so a filesystem that hangs holds one child. Never waited for: what is
+asked in one call is
 answered in a later one.
 """
 
@@ -35,7 +37,8 @@ SOON_S = 5.0
 BUDGET_S = 2.0
 """For one look of a child at all that it is asked about, system calls that hang not counted."""
 CACHED_S = 60.0
-"""A client may show a directory that old (acdirmax of nfs(5)), so a checkpoint may have been complete for so long at most."""
+"""A client may show a directory that old (acdirmax of nfs(5)), so a checkpoint may have been complete for so
+long at most."""
 MAX_MOVES = 8
 """A directory that is named through links is followed over so many mounts."""
 
@@ -84,8 +87,10 @@ class CheckpointSchedule:
     ) -> tuple[tuple[Checkpoint, ...], tuple[Event, ...]]:
         """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
 
-        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as well. Those of the
-        jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next one. Call it after the logs were read:
+        `directories` are absolute, by job; the trackers that the controller names for its jobs are read as
+        well. Those of the
+        jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next one. Call it after the
+        logs were read:
         it shares their children.
         """
         self._note_places(now, directories)
@@ -239,7 +244,8 @@ class CheckpointSchedule:
             self._tell(key, at, key[1], found["step"], found["age_s"], "tracker")
 
     def _take_clock(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
-        """A file that was changed since the look before. At the first look nobody knows when: it tells where the count stands."""
+        """A file that was changed since the look before. At the first look nobody knows when: it tells where
+        the count stands."""
         if found["moved"] is not None:
             self._move(place, at, found["moved"])
             return

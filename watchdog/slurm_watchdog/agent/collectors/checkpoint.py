@@ -29,7 +29,8 @@ class CheckpointCollector:
         )
 
     def collect(self, now: float) -> CheckpointSection:
-        """What the controller names is looked at where it says so; what command lines name, on the node of rank 0 alone."""
+        """What the controller names is looked at where it says so; what command lines name, on the node of
+        rank 0 alone."""
         directories = {
             job_id: list(watch.checkpoint_directories) for job_id, watch in self._jobs.watch.items()
         }

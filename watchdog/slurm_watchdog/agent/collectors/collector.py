@@ -1,7 +1,9 @@
 """What a collector is, and what it is given. CONTRIBUTING.md has the steps of adding one.
 
-A collector is asked once in every tick and returns its section of the report. It never blocks: what may hang is requested from a worker
-(`context.workers`), and the answer is taken in this tick or a later one. One that raises leaves its section empty; the others continue.
+A collector is asked once in every tick and returns its section of the report. It never blocks: what may hang
+is requested from a worker
+(`context.workers`), and the answer is taken in this tick or a later one. One that raises leaves its section
+empty; the others continue.
 """
 
 from __future__ import annotations

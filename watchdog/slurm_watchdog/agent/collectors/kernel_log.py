@@ -1,6 +1,8 @@
-"""What the kernel's log says about this node: read in the loop, where it can't hang, and nearly free while the kernel is silent.
+"""What the kernel's log says about this node: read in the loop, where it can't hang, and nearly free while
+the kernel is silent.
 
-How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent that is started
+How far it was read is kept, with the boot it belongs to, in a small file that only a child touches: an agent
+that is started
 again tells nothing twice and misses nothing.
 
 Sees: faults of GPUs, disks, memory, network, filesystem clients, with the GPU, mount or server that is
@@ -47,9 +49,11 @@ MAX_RECENT = 64
 RECENT_S = 600.0
 SAVE_EVERY_S = 10.0
 SAVE_DULL_EVERY_S = 300.0
-"""Where nothing was told, a position that is lost costs a second look at lines that concern nobody; to keep it costs a child each time."""
+"""Where nothing was told, a position that is lost costs a second look at lines that concern nobody; to keep
+it costs a child each time."""
 STATE_DEADLINE_S = 3.0
-"""So long the first read waits for the child that knows the position: a frozen local disk must not make the agent deaf."""
+"""So long the first read waits for the child that knows the position: a frozen local disk must not make the
+agent deaf."""
 SETTLE_S = 0.1
 
 
@@ -70,7 +74,8 @@ class KernelLogReader:
         facilities: frozenset[int] = frozenset({0}),
         open_device: Callable[[str], Device] = KmsgFile,
     ):
-        """`facilities` are those that are believed: the kernel's (0) alone, for programs may write to /dev/kmsg, too."""
+        """`facilities` are those that are believed: the kernel's (0) alone, for programs may write to
+        /dev/kmsg, too."""
         self._kmsg = Kmsg(path, open_device)
         self._boot_id, self._state_file, self._probes = boot_id, state_file, probes
         self._priorities = frozenset(
@@ -327,7 +332,8 @@ class NodeEventCounters:
         )
 
     def _xid_series(self) -> list[Series]:
-        """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of them is missing."""
+        """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of
+        them is missing."""
         totals: dict[tuple[str, ...], Counter[str]] = {}
         for (gpu, xid), by_source in list(self._xids.items()):
             key = (*self._gpu_of.get(gpu, (gpu, "")), str(xid))

@@ -48,7 +48,8 @@ class MountCollector:
         return MountSection(mounts=rows, unanswered=self._prober.drain_unanswered())
 
     def _places(self, logs: tuple[LogFile, ...], processes: tuple[Process, ...]) -> Places:
-        """Logs, working directories and checkpoints of jobs that have processes here, then the mounts on which these have files open."""
+        """Logs, working directories and checkpoints of jobs that have processes here, then the mounts on
+        which these have files open."""
         places = [(os.path.dirname(row.path), self._logs.owner_of(row.job_id)) for row in logs]
         for job_id in self._logs.jobs:
             uid, watch = self._logs.owner_of(job_id), self._jobs.watch.get(job_id)

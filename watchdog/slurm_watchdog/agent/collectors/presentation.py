@@ -1,4 +1,5 @@
-"""How a section is shown to a person (`agent --once`) and exported to Prometheus, as values: rendered elsewhere. Pure."""
+"""How a section is shown to a person (`agent --once`) and exported to Prometheus, as values: rendered
+elsewhere. Pure."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ class Collectors:
         return {spec.name: each.memory() for spec, each in self._all if isinstance(each, Remembers)}
 
     def remember(self, memories: Mapping[str, Any]) -> None:
-        """Hands out what an agent before this one left, read from its handover. What is not understood of it is logged and dropped."""
+        """Hands out what an agent before this one left, read from its handover. What is not understood of it
+        is logged and dropped."""
         for spec, each in self._all:
             if spec.memory is None or spec.name not in memories or not isinstance(each, Remembers):
                 continue

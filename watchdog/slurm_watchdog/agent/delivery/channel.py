@@ -1,6 +1,8 @@
-"""The agent's ways to the controller. What a channel returns as Proven comes from the controller; nothing else becomes a command.
+"""The agent's ways to the controller. What a channel returns as Proven comes from the controller; nothing
+else becomes a command.
 
-A Proven is made by the channels alone (tests/architecture/test_proven_commands.py): here, and in slurm_watchdog.agent.delivery.munge_connection.
+A Proven is made by the channels alone (tests/architecture/test_proven_commands.py): here, and in
+slurm_watchdog.agent.delivery.munge_connection.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Channel(Protocol):
 
 
 class DirectChannel:
-    """Over a connection whose other end is proven before the first byte is sent. Made by `tls_channel` and `unix_channel` alone."""
+    """Over a connection whose other end is proven before the first byte is sent. Made by `tls_channel` and
+    `unix_channel` alone."""
 
     def __init__(self, inner: Connection):
         self._inner = inner

@@ -1,4 +1,5 @@
-"""An agent's connection where nodes prove themselves by MUNGE: begins sessions, proves each request, believes no answer unproven.
+"""An agent's connection where nodes prove themselves by MUNGE: begins sessions, proves each request, believes
+no answer unproven.
 
 The program munge makes the credential, in a child with a deadline: munged may hang.
 """
@@ -100,7 +101,8 @@ def _first_line(said: bytes) -> str:
 
 
 class ProvenConnection:
-    """A channel (slurm_watchdog.agent.delivery.channel) on which each request and each answer is proven. Not for two threads."""
+    """A channel (slurm_watchdog.agent.delivery.channel) on which each request and each answer is proven. Not
+    for two threads."""
 
     def __init__(
         self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic
@@ -122,7 +124,8 @@ class ProvenConnection:
             session = self._session
             try:
                 proof = {**headers, "Authorization": authorization(session, path, body)}
-                # Never on another connection than that on which the session was proven: who listens there now may be anybody.
+                # Never on another connection than that on which the session was proven: who listens there now
+                # may be anybody.
                 answer = self._inner.post_kept(path, body, proof, answer_s)
             except NotKept:
                 self._session = None

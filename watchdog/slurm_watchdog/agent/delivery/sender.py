@@ -2,8 +2,10 @@
 
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
 
-A controller that has the report before this one is told only what has changed since. Any doubt (an error, an answer that did not come,
-a report that still waits, a controller that lacks it) makes the next one full, and a full one goes out every ten minutes in any case.
+A controller that has the report before this one is told only what has changed since. Any doubt (an error, an
+answer that did not come,
+a report that still waits, a controller that lacks it) makes the next one full, and a full one goes out every
+ten minutes in any case.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def _chance() -> float:
 
 
 def encode(report: Report) -> bytes:
-    """The bytes of a report, names of files that are no UTF-8 with their odd bytes replaced. Raises WireError if it is too large."""
+    """The bytes of a report, names of files that are no UTF-8 with their odd bytes replaced. Raises WireError
+    if it is too large."""
     try:
         return encode_report(report)
     except UnicodeEncodeError:
@@ -83,7 +86,8 @@ class RetryAfter(OSError):
 
 
 class Sender:
-    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is news from the controller."""
+    """The thread. `put` and `replies` are for the loop, `fileno` becomes readable when there is news from the
+    controller."""
 
     def __init__(
         self,
@@ -112,7 +116,8 @@ class Sender:
         """The report that was handed over last."""
         self._since_full = 0
         self._agreed = -1
-        """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it understands no changes."""
+        """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it
+        understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._channel = channel
         self._heard_at = now()
@@ -124,7 +129,8 @@ class Sender:
         self._thread.start()
 
     def left(self) -> tuple[Waiting, ...]:
-        """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just now is among them, and
+        """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just
+        now is among them, and
         will be known as told before."""
         with self._lock:
             return self._spool.left()
@@ -163,7 +169,8 @@ class Sender:
         return self._read_fd
 
     def replies(self) -> list[Reply]:
-        """Replies since the last call, oldest first. One that says what the last one said is here, too, and woke nobody."""
+        """Replies since the last call, oldest first. One that says what the last one said is here, too, and
+        woke nobody."""
         found: list[Reply] = []
         while True:
             try:
@@ -192,7 +199,8 @@ class Sender:
 
     @property
     def heard_at(self) -> float:
-        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when this sender was made."""
+        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when
+        this sender was made."""
         return self._heard_at
 
     def look_at_files(self) -> None:
@@ -264,7 +272,8 @@ class Sender:
         self._problem = problem
 
     def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
-        """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else to be tried again."""
+        """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else
+        to be tried again."""
         body = waiting.aged(self._now(), small=small)
         response = self._channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
         if isinstance(response, Proven):

@@ -29,7 +29,8 @@ class Waiting:
 
 @dataclass
 class Spool:
-    """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped from the old end."""
+    """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped
+    from the old end."""
 
     max_bytes: int
     max_age_s: float
@@ -38,7 +39,8 @@ class Spool:
     _items: deque[Waiting] = field(default_factory=deque)
 
     def put(self, sequence: int, body: bytes, now: float, small: bytes = b"") -> None:
-        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the first attempt only."""
+        """Adds an encoded report that was made at `now`; `small` is the same as changes, and goes with the
+        first attempt only."""
         self._items.append(Waiting(now, sequence, body, small))
         self.size += len(body)
         while len(self._items) > 1 and self.size > self.max_bytes:

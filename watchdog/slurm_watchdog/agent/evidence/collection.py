@@ -1,6 +1,7 @@
 """One collection of evidence on one node: what is asked of which child and when, and the answer put together.
 
-The loop only asks and takes. Every part has its own child and its own deadline; what does not come in time is a sentence in
+The loop only asks and takes. Every part has its own child and its own deadline; what does not come in time is
+a sentence in
 the answer. A child that hangs on one process is set aside, and the others are asked about again in a fresh one.
 """
 

@@ -1,6 +1,7 @@
 """Which program left a core file: the kernel notes in it which files were mapped, and where the program was entered.
 
-For a debugger that would else name no frame. Source: core(5), elf(5), the notes NT_AUXV and NT_FILE of Linux (include/uapi/linux/elf.h).
+For a debugger that would else name no frame. Source: core(5), elf(5), the notes NT_AUXV and NT_FILE of Linux
+(include/uapi/linux/elf.h).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _PROGRAM_HEADER_BYTES: Final = 56
 
 
 def read_program(path: str) -> str | None:
-    """The program of the core file at `path`, as its path was when it was started; None if the file does not say. Raises OSError."""
+    """The program of the core file at `path`, as its path was when it was started; None if the file does not
+    say. Raises OSError."""
     with open(path, "rb") as file:
         head = file.read(_HEADER_BYTES + MAX_HEADERS * _PROGRAM_HEADER_BYTES)
         place = notes_of(head)
@@ -32,7 +34,8 @@ def read_program(path: str) -> str | None:
 
 
 def notes_of(head: bytes) -> tuple[int, int] | None:
-    """(offset, bytes) of the notes, from the beginning of a core file; None if it is no core file of 64 bits, little end first."""
+    """(offset, bytes) of the notes, from the beginning of a core file; None if it is no core file of 64 bits,
+    little end first."""
     if len(head) < _HEADER_BYTES or head[:6] != b"\x7fELF\x02\x01" or head[16:18] != b"\x04\x00":
         return None
     (offset,) = struct.unpack_from("<Q", head, 32)

@@ -1,10 +1,13 @@
 """Core files of a job: where the kernel puts them, which are this job's, and what a debugger reads out of them.
 
-Found and read in a child that is the job's owner. The debugger gets no start-up file, loads nothing by itself and asks no
+Found and read in a child that is the job's owner. The debugger gets no start-up file, loads nothing by itself
+and asks no
 server; it has a deadline and bounds.
 
-It is off by default (agent.core_debugger), and stays so until it is safe: it has to read files that only the owner may open, so it runs
-as that user, and a process that has done exec may be taken over by its user. With it a user's code would run in the unit of the helper.
+It is off by default (agent.core_debugger), and stays so until it is safe: it has to read files that only the
+owner may open, so it runs
+as that user, and a process that has done exec may be taken over by its user. With it a user's code would run
+in the unit of the helper.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ DEBUGGER_S: Final = 20.0
 DEBUGGER_MEANS: Final = Means(
     seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096
 )
-"""It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their number bounds little;
+"""It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their
+number bounds little;
 no capability, no file, no core file."""
 FRAMES: Final = 8
 """Of each thread: the top."""
@@ -40,7 +44,8 @@ _SPECIFIER = re.compile(r"%.")
 
 
 def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> list[tuple[str, str]]:
-    """(directory, pattern of names) where core files of a process may lie, for the text of /proc/sys/kernel/core_pattern and
+    """(directory, pattern of names) where core files of a process may lie, for the text of
+    /proc/sys/kernel/core_pattern and
     the working directories of the job. Empty where a program takes them that we do not know (see core(5))."""
     pattern = core_pattern.strip()
     if pattern.startswith("|"):
@@ -56,8 +61,10 @@ def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> 
 
 
 def find_cores(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Given {"places": [[directory, pattern]…], "uid": owner, "max_age_s": …}: {path, size_bytes, age_s} of every core file
-    of that owner that is not older than the job, newest first. A directory that cannot be read is no error: nothing is there."""
+    """Given {"places": [[directory, pattern]…], "uid": owner, "max_age_s": …}: {path, size_bytes, age_s} of
+    every core file
+    of that owner that is not older than the job, newest first. A directory that cannot be read is no error:
+    nothing is there."""
     wall = clock.wall()
     found: dict[str, dict[str, Any]] = {}
     for directory, pattern in args.places:

@@ -1,6 +1,7 @@
 """Dumps of PyTorch's Flight Recorder: where each rank writes its own, read as the job's owner and never unpacked here.
 
-They are pickles, which can run code when they are opened: whoever wants to look into one does so with PyTorch's own tool.
+They are pickles, which can run code when they are opened: whoever wants to look into one does so with
+PyTorch's own tool.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
 
 PREFIX_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Prefix of the file, to which the rank is appended; the newer name first. Both are still read (torch/csrc/distributed/c10d/FlightRecorder)."""
+"""Prefix of the file, to which the rank is appended; the newer name first. Both are still read
+(torch/csrc/distributed/c10d/FlightRecorder)."""
 OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"
 """The default of older releases."""
 NEW_NAME: Final = "torch/comm_lib_trace_rank_"
@@ -39,8 +41,10 @@ def prefixes(environ: Mapping[str, str]) -> list[str]:
 
 
 def read_flight_recorders(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Given {"files": [[path, rank, max_age_s]…], "uid": owner, "max_bytes": all together, compressed}: for each that is there,
-    belongs to that owner and is not older than the job {path, rank, size_bytes, age_s, content (hex of zlib) or None, error}."""
+    """Given {"files": [[path, rank, max_age_s]…], "uid": owner, "max_bytes": all together, compressed}: for
+    each that is there,
+    belongs to that owner and is not older than the job {path, rank, size_bytes, age_s, content (hex of zlib)
+    or None, error}."""
     left, wall = args.max_bytes, clock.wall()
     found = []
     for path, rank, max_age_s in args.files:

@@ -20,7 +20,8 @@ MAX_LINE: Final = 500
 
 
 def last_lines(args: LastLines, state: dict[str, Any]) -> list[list[Any]]:
-    """Given {"files": [[job, path]…]}: [path, lines or None, error] of each. Runs in the child that follows these files, and
+    """Given {"files": [[job, path]…]}: [path, lines or None, error] of each. Runs in the child that follows
+    these files, and
     reads through its open descriptors, so that a file is had whose name has gone."""
     tails = state.get("tails", {})
     found: list[list[Any]] = []
@@ -52,9 +53,11 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
 
 
 def last_kernel_lines(args: LastKernelLines, state: dict[str, Any]) -> list[str]:
-    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`. Raises OSError.
+    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`.
+    Raises OSError.
 
-    Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our knowledge names as a
+    Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our
+    knowledge names as a
     fault: evidence is for the job's owner, who may not read the others.
     """
     restricted = is_restricted()
@@ -105,7 +108,8 @@ def is_of_a_fault(data: bytes) -> bool:
 
 
 def parse_record(text: str) -> str | None:
-    """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and for what is none."""
+    """One record of /dev/kmsg as dmesg prints it; None for information and debugging (levels 6 and 7), and
+    for what is none."""
     head, separator, message = text.partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or not fields[0].isdecimal() or not fields[2].isdecimal():

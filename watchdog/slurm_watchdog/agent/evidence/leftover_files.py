@@ -11,7 +11,8 @@ from slurm_watchdog.agent.workers.request_types import FindFiles
 
 
 def find_files(args: FindFiles, state: dict[str, Any]) -> dict[str, Any]:
-    """In a child that is the job's owner: Flight Recorder dumps and core files; see those two modules for the arguments.
+    """In a child that is the job's owner: Flight Recorder dumps and core files; see those two modules for the
+    arguments.
 
     `program` is that of the first of `pids` that lives: a core file of its neighbour is read with it.
     """

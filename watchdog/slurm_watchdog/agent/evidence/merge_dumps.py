@@ -17,7 +17,8 @@ FEW_FRAMES: Final = 40
 
 
 def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[StackDump, ...]:
-    """The dumps of one process, oldest first, (seconds after the first, stack); of each but the first only what changed."""
+    """The dumps of one process, oldest first, (seconds after the first, stack); of each but the first only
+    what changed."""
     joined: list[StackDump] = []
     before: dict[int, ThreadStack] = {}
     for after_s, stack in dumps:
@@ -42,7 +43,8 @@ def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[Stac
 
 
 def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence:
-    """`evidence` in at most `limit` bytes of JSON, as far as leaving things out can do it; what went is said in `problems`."""
+    """`evidence` in at most `limit` bytes of JSON, as far as leaving things out can do it; what went is said
+    in `problems`."""
     steps: tuple[tuple[str, Callable[[NodeEvidence], NodeEvidence]], ...] = (
         ("Flight Recorder dumps stay on the node", _without_contents),
         ("only the first threads of each process were kept", _with_few_threads),

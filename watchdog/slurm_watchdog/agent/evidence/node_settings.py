@@ -1,4 +1,5 @@
-"""What of a node may differ from its neighbour's: kernel, driver, network, memory. A few small files, read in a child."""
+"""What of a node may differ from its neighbour's: kernel, driver, network, memory. A few small files, read in
+a child."""
 
 from __future__ import annotations
 

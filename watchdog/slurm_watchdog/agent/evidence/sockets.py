@@ -1,4 +1,5 @@
-"""The TCP connections of a process: peers, queues, retransmits. Reading is for children, once for each network namespace."""
+"""The TCP connections of a process: peers, queues, retransmits. Reading is for children, once for each
+network namespace."""
 
 from __future__ import annotations
 

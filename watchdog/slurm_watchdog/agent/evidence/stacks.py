@@ -1,6 +1,8 @@
-"""Python stacks of all ranks of a job, without stopping anything: `py-spy dump --nonblocking` reads even a D-state process.
+"""Python stacks of all ranks of a job, without stopping anything: `py-spy dump --nonblocking` reads even a
+D-state process.
 
-Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is killed and, if the
+Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is
+killed and, if the
 kernel does not let it go, left. A rank that cannot be dumped gets an entry with the reason: that is evidence, too.
 """
 
@@ -38,7 +40,8 @@ MAX_FRAMES = 100
 MAX_THREADS = 128
 MAX_OUTPUT = 4 << 20
 PY_SPY_ADDRESS_SPACE = 160 << 20
-"""Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11 (measured)."""
+"""Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11
+(measured)."""
 PY_SPY_PROCESSES = 192
 """Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
 
@@ -46,7 +49,8 @@ PY_SPY_PROCESSES = 192
 AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
 """Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
 _ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
-"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is over.
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the
+program is over.
 `threading._shutdown`, which waits for other threads then, says so by its own name."""
 
 
@@ -181,7 +185,8 @@ class _Dump:
         return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
     def take(self, ran: Ran) -> None:
-        """What py-spy has printed, or why that is no answer; nothing of a program that it has become meanwhile and that is another's."""
+        """What py-spy has printed, or why that is no answer; nothing of a program that it has become
+        meanwhile and that is another's."""
         if (refusal := self._refusal()) is not None:
             self.error = refusal
         elif ran.problem is not None:

@@ -1,6 +1,8 @@
-"""Other people's programs (py-spy, a debugger) that read hostile data for us: started with few rights, few means and a deadline.
+"""Other people's programs (py-spy, a debugger) that read hostile data for us: started with few rights, few
+means and a deadline.
 
-Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints is read with a bound
+Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints
+is read with a bound
 while it prints: a program that prints too much is ended, and its output is no answer.
 """
 
@@ -47,7 +49,8 @@ class Means:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of it: `problem` says why there is no answer, and is None if, and only if, it ended by itself within its bounds."""
+    """What came of it: `problem` says why there is no answer, and is None if, and only if, it ended by itself
+    within its bounds."""
 
     out: bytes
     errors: bytes
@@ -83,7 +86,8 @@ def run_tool(command: Sequence[str], means: Means, environment: Mapping[str, str
 def run_tools(
     jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], environment: Mapping[str, str] | None = None
 ) -> Iterator[Ran]:
-    """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these is called just before its
+    """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
+    is called just before its
     program is started. To be called from a process with one thread. Raises OSError if one can't be started."""
     waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
     started = told = 0

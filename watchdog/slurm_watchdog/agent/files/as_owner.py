@@ -29,7 +29,8 @@ DEAD = frozenset({errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.EHOSTD
 OUR_OWN = frozenset({
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN, errno.EFBIG,
 })  # fmt: skip
-"""Errors that this process makes itself: its user may set limits for it (prlimit(2)). They say nothing about the filesystem."""
+"""Errors that this process makes itself: its user may set limits for it (prlimit(2)). They say nothing about
+the filesystem."""
 AT_FDCWD, AT_STATX_FORCE_SYNC, STATX_BASIC_STATS = -100, 0x2000, 0x7FF  # linux/fcntl.h, linux/stat.h
 STATX_BYTES = 256
 MAX_CONTENT = 64 * 1024
@@ -39,7 +40,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def probe_mount(args: ProbeDirectory, state: dict[str, Any]) -> dict[str, Any]:
-    """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs it, reads it back.
+    """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs
+    it, reads it back.
 
     Leaves nothing behind when it answers. Returns {mounted, responding, seconds, error, device, fs_type, wrote};
     `mounted` is false where the directory lies on another mount here, or on one that is not probed (mounts.NOT_PROBED).
@@ -75,7 +77,8 @@ def probe_mount(args: ProbeDirectory, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lies_on(directory: str, point: str) -> bool:
-    """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere else. True where the
+    """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere
+    else. True where the
     kernel does not say."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -91,7 +94,8 @@ def _look(directory: str) -> None:
     """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
 
     statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC has the
-    attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a minute ago; opening a
+    attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a minute
+    ago; opening a
     directory is a request of its own for FUSE and Lustre, and makes NFS look whether it still is the same. Nothing is
     listed: there may be a million entries.
     """
@@ -137,7 +141,8 @@ def _write_block(directory: str, node: str) -> None:
 
 
 def write_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
-    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It is fine if it is there already.
+    """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It
+    is fine if it is there already.
 
     Raises OSError, FileExistsError if another switch is there.
     """
@@ -179,7 +184,8 @@ def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
 
 
 def remove_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
-    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or another one. Raises OSError.
+    """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or
+    another one. Raises OSError.
 
     Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
     """
@@ -198,7 +204,8 @@ def remove_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
 
 
 def _is_ours(name: str, where: int, data: bytes) -> bool:
-    """Whether the file says what `data` says; also one that an earlier release has written with other letters in its values."""
+    """Whether the file says what `data` says; also one that an earlier release has written with other letters
+    in its values."""
     found = _content(name, where)
     if found is None or found == data:
         return found == data
@@ -236,7 +243,8 @@ def _forget(name: str, where: int) -> None:
 def prepare_directory(args: PrepareDirectory, state: dict[str, Any]) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
 
-    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can write. Raises OSError.
+    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can
+    write. Raises OSError.
     """
     os.makedirs(args.base, mode=0o755, exist_ok=True)
     base = os.open(args.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -257,7 +265,8 @@ def prepare_directory(args: PrepareDirectory, state: dict[str, Any]) -> None:
 
 
 def empty_directory(args: SwitchDirectory, state: dict[str, Any]) -> None:
-    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory, and everybody's.
+    """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory,
+    and everybody's.
 
     No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
     """
@@ -299,7 +308,8 @@ def _remove_or_lift(name: str, where: int) -> None:
 
 
 def _open_own(name: str, where: int) -> int:
-    """The directory `name` of `where`, which is closed, opened up for its owner, who may have closed it. Raises OSError."""
+    """The directory `name` of `where`, which is closed, opened up for its owner, who may have closed it.
+    Raises OSError."""
     try:
         found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
     finally:

@@ -1,8 +1,11 @@
 """Opening files by names that others may change meanwhile: step by step, from one open directory to the next.
 
-A link is read and never followed by the kernel. Root's own (a site's `/home -> /gpfs/home`) and those of the user that this process is
-count; a link of anybody else ends the walk: whoever may write into a directory of a group could lead the reader to a file that is the
-reader's alone. What is at the end is looked at before it is opened, and it is that which is opened: no FIFO is woken up, no device
+A link is read and never followed by the kernel. Root's own (a site's `/home -> /gpfs/home`) and those of the
+user that this process is
+count; a link of anybody else ends the walk: whoever may write into a directory of a group could lead the
+reader to a file that is the
+reader's alone. What is at the end is looked at before it is opened, and it is that which is opened: no FIFO
+is woken up, no device
 touched.
 """
 
@@ -26,7 +29,8 @@ class StrangeFileError(OSError):
 
 
 def open_log(path: str) -> int:
-    """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind somebody else's link."""
+    """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind
+    somebody else's link."""
     where = _walk(path, follow_last=True)
     try:
         check_regular(os.fstat(where))
@@ -53,7 +57,8 @@ def check_regular(about: os.stat_result) -> None:
 
 
 def _step(part: str, where: int, inside: bool) -> int:
-    """What `part` names in `where`, links themselves. A directory to go into is mounted if it is to be mounted by itself (autofs)."""
+    """What `part` names in `where`, links themselves. A directory to go into is mounted if it is to be
+    mounted by itself (autofs)."""
     if inside:
         try:
             return os.open(part, _STEP | os.O_DIRECTORY, dir_fd=where)

@@ -40,7 +40,8 @@ def parse_bus_id(text: str) -> str:
 
 
 def parse_gpu(row: Mapping[str, Any], slow: Mapping[str, Any] | None = None) -> Gpu:
-    """One GPU from what the child read (nvml.read_gpus) and from `slow`, what was read earlier (parse_processes, parse_health).
+    """One GPU from what the child read (nvml.read_gpus) and from `slow`, what was read earlier
+    (parse_processes, parse_health).
 
     What is absent there is None here.
     """

@@ -1,11 +1,15 @@
 """Processes that hold a GPU and belong to no job that runs here.
 
-Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that inherited them
-and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are read, a few in each tick, never
+Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that
+inherited them
+and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are read, a few in
+each tick, never
 those of a running job's processes; so on a healthy node this costs next to nothing.
 
-Who is accused is told only if everything is known: the jobs that Slurm has here, the process's own environment, and that it
-has been without a job for the grace. Root's own processes and known daemons are nobody's orphans, unless they came from a job.
+Who is accused is told only if everything is known: the jobs that Slurm has here, the process's own
+environment, and that it
+has been without a job for the grace. Root's own processes and known daemons are nobody's orphans, unless they
+came from a job.
 """
 
 from __future__ import annotations
@@ -64,9 +68,11 @@ class GpuHolders:
     devices: str = DEVICES
     """What the name of a GPU's device begins with; its number follows."""
     links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: links_of)
-    """Given a pid and a thread: how many files it has open, and the names of those that may be devices. Raises OSError."""
+    """Given a pid and a thread: how many files it has open, and the names of those that may be devices.
+    Raises OSError."""
     trusts_nvml: bool | None = None
-    """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only one it knows."""
+    """Whether NVML numbers processes as our /proc does; None: if this is the initial PID namespace, the only
+    one it knows."""
     _held: dict[Key, _Held] = field(default_factory=dict)
     _round: list[Key] = field(default_factory=list)
     _next_round: float = 0.0
@@ -96,7 +102,8 @@ class GpuHolders:
     ) -> tuple[GpuHolder, ...]:  # fmt: skip
         """Who holds a GPU without a job, the longest first.
 
-        `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs that Slurm has on this
+        `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs
+        that Slurm has on this
         node, None while that is not known: then those of jobs are left out, and nobody is said to be an orphan.
         """
         self._note_running(running)
@@ -165,7 +172,8 @@ class GpuHolders:
     ) -> str | None:
         """Why this process is not to be ended, as far as this agent knows; None if nothing speaks against it.
 
-        Arguments as in `collect`. Who may end it looks once more by himself: see slurm_watchdog.agent.processes.terminate.
+        Arguments as in `collect`. Who may end it looks once more by himself: see
+        slurm_watchdog.agent.processes.terminate.
         """
         if running is None:
             return "which jobs run here is not known"
@@ -235,7 +243,8 @@ class GpuHolders:
                 budget -= self._read_links_of(suspects[key])
 
     def _read_links_of(self, entry: Entry) -> int:
-        """Returns what it cost, in links. Of a process whose main thread has ended, another one still has the descriptors."""
+        """Returns what it cost, in links. Of a process whose main thread has ended, another one still has the
+        descriptors."""
         key = entry.key
         minors: set[int] = set()
         try:
@@ -290,7 +299,8 @@ class GpuHolders:
         )
 
     def _ask_users(self, uids: set[int], now: float) -> None:
-        """Names come from the site's directory, which may hang: from a child, and until it answers the number stands for itself."""
+        """Names come from the site's directory, which may hang: from a child, and until it answers the number
+        stands for itself."""
         unknown = sorted(uids - self._users.keys())[:64]
         if unknown:
             self.probes.ask(

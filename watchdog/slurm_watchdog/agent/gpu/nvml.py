@@ -1,8 +1,11 @@
 """NVML, in a child of its own: any of its calls may take seconds, or for ever while a GPU is in trouble.
 
-Nothing here is imported by the agent's loop but the name of the function. The child keeps one NVML session, and in it an
-event set for faults. What changes quickly is read in every tick. What is dear or slow is read in turn, a GPU at a time, as
-much as fits in the driver time that a tick may cost: a list of processes takes about 4.5 ms a GPU under the driver's global
+Nothing here is imported by the agent's loop but the name of the function. The child keeps one NVML session,
+and in it an
+event set for faults. What changes quickly is read in every tick. What is dear or slow is read in turn, a GPU
+at a time, as
+much as fits in the driver time that a tick may cost: a list of processes takes about 4.5 ms a GPU under the
+driver's global
 lock, in which training may wait, while utilisation takes 2.5 us and memory 12 us.
 """
 
@@ -22,7 +25,8 @@ from slurm_watchdog.base import clock
 PROCESSES, HEALTH = "processes", "health"
 """What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
 IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
-"""Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a list of processes
+"""Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a
+list of processes
 all of them would take as long as a tick may cost."""
 MAX_GPUS = 64
 """More of one node are not read, whatever the driver counts."""
@@ -44,11 +48,14 @@ class Device:
 def read_gpus(args: ReadGpus, state: dict[str, Any]) -> dict[str, Any]:
     """What every GPU says now, in NVML's units.
 
-    `args.dear`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first of them, and
+    `args.dear`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first
+    of them, and
     more while `args.budget_s` of driver time lasts. `"all"` instead: the processes of every GPU, whatever it takes.
 
-    One of `{"missing": why}` on a node without driver, `{"error": why}` if NVML as a whole refuses, or `{"gpus": [row, …],
-    "events": [[type, data, uuid], …], "driver_s": seconds}`. A GPU that can't be read is a row with `error` and `unreadable`; a
+    One of `{"missing": why}` on a node without driver, `{"error": why}` if NVML as a whole refuses, or
+    `{"gpus": [row, …],
+    "events": [[type, data, uuid], …], "driver_s": seconds}`. A GPU that can't be read is a row with `error`
+    and `unreadable`; a
     value that it does not have is absent. So is `processes` or `health` if it was not its turn; None: it refused.
     """
     import pynvml
@@ -94,7 +101,8 @@ class Session:
         self._room = 64
         self._tick = 0
         self.timed(nvml.nvmlInit)
-        # The library that pynvml has loaded. pynvml asks twice for a list, once for its length: we ask once, with room for all.
+        # The library that pynvml has loaded. pynvml asks twice for a list, once for its length: we ask once,
+        # with room for all.
         self._library = ctypes.CDLL("libnvidia-ml.so.1")
         self._fast = _fast_reads(nvml, self._library)
         self._events = EventSet(nvml, self.timed)
@@ -140,7 +148,8 @@ class Session:
         return refused
 
     def _is_in_place(self, index: int, device: Device) -> bool:
-        """Whether the GPU at `index` is still this one. If not, nobody's place is trusted: all are asked in the next tick."""
+        """Whether the GPU at `index` is still this one. If not, nobody's place is trusted: all are asked in
+        the next tick."""
         handle = self.timed(self.nvml.nvmlDeviceGetHandleByIndex, index)
         if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity["uuid"]:
             device.missing.clear()  # what it had not got a minute ago it may have now: MIG was turned off, say
@@ -224,7 +233,8 @@ class Session:
     def _list_processes(self, handle: Any) -> list[list[int | None]]:
         """[pid, bytes] of those that compute; None: NVML does not know how many bytes.
 
-        Those that only draw are left out: to list them, too, would double the time under the driver's lock, and a display
+        Those that only draw are left out: to list them, too, would double the time under the driver's lock,
+        and a display
         server is no training. A trainer that draws as well computes, and is listed.
         """
         nvml = self.nvml
@@ -258,7 +268,8 @@ class Session:
 def _fast_reads(nvml: Any, library: Any) -> list[tuple[str, list[Callable[..., Any]]]]:
     """(key of the row, functions of a handle that give it: the newest first) for everything that is read in every tick.
 
-    They call the library as pynvml does, with its structs, but into memory that is kept: half the time of pynvml's own functions.
+    They call the library as pynvml does, with its structs, but into memory that is kept: half the time of
+    pynvml's own functions.
     """
 
     def reader(symbol: str, out: Any, take: Callable[[Any], Any], *args: int) -> list[Callable[..., Any]]:

@@ -1,7 +1,9 @@
 """Faults that NVML announces, read in the NVML child: an event set, asked without waiting in every tick.
 
-An event is told once to each set that was made before it happened: what falls between two sessions is only in the kernel's log.
-So are the faults that some drivers announce to nobody (79, 119 and 120, says NVIDIA/DCGM#162): this is a second witness.
+An event is told once to each set that was made before it happened: what falls between two sessions is only in
+the kernel's log.
+So are the faults that some drivers announce to nobody (79, 119 and 120, says NVIDIA/DCGM#162): this is a
+second witness.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class EventSet:
         self._types = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
 
     def take(self, devices: Iterable[Any]) -> list[list[Any]]:
-        """[type, data, UUID or None] of what happened since the last call; what is more than MAX_EVENTS waits in the driver."""
+        """[type, data, UUID or None] of what happened since the last call; what is more than MAX_EVENTS waits
+        in the driver."""
         nvml = self._nvml
         events: list[list[Any]] = []
         try:
@@ -60,7 +63,8 @@ class EventSet:
         return True
 
     def _register(self, device: Any) -> None:
-        """Once for each GPU and set. One that has no events (a virtual GPU, an old one) is left out, and so is one that is lost."""
+        """Once for each GPU and set. One that has no events (a virtual GPU, an old one) is left out, and so
+        is one that is lost."""
         nvml = self._nvml
         address = _address(device.handle)
         if self._uuids.get(address) == device.identity["uuid"]:
@@ -84,7 +88,8 @@ class EventSet:
         return uuid
 
     def _drop(self) -> None:
-        """Makes room for a new set: at once after the first failure, for then it has only those GPUs that still answer."""
+        """Makes room for a new set: at once after the first failure, for then it has only those GPUs that
+        still answer."""
         old, self._set = self._set, None
         self._uuids.clear()
         if not self._failed:

@@ -1,6 +1,7 @@
 """How a GPU fares, as NVML tells it: what changes slowly, read in the NVML child when it is this GPU's turn.
 
-Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer is left out;
+Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer
+is left out;
 so is what it refuses: a value that is missing accuses nobody.
 """
 
@@ -80,7 +81,8 @@ def _read_links(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
 def _read_link_errors(nvml: Any, timed: Timed, handle: Any, links: list[int]) -> int | None:
     """All errors of all links: by the first way of asking that this GPU knows; None if it knows none (Blackwell).
 
-    Up to Ampere there are totals, Hopper has a counter for each link, drivers before 450 only the functions for one counter.
+    Up to Ampere there are totals, Hopper has a counter for each link, drivers before 450 only the functions
+    for one counter.
     """
     totals = [
         nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,

@@ -1,6 +1,7 @@
 """The GPUs of this node, in every tick, as the `nvml` child reads them.
 
-The loop itself never calls NVML. While the child does not answer, each GPU that is known is a row without values and with
+The loop itself never calls NVML. While the child does not answer, each GPU that is known is a row without
+values and with
 the reason; a node without driver has no rows, and says so once in the log. What is dear is asked for in turn (see
 slurm_watchdog.agent.gpu.nvml) and said again in between.
 """
@@ -31,14 +32,17 @@ KEY = "nvml"
 DEAR_EVERY_S = 60.0
 """Processes and health of one GPU are read no more often, unless somebody is under suspicion."""
 DRIVER_BUDGET_S = 0.005
-"""Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training may wait."""
+"""Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training
+may wait."""
 SUSPECT_EVERY_S = 20.0
 """Ranks that block one after the other cause no more lists than this."""
 RENEW_S = 300.0
-"""A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs its events."""
+"""A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs
+its events."""
 RETRY_S = 60.0
 RETRY_MISSING_S = 600.0
-"""A driver that is installed while the agent runs is found; until then a child that only looks for it costs too much."""
+"""A driver that is installed while the agent runs is found; until then a child that only looks for it costs
+too much."""
 SETTLE_S = 0.1
 """The loop gives the child this long, at the end of its tick. It never waits for more."""
 MAX_KNOWN = 128
@@ -84,7 +88,8 @@ class GpuReader:
     """Why nothing is being asked at the moment."""
 
     def want_processes(self) -> None:
-        """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits for the answer."""
+        """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits
+        for the answer."""
         self._list_all = True
 
     def suspect(self, pids: Iterable[int], now: float) -> None:
@@ -122,7 +127,8 @@ class GpuReader:
             self.probes.settle(seconds, [self._request])
 
     def waiting_s(self, now: float) -> float | None:
-        """For how long NVML has not answered, before any GPU is known that could have a row to say so; None if it has."""
+        """For how long NVML has not answered, before any GPU is known that could have a row to say so; None
+        if it has."""
         return None if self._known or self.probes.is_free(KEY) else now - self._asked_at
 
     def collect(self, now: float) -> tuple[Gpu, ...]:
@@ -139,7 +145,8 @@ class GpuReader:
         return tuple(without_values(gpu, why) for gpu in self._known.values())
 
     def drain_events(self, now: float) -> tuple[NodeEvent, ...]:
-        """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with `repeats`."""
+        """What NVML announced since the last call, the oldest first; equal events of one GPU are one, with
+        `repeats`."""
         events = tuple(
             parse_event(kind, data, self._known.get(uuid or ""), max(now - seen_at, 0.0), times - 1, uuid)
             for (kind, data, uuid), (seen_at, times) in self._events.items()
@@ -166,7 +173,8 @@ class GpuReader:
         if "missing" in value and not self._known:
             self._retry_at = self._asked_at + RETRY_MISSING_S
         else:
-            # Of a child that was stopped or starved, and is ended, the driver has said nothing: the next one is asked at once.
+            # Of a child that was stopped or starved, and is ended, the driver has said nothing: the next one
+            # is asked at once.
             later_s = 0.0 if answer.error in (STOPPED, STARVED) else RETRY_S
             self._retry_at, self.problem = self._asked_at + later_s, why
 
@@ -230,7 +238,8 @@ class GpuReader:
             self._renew()
 
     def _recognise(self, gpu: Gpu, listed: set[str]) -> Gpu:
-        """A GPU that answers nothing, not even who it is, is the last that was at this index, unless that is elsewhere now."""
+        """A GPU that answers nothing, not even who it is, is the last that was at this index, unless that is
+        elsewhere now."""
         for known in reversed(self._known.values()):
             if known.index == gpu.index and known.uuid not in listed:
                 return without_values(known, gpu.error or "")

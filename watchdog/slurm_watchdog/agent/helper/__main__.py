@@ -1,4 +1,5 @@
-"""The helper's process: `python -m slurm_watchdog.agent.helper SOCKET USER [PREFIX…]`, as `slurm-watchdog helper` becomes it by exec."""
+"""The helper's process: `python -m slurm_watchdog.agent.helper SOCKET USER [PREFIX…]`, as `slurm-watchdog
+helper` becomes it by exec."""
 
 from __future__ import annotations
 

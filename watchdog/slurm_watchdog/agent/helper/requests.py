@@ -1,7 +1,10 @@
-"""What may be asked of a child that has rights, and with which arguments: a closed list, checked there, not by the one who asks.
+"""What may be asked of a child that has rights, and with which arguments: a closed list, checked there, not
+by the one who asks.
 
-Two kinds. What is done with the helper's own rights looks into other users' processes, at the kernel's log, and makes the directory
-of a kill switch: it gets numbers of processes, and no path but those two. It ends a process in one case alone, and finds out for
+Two kinds. What is done with the helper's own rights looks into other users' processes, at the kernel's log,
+and makes the directory
+of a kill switch: it gets numbers of processes, and no path but those two. It ends a process in one case
+alone, and finds out for
 itself whether it is that: one on a GPU whose job is over. What touches files is done as the files' owner, who is
 an ordinary user with processes on this node, and never root: whatever path it gets, it can do no more than that user.
 """
@@ -179,7 +182,8 @@ TASKS: Final[Mapping[str, Task]] = {
         is_switch=True,
     ),
 }
-"""Everything that the helper does: a request that is not here reaches no function. What the agent does for itself (NVML, its own state, names
+"""Everything that the helper does: a request that is not here reaches no function. What the agent does for
+itself (NVML, its own state, names
 of users) is in slurm_watchdog.agent.own_requests."""
 
 
@@ -187,10 +191,12 @@ def check_request(
     name: str, args: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = (), itself: bool = False,
     tasks: Mapping[str, Task] = TASKS,
 ) -> Any:  # fmt: skip
-    """What was asked, as a value of its task's type, if it may be done as `uid` (-1: as the helper itself). Raises RefusedError with the
+    """What was asked, as a value of its task's type, if it may be done as `uid` (-1: as the helper itself).
+    Raises RefusedError with the
     reason.
 
-    `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed by root, below which
+    `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed
+    by root, below which
     kill switches may lie besides KILL_SWITCH_BASE. `itself`: -1 is the files' owner, too, for the asker is nobody else.
     """
     task = tasks.get(str(name))
@@ -247,7 +253,8 @@ class Dispatch:
                 )
             except RefusedError as error:
                 self.report(str(error))
-                # He may have a process by the next question, whom a fresh child is started for: this one knows what was true at its start.
+                # He may have a process by the next question, whom a fresh child is started for: this one
+                # knows what was true at its start.
                 state[OVER] = not self.is_here
                 raise OSError(0, f"the helper refuses: {error}") from error
             return self.tasks[name].do(value, state)

@@ -24,7 +24,8 @@ MAX_DRIFT = 1e-3
 class KernelClock:
     """How much must be added to the kernel's time stamps to have CLOCK_MONOTONIC.
 
-    printk stamps with local_clock(), which NTP does not discipline: days after the boot it may be off by seconds. Two bounds are
+    printk stamps with local_clock(), which NTP does not discipline: days after the boot it may be off by
+    seconds. Two bounds are
     seen with each tick: a record that has been read is not from the future, and one that was not there when the log was
     last read to its end is younger than that.
     """
@@ -35,7 +36,8 @@ class KernelClock:
     at: float | None = None
 
     def learn(self, now: float, low: float, high: float) -> None:
-        """Takes in that the offset is between `low` and `high` at `now`; what was learnt before becomes less certain with time."""
+        """Takes in that the offset is between `low` and `high` at `now`; what was learnt before becomes less
+        certain with time."""
         drift = 0.0 if self.at is None else MAX_DRIFT * max(0.0, now - self.at)
         self.at = now
         self.low, self.high = max(self.low - drift, low), min(self.high + drift, high)
@@ -65,7 +67,8 @@ class Reported:
 class Deduplicator:
     """The events of one tick: the same thing of the same resource is told once, with how often.
 
-    What came back after something else had been said about its resource is told a second time, as the last word on it: silent, OK,
+    What came back after something else had been said about its resource is told a second time, as the last
+    word on it: silent, OK,
     silent must not end with OK.
     """
 

@@ -1,7 +1,9 @@
 """Reading /dev/kmsg: one record a read, without ever waiting, and never deaf.
 
-The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and goes on with the oldest that is
-left: what it missed is the gap in the sequence. A device that breaks, goes away or is replaced is opened again, with back-off.
+The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and goes on with
+the oldest that is
+left: what it missed is the gap in the sequence. A device that breaks, goes away or is replaced is opened
+again, with back-off.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 16384
 """The longest record with its dictionary has 8192 bytes (PRINTK_MESSAGE_MAX and CONSOLE_EXT_LOG_MAX, kernel/printk)."""
 KMSG_DEVICE = (1, 11)
-"""Major and minor of /dev/kmsg (Documentation/admin-guide/devices.txt); in a container the path may be /dev/null or a console."""
+"""Major and minor of /dev/kmsg (Documentation/admin-guide/devices.txt); in a container the path may be
+/dev/null or a console."""
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 60.0
 CHECK_EVERY_S = 60.0
@@ -34,7 +37,8 @@ class Device(Protocol):
     """An open log of the kernel."""
 
     def read(self) -> bytes:
-        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before they were read."""
+        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before
+        they were read."""
         ...
 
     def is_current(self) -> bool:

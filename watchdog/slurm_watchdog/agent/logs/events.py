@@ -17,7 +17,8 @@ Item = dict[str, Any]
 
 
 def event_item(line: str, fact: LogFact, age_s: float) -> Item:
-    """`line`, which was written `age_s` ago, and what it says. A loss that is no number is said apart: JSON has no word for it."""
+    """`line`, which was written `age_s` ago, and what it says. A loss that is no number is said apart: JSON
+    has no word for it."""
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
     return {
         "kind": fact.kind.value, "age_s": age_s, "line": kept_line(line), "step": fact.step, "count": fact.count,
@@ -35,8 +36,10 @@ def _written_s(line: str) -> float | None:
 def condense(items: list[Item], limit: int = MAX_EVENTS) -> tuple[list[Item], int]:
     """At most `limit` events of each kind, in order, and how many were left out.
 
-    Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of each pattern,
-    for one cause may stand in the middle of another's consequences, and the last; then the first that each rank says of a
+    Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of
+    each pattern,
+    for one cause may stand in the middle of another's consequences, and the last; then the first that each
+    rank says of a
     pattern, for who is silent in a cascade is what matters; then the first ones.
     """
     if len(items) <= limit:

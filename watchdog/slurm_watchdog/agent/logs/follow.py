@@ -44,7 +44,8 @@ def follow(args: Follow, state: dict[str, Any]) -> dict[str, Any]:
 
     Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped,
     framework, seats: [[pid, rank, local rank, world size]…]}…], "token": …,
-    "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that are no longer
+    "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that
+    are no longer
     named are closed.
 
     What was in an answer that nobody took (the child had counted as hung) comes again with the next: `taken` is the

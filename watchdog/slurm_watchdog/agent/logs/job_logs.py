@@ -1,6 +1,7 @@
 """The logs of the jobs on this node: which files there are, who reads them, and what came of it.
 
-The loop only knows names. One child for each mount and owner reads (see slurm_watchdog.agent.logs.follow), so a filesystem that
+The loop only knows names. One child for each mount and owner reads (see slurm_watchdog.agent.logs.follow), so
+a filesystem that
 hangs holds one child and the logs on it, and nothing else.
 """
 
@@ -31,7 +32,8 @@ from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.wire.redact_values import mask_words
 
 MAX_FILES = 24
-"""Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and some more."""
+"""Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and
+some more."""
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
 KEPT_STEPS = 12
@@ -118,7 +120,8 @@ class JobLogs:
         return key
 
     def why_untouched(self, path: str) -> str | None:
-        """Why nothing of ours touches this path: its filesystem is served by an ordinary user's program. None elsewhere."""
+        """Why nothing of ours touches this path: its filesystem is served by an ordinary user's program. None
+        elsewhere."""
         mount = mount_of(path, self.mounts)
         if mount is None or mount.owner is None:
             return None
@@ -165,7 +168,8 @@ class JobLogs:
             self._recent = {key: recent for key, recent in self._recent.items() if key[0] in self.jobs}
 
     def _owner(self, job_id: str, processes: list[Process]) -> int | None:
-        """Whose a job is: as Slurm says. While the controller is away: the one ordinary user in the job's control group; else None."""
+        """Whose a job is: as Slurm says. While the controller is away: the one ordinary user in the job's
+        control group; else None."""
         watch = self.watch.get(job_id)
         if watch is not None:
             return watch.uid if watch.uid >= 0 else None
@@ -212,7 +216,8 @@ class JobLogs:
         return named[:MAX_FILES]
 
     def _heartbeat(self, watch: JobWatch) -> list[str]:
-        """The heartbeat of the run, before any log; most trainings have none, which is no error: it is looked for like a pattern."""
+        """The heartbeat of the run, before any log; most trainings have none, which is no error: it is looked
+        for like a pattern."""
         path = heartbeat_beside(watch.kill_switch, watch.job_id, watch.restarts)
         if path is None:
             return []
@@ -224,7 +229,8 @@ class JobLogs:
     def _follow(
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-        """`here`: users with a process. As somebody else no child is started, but one that is there reads a job's last lines."""
+        """`here`: users with a process. As somebody else no child is started, but one that is there reads a
+        job's last lines."""
         plan: dict[tuple[str, int], Plan] = {}
         followed, hung = [], {}
         for job_id, job in self.jobs.items():

@@ -1,4 +1,5 @@
-"""One log file of one job, followed through rotation, truncation and replacement; used in a `files` child (see slurm_watchdog.agent.logs.follow).
+"""One log file of one job, followed through rotation, truncation and replacement; used in a `files` child
+(see slurm_watchdog.agent.logs.follow).
 
 A look asks once what stands at the path. Only if that has grown or was changed, something is read: from where the last
 read ended, together with the bytes before it (the anchor), which show whether this still is the text that was read.
@@ -106,7 +107,8 @@ class LogFollower:
     def look(
         self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]
     ) -> LogFollower | None:
-        """Finds out what is new. `held` are the files that the job's tails have open; another one's is not opened again.
+        """Finds out what is new. `held` are the files that the job's tails have open; another one's is not
+        opened again.
 
         Returns the tail that reads this very file under another name. What hinders is in `error`.
         """
@@ -364,7 +366,8 @@ class LogFollower:
         self._items.append(event_item(line, fact, age_s))
 
     def _tell_last_line(self, now: float) -> None:
-        """The last words of a program may lack the end of their line: a bar gets it when it is drawn again. Else only for errors: a number
+        """The last words of a program may lack the end of their line: a bar gets it when it is drawn again.
+        Else only for errors: a number
         may be cut in two."""
         place = self.place
         if place is None or self.grown_at is None or self._told or not place.lines.pending:

@@ -1,4 +1,5 @@
-"""Which logs ranks have open: asked of a worker, of a new process at once and soon again, of an old one seldom and in turn."""
+"""Which logs ranks have open: asked of a worker, of a new process at once and soon again, of an old one
+seldom and in turn."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.model.observations import Process, Role
 
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
-"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if not at once; a list
+"""Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if
+not at once; a list
 of 160 descriptors costs a millisecond."""
 LISTED_IN_TURN = 2
-"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for LIST_EVERY_S at most:
+"""Old processes in one tick. One that has as many files open as when it was listed last is left out, but for
+LIST_EVERY_S at most:
 in place of a file that it closed it may have opened another."""
 MAX_LISTED = 128
 """Processes whose open files are listed at once."""

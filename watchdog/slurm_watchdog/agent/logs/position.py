@@ -33,7 +33,8 @@ class LineBuffer:
             data = data.replace(b"\0", b"")
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        # A carriage return at the very end may be the first half of \r\n: an empty line then follows, which says nothing.
+        # A carriage return at the very end may be the first half of \r\n: an empty line then follows, which
+        # says nothing.
         if self.skipping:
             end = data.find(b"\n")
             if end < 0:

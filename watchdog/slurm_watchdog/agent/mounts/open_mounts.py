@@ -1,6 +1,8 @@
-"""The filesystems on which ranks and their workers have files open or mapped: data sets, software. They are probed like those of logs.
+"""The filesystems on which ranks and their workers have files open or mapped: data sets, software. They are
+probed like those of logs.
 
-Processes are looked at in turn, in a child of its own (`open-mounts`): the table of mapped files may not come (slurm_watchdog.agent.proc.mapped_files), and
+Processes are looked at in turn, in a child of its own (`open-mounts`): the table of mapped files may not come
+(slurm_watchdog.agent.proc.mapped_files), and
 then nothing else waits for it.
 """
 

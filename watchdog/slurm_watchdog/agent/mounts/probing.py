@@ -1,9 +1,13 @@
 """The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
 
-The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user has a hand in it. What has to be
-a user (a write, or a look where nobody else may go) is done by `probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A
-child ends as soon as it has answered; one that does not come back is left. Only one that was seen to stand in a call that
-does not return says that the mount does not answer; one that was stopped, killed or starved says nothing (NoAnswer). Mounts are the node's own: a path that exists only in the mount namespace of a
+The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user
+has a hand in it. What has to be
+a user (a write, or a look where nobody else may go) is done by `probe:MOUNT:UID`, and its word is that user's
+alone (MountProbe.uid). A
+child ends as soon as it has answered; one that does not come back is left. Only one that was seen to stand in
+a call that
+does not return says that the mount does not answer; one that was stopped, killed or starved says nothing
+(NoAnswer). Mounts are the node's own: a path that exists only in the mount namespace of a
 container (`Blocked.mount` may be such a one) is not known here, and the answer then says where it lies instead.
 
 Probing says nothing about what it did not touch: a frozen filesystem answers a look, only a write (`wrote`) shows it.
@@ -49,7 +53,8 @@ def wanted_mounts(
     """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
 
     Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be
-    there to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs that has nothing
+    there to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs
+    that has nothing
     mounted is left out in any case, and what an ordinary user serves (FUSE). At most MAX_MOUNTS.
     """
     table = tuple(mounts)
@@ -67,7 +72,8 @@ def wanted_mounts(
 
 
 def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
-    """When a mount is probed for the first time: spread over the interval, so that a cluster does not ask all at once."""
+    """When a mount is probed for the first time: spread over the interval, so that a cluster does not ask all
+    at once."""
     return now + interval_s * zlib.crc32(f"{node} {mount}".encode(errors="surrogateescape")) / 2**32
 
 
@@ -136,7 +142,8 @@ class MountProber:
         return self.probes.hung_since(key, now) is not None and self.probes.is_stuck(key)
 
     def settled(self, processes: tuple[Process, ...], now: float) -> tuple[Process, ...]:
-        """Where a page fault may be about several filesystems, the only one of them that does not answer here is the one."""
+        """Where a page fault may be about several filesystems, the only one of them that does not answer here
+        is the one."""
         return tuple(
             each
             if each.blocked is None or each.blocked.mount is not None or not each.blocked.candidates
@@ -172,7 +179,8 @@ class MountProber:
     ) -> bool:  # fmt: skip
         """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
 
-        `then` gets the result, which is ok if the mount's state is known, and that includes: it does not answer. A mount
+        `then` gets the result, which is ok if the mount's state is known, and that includes: it does not
+        answer. A mount
         that is stuck already is not asked again.
         """
         own, key = _key(command.mount, -1), _key(command.mount, uid)
@@ -203,7 +211,8 @@ class MountProber:
     ) -> bool:  # fmt: skip
         args = ProbeDirectory(directory=place.directory, mount=mount, write=write, node=self.node)
         then = partial(take, mount, place, write)
-        # It is retired as soon as it has answered. One that comes back late has to stay until that was seen: thereby it is
+        # It is retired as soon as it has answered. One that comes back late has to stay until that was seen:
+        # thereby it is
         # told from one that has died.
         key = _key(mount, place.uid)
         function = "probe_mount" if write or place.uid >= 0 else "look_at_mount"
@@ -275,7 +284,8 @@ class MountProber:
     def _overdue(self, key: str, now: float) -> MountProbe | None:
         """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
 
-        What it says when it comes back late is not known. If it was to write, the next call has it written once more, so
+        What it says when it comes back late is not known. If it was to write, the next call has it written
+        once more, so
         that the end of an outage is told by a write that was seen to succeed.
         """
         state = self._states[key]

@@ -1,13 +1,17 @@
-"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about the letter D.
+"""Who stands in one system call on one file. `Blocked` is about the call, its file and the time, not about
+the letter D.
 
-A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is still the same call
+A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is
+still the same call
 if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things proves that the thread did not
 leave it in between: it was never switched out again (voluntary switches unchanged), or its count of finished reads and
 writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again. A thread that uses
 the CPU meanwhile is not blocked: it may copy gigabytes in one call.
 
-The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other threads have their turn,
-a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause come at once.
+The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other
+threads have their turn,
+a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause
+come at once.
 """
 
 from __future__ import annotations
@@ -39,8 +43,10 @@ from slurm_watchdog.knowledge.syscalls import (
 MAX_THREADS = 1024
 """Threads of one process that are looked at: a rank has 50 to 300."""
 ROUND_TICKS = 12
-"""Ticks in which every thread of every process is looked at once: a minute at the usual interval. This was the agent's dearest
-habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of a process that gives cause, do not wait."""
+"""Ticks in which every thread of every process is looked at once: a minute at the usual interval. This was
+the agent's dearest
+habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of a process that
+gives cause, do not wait."""
 MIN_AT_ONCE, MAX_AT_ONCE = 32, 192
 """Threads that are looked at in one tick for no cause."""
 AGAIN_EVERY = 3
@@ -49,7 +55,8 @@ IDLE_SHARE = 0.002
 """CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
 
 UNSEEN_S = 30.0
-"""So long a thread that could not be looked at stays where it was seen last: a helper that is started anew is no end of a stall."""
+"""So long a thread that could not be looked at stays where it was seen last: a helper that is started anew is
+no end of a stall."""
 
 Key = tuple[int, int]
 """Process and its start, in clock ticks after boot."""
@@ -90,7 +97,8 @@ class BlockedThreads:
         self._idle = idle_numbers(self.machine)
 
     def look(self, mains: Sequence[tuple[int, int, str]], now: float) -> None:
-        """One look at the main threads of these (pid, start, state as /proc/PID/stat says), and at all that is followed."""
+        """One look at the main threads of these (pid, start, state as /proc/PID/stat says), and at all that
+        is followed."""
         self.tick += 1
         seen = set()
         for pid, start, state in mains:
@@ -110,9 +118,11 @@ class BlockedThreads:
         now: float,
         turn: Sequence[tuple[Key, Sequence[int]]] | None = None,
     ) -> None:
-        """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all where there is cause.
+        """Threads other than the main ones, of these (pid, start, number of threads): a share of them, or all
+        where there is cause.
 
-        A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it was asked already.
+        A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it
+        was asked already.
         """
         causes = causes | {
             key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2

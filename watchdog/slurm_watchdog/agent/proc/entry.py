@@ -40,7 +40,8 @@ class Status:
 
 
 def parse_stat(text: bytes) -> Stat:
-    """The fields of /proc/PID/stat. The name in it may hold anything, brackets and newlines included. Raises ValueError."""
+    """The fields of /proc/PID/stat. The name in it may hold anything, brackets and newlines included. Raises
+    ValueError."""
     begin, end = text.index(b"("), text.rindex(b")")
     fields = text[end + 2 :].split(b" ", 20)
     try:

@@ -35,7 +35,8 @@ def owner_of(pid: int | None) -> int:
 
 
 def count_open_files(pid: int) -> int:
-    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0 where that is not said."""
+    """How many files a process has open, for anybody to know and for next to nothing (since Linux 6.2); 0
+    where that is not said."""
     try:
         return os.stat(f"/proc/{pid}/fd").st_size
     except OSError:
@@ -80,7 +81,8 @@ def read_cgroup(pid: int) -> JobStep | None:
 
 
 def is_the_kernels(path: str) -> bool:
-    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served by a process."""
+    """Whether a file of /proc is the kernel's: container managers (lxcfs) put files over some that are served
+    by a process."""
     try:
         return os.stat(path).st_dev == os.stat("/proc").st_dev
     except OSError:

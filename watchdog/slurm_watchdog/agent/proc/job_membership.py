@@ -1,10 +1,13 @@
 """Which processes belong to which job, step and rank. Pure: a table of processes goes in, memberships come out.
 
-Job and step come from the control group's path, else from the slurmstepd above a process, else from what was learnt about it
-before its ancestors died, else from its environment: a user writes there what he likes, so that counts for the job's owner alone, as
+Job and step come from the control group's path, else from the slurmstepd above a process, else from what was
+learnt about it
+before its ancestors died, else from its environment: a user writes there what he likes, so that counts for
+the job's owner alone, as
 Slurm has named him, and for a job that Slurm has here. The job id is
 Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see `ranks_of_step`.
-A program that forks its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank with workers.
+A program that forks its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank
+with workers.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ def assign(
 ) -> dict[int, JobMember]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
 
-    `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and for no other user.
+    `owners`: the jobs that Slurm has here, and whose they are; an environment counts for no other job, and
+    for no other user.
     `seats`: of a job, which of its processes is which rank, by the pid that the process itself has, as its log says.
     """
     table = _with_inherited(table)
@@ -86,7 +90,8 @@ def _left_over(
 ) -> set[int]:
     """Those who outlived their run, which shows when its job runs here again.
 
-    The new run is one whose slurmstepd, or control group, is there and whose environment counts more restarts. Only who is
+    The new run is one whose slurmstepd, or control group, is there and whose environment counts more
+    restarts. Only who is
     neither below that slurmstepd nor in a group of Slurm's can be of the old one; and who was of it once remains so.
     """
     newest: dict[str, int] = {}
@@ -109,7 +114,8 @@ def _left_over(
 def _places(
     table: Mapping[int, ProcessFacts], before: Mapping[Key, JobMember], owners: Mapping[str, int]
 ) -> tuple[dict[int, JobStep], set[int], dict[int, str]]:
-    """Job and step of every process that has one; who of them stands in a control group of it, or below its slurmstepd; how it is known."""
+    """Job and step of every process that has one; who of them stands in a control group of it, or below its
+    slurmstepd; how it is known."""
     sure: set[int] = set()
     how: dict[int, str] = {}
     found: dict[int, JobStep | None] = {}

@@ -1,6 +1,7 @@
 """Which file a page fault waits for: the kernel names none, so the process's mappings are looked at. For children only.
 
-/proc/PID/maps takes the process's memory lock, as its command line does: a child that hangs on it is left, and says nothing.
+/proc/PID/maps takes the process's memory lock, as its command line does: a child that hangs on it is left,
+and says nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _LINE: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a
 
 
 def parse_maps(text: str) -> dict[str, bool]:
-    """The files on some filesystem that are mapped, in the order of the table, and whether any part of each is executable."""
+    """The files on some filesystem that are mapped, in the order of the table, and whether any part of each
+    is executable."""
     found: dict[str, bool] = {}
     for line in text.split("\n"):
         match = _LINE.fullmatch(line)
@@ -33,9 +35,11 @@ def parse_maps(text: str) -> dict[str, bool]:
 
 
 def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> dict[str, Any]:
-    """`path`, `mount`, `fs_type` and `device` that a page fault may be about; `candidates` (mount points) where it may be several.
+    """`path`, `mount`, `fs_type` and `device` that a page fault may be about; `candidates` (mount points)
+    where it may be several.
 
-    Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one filesystem a file of data comes
+    Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one
+    filesystem a file of data comes
     before programs and libraries, which are read once, at the start; of several files none is named.
     """
     table = tuple(mounts)

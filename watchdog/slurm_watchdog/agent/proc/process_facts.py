@@ -11,8 +11,10 @@ from slurm_watchdog.model.observations import Role
 _CGROUP = re.compile(
     r"/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?:/step_([0-9a-z]+))?(?=[/ ]|$)"
 )
-"""Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and `slurmstepd.scope/job_N`
-in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since CgroupSlice). Source: cgroup.conf(5), cgroup_v2.html."""
+"""Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and
+`slurmstepd.scope/job_N`
+in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since CgroupSlice). Source: cgroup.conf(5),
+cgroup_v2.html."""
 _USERS_OWN = re.compile(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
 """What systemd hands to a user, who may make groups of any name below it."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
@@ -51,11 +53,14 @@ class ProcessFacts:
     checkpoint_directories: tuple[str, ...] = ()
     """Those that its command line names."""
     settings: tuple[tuple[str, str], ...] = ()
-    """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence alone, secrets masked."""
+    """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence
+    alone, secrets masked."""
     foreign: bool = False
-    """Not an ordinary user's through and through (a set-user-id program, root's): nothing of it is read, and it is no rank."""
+    """Not an ordinary user's through and through (a set-user-id program, root's): nothing of it is read, and
+    it is no rank."""
     collective_timeout: tuple[float, bool] | None = None
-    """Seconds after which its collectives are given up, and whether that is only assumed; see knowledge.collective_timeouts."""
+    """Seconds after which its collectives are given up, and whether that is only assumed; see
+    knowledge.collective_timeouts."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,8 @@ Key = tuple[int, int]
 def parse_cgroup(text: str) -> JobStep | None:
     """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs.
 
-    Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in what was delegated
+    Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in
+    what was delegated
     to him. The outermost one counts, for what a job makes is below its own group.
     """
     if "/job_" not in text:
@@ -110,7 +116,8 @@ def parse_stepd(cmdline: str) -> JobStep | None:
 
 
 def as_slurm_job(environ: dict[str, str]) -> dict[str, str]:
-    """What `slurm-watchdog run` has started outside of Slurm is its job, said in Slurm's words. Inside of a Slurm job that one counts."""
+    """What `slurm-watchdog run` has started outside of Slurm is its job, said in Slurm's words. Inside of a
+    Slurm job that one counts."""
     own = environ.get("SLURM_WATCHDOG_JOB_ID", "")
     if own and environ.get("SLURM_JOB_ID", own) == own:
         environ |= {"SLURM_JOB_ID": own, "SLURM_RESTART_COUNT": environ.get("SLURM_WATCHDOG_RESTARTS", "0")}

@@ -30,14 +30,18 @@ def ranks_of_step(
 ) -> dict[int, JobMember]:
     """Roles in one step.
 
-    The variable of ranks is the first of RANK_VARIABLES that appears somewhere in the step's tree without having been in the
-    parent's environment. A rank is the topmost process with a value of it that is no shell and no launcher (a launcher is also
-    whoever gives its children other values than its own). What descends from a rank is its worker; all else is a helper. In
+    The variable of ranks is the first of RANK_VARIABLES that appears somewhere in the step's tree without
+    having been in the
+    parent's environment. A rank is the topmost process with a value of it that is no shell and no launcher (a
+    launcher is also
+    whoever gives its children other values than its own). What descends from a rank is its worker; all else
+    is a helper. In
     the batch script SLURM_PROCID is 0 for everything, so it counts there only if the job has no other step and no srun.
     """
     kinds: Iterable[str] = RANK_VARIABLES
     if place.step_id == "extern":
-        # Sessions by ssh that pam_slurm_adopt puts there: pdsh and mpirun start ranks that way, a shell of the user's has none.
+        # Sessions by ssh that pam_slurm_adopt puts there: pdsh and mpirun start ranks that way, a shell of
+        # the user's has none.
         kinds = [kind for kind in RANK_VARIABLES if kind != "SLURM_PROCID"]
     elif place.step_id in BATCH_STEPS or place.step_id is None:
         has_steps = any(step.step_id not in ("extern", "batch", None) for step in other_steps)
@@ -106,7 +110,8 @@ def ranks_of_ray(
 
 
 def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, ProcessFacts]) -> bool:
-    """Whether `kind` was put into the environment within this step, with a value a task, not inherited by all from above."""
+    """Whether `kind` was put into the environment within this step, with a value a task, not inherited by all
+    from above."""
     having = [process for process in group if number_of(process.environ, kind) is not None]
     tasks = {number_of(process.environ, "SLURM_PROCID") for process in having}
     if len({number_of(process.environ, kind) for process in having}) < len(tasks):
@@ -124,7 +129,8 @@ def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, Pro
 def _hands_on_its_own(
     kind: str, parent: ProcessFacts, child: ProcessFacts, having: list[ProcessFacts]
 ) -> bool:
-    """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no launcher does."""
+    """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no
+    launcher does."""
     if _is_helper(parent) or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
         return False
     lower = RANK_VARIABLES[RANK_VARIABLES.index(kind) + 1 :]

@@ -121,7 +121,8 @@ def is_waiting_for_storage(track: BlockedCallHistory) -> bool:
 
 
 def faults(call: SystemCall, name: str | None, path: str | None, state: str, wchan: str | None) -> bool:
-    """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is about no file itself."""
+    """Whether a thread waits for a page of a file that is mapped: outside of any call, or in one that is
+    about no file itself."""
     if not any(word in (wchan or "") for word in FAULT_WCHAN):
         return False
     return call.number < 0 or (state == "D" and name in FAULTS_IN and not is_storage(path))

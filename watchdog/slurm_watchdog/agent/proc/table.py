@@ -1,10 +1,14 @@
 """All processes of this node, as the loop may look at them: who is there, since when, below whom.
 
-What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a page fault on a
-dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1) `stat`, `wchan`,
+What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a
+page fault on a
+dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1)
+`stat`, `wchan`,
 `syscall`, `io` and the links of descriptors block, too, while a process is in execve and waits for the memory that it
-still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`, `statm`, `comm`
-and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D, nothing else of it is
+still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`,
+`statm`, `comm`
+and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D, nothing
+else of it is
 read in the loop until a child has read it and come back.
 """
 
@@ -40,24 +44,30 @@ from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import BY_SLURM
 
 STRANGERS_AT_ONCE = 8
-"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still called the same?
+"""Processes of no job that are looked at again in one tick: is it still the one that had this pid, and still
+called the same?
 Kernel threads never: one that is gone is missed when /proc is listed."""
 CROWD_AT_ONCE = 512
-"""Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes at the usual interval."""
+"""Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes
+at the usual interval."""
 YOUNG_TICKS = 4
 """So long a new process is looked at in every tick: it may be about to become something else by exec."""
 LIST_AT_LEAST_EVERY = 6
-"""Ticks after which /proc is listed although the kernel says that no process was started: its word is not needed for life."""
+"""Ticks after which /proc is listed although the kernel says that no process was started: its word is not
+needed for life."""
 NEW_AT_ONCE = 256
-"""New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000 would take the loop for
-three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks. The first look takes all, for what an agent does not name looks gone to the controller."""
+"""New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000
+would take the loop for
+three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks.
+The first look takes all, for what an agent does not name looks gone to the controller."""
 SAMPLED = 8192
 """Processes among which a user's largest job is looked for, in every tick of a crowd."""
 
 
 @dataclass
 class ProcessTable:
-    """Lists /proc in every tick and remembers what it learnt. `to_identify` and `suspects` wait for the `identify` child."""
+    """Lists /proc in every tick and remembers what it learnt. `to_identify` and `suspects` wait for the
+    `identify` child."""
 
     files: Files = field(default_factory=Files)
     entries: dict[int, Entry] = field(default_factory=dict)
@@ -66,7 +76,8 @@ class ProcessTable:
     suspects: set[int] = field(default_factory=set)
     """Pids of which only a child may read more: in D since they were first seen."""
     spawner: int = -1
-    """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child that is asked, which again
+    """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child
+    that is asked, which again
     would be somebody new to be asked about."""
     changed: bool = True
     """Something that decides who belongs where is not what it was."""
@@ -189,7 +200,8 @@ class ProcessTable:
         self.unmet = self.unmet - Counter(self._owners.pop(pid) for pid in pids)
 
     def _next_new(self, pids: set[int]) -> Iterable[int]:
-        """Those of the new processes that are looked at in this tick: one user's thousands cost another none of his few. As many are
+        """Those of the new processes that are looked at in this tick: one user's thousands cost another none
+        of his few. As many are
         held for the next one."""
         if len(pids) <= NEW_AT_ONCE or not self.entries:
             self.unmet, self._owners, self._held = Counter(), {}, []
@@ -205,7 +217,8 @@ class ProcessTable:
         return ordered[:NEW_AT_ONCE]
 
     def job_of(self, uid: int) -> str | None:
-        """The job with most of this user's processes here, of the first SAMPLED by Slurm's own word; None if there is none."""
+        """The job with most of this user's processes here, of the first SAMPLED by Slurm's own word; None if
+        there is none."""
         jobs = Counter(
             entry.member.job_id
             for entry in islice(self.entries.values(), SAMPLED)

@@ -1,7 +1,10 @@
-"""Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked at in turn. Pure.
+"""Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked
+at in turn. Pure.
 
-Of 55,000 processes of one user a report names some dozens (report_rows), and a look at each of them in every tick would cost a seventh of a core.
-That one of the crowd is there is seen whenever /proc is listed; that it hangs, when its turn comes: then it is watched like a rank.
+Of 55,000 processes of one user a report names some dozens (report_rows), and a look at each of them in every
+tick would cost a seventh of a core.
+That one of the crowd is there is seen whenever /proc is listed; that it hangs, when its turn comes: then it
+is watched like a rank.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ HELPERS_OF_JOB: Final = 256
 WATCHED: Final = 4096
 """Of all jobs on this node: twice what a report names."""
 RECONSIDER_EVERY: Final = 120
-"""Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it sooner: one that hangs, or changes."""
+"""Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
+sooner: one that hangs, or changes."""
 
 
 def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
-    """The members of jobs (`mine`) that are one of a crowd, by pid. `before`: those that were watched, who stay so where there is room."""
+    """The members of jobs (`mine`) that are one of a crowd, by pid. `before`: those that were watched, who
+    stay so where there is room."""
     rows = list(mine)
     if len(rows) <= HELPERS_OF_JOB:
         return set()

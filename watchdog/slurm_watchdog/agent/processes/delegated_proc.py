@@ -1,7 +1,10 @@
-"""The files of /proc for an agent that may not read all of them: those of other users' threads come from the child `look`.
+"""The files of /proc for an agent that may not read all of them: those of other users' threads come from the
+child `look`.
 
-Many are asked for at once, a few times in a tick, and the loop waits a moment for the answer. What does not come is NotSeenError,
-which is not the same as a thread that is gone: nothing may be concluded from it, neither that somebody is blocked nor that he no
+Many are asked for at once, a few times in a tick, and the loop waits a moment for the answer. What does not
+come is NotSeenError,
+which is not the same as a thread that is gone: nothing may be concluded from it, neither that somebody is
+blocked nor that he no
 longer is.
 """
 

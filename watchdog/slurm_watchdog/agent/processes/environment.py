@@ -1,6 +1,7 @@
 """Which environment variables are kept of a rank, and what in them is masked. Pure.
 
-An environment holds passwords, so there is an allow-list and nothing else; and what is allowed may still hold a secret, in an
+An environment holds passwords, so there is an allow-list and nothing else; and what is allowed may still hold
+a secret, in an
 address or by mistake, so values that look like one are masked.
 """
 
@@ -29,7 +30,8 @@ NAMES: Final = frozenset(
 MAX_VARIABLES: Final = 96
 MAX_VALUE: Final = 300
 MAX_SEARCHED: Final = MAX_VALUE + MARGIN
-"""Characters of a value that are decoded and searched for secrets: a variable may hold 128 KiB (MAX_ARG_STRLEN), an environment MiBs."""
+"""Characters of a value that are decoded and searched for secrets: a variable may hold 128 KiB
+(MAX_ARG_STRLEN), an environment MiBs."""
 
 
 def is_wanted(name: str) -> bool:

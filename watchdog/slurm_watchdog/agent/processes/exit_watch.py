@@ -1,6 +1,7 @@
 """The end of a rank, told by the kernel when it comes: a report goes out at once, not with the next tick.
 
-A process descriptor (pidfd_open(2), Linux 5.3) can be read when its process has ended. Where the kernel has none, or refuses, nothing
+A process descriptor (pidfd_open(2), Linux 5.3) can be read when its process has ended. Where the kernel has
+none, or refuses, nothing
 is lost but these seconds.
 """
 
@@ -18,7 +19,8 @@ MAX_WATCHED: Final = 64
 """Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8."""
 
 PACE_S: Final = 10.0
-"""Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments of each other."""
+"""Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments
+of each other."""
 
 ProcessId = tuple[int, int]
 """(pid, start ticks)."""
@@ -59,7 +61,8 @@ class Exits:
         return list(self._fds.values())
 
     def any_ended(self, now: float) -> bool:
-        """Whether a rank has ended since the last call, of a user of whom that was not said within PACE_S. Each is told once: ranks that
+        """Whether a rank has ended since the last call, of a user of whom that was not said within PACE_S.
+        Each is told once: ranks that
         live for a moment are seen with the next tick, and cost nothing more."""
         if not self._fds:
             return False

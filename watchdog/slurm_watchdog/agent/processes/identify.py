@@ -34,12 +34,16 @@ ELSEWHERE: Final = {"path": None, "error": "it is in another call now"}
 
 
 def identify(args: list[tuple[int, int | None]], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a slurmstepd, and of what
-    may hold a rank the working directory, the directories of checkpoints that its command line names, the time-out of its
+    """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a
+    slurmstepd, and of what
+    may hold a rank the working directory, the directories of checkpoints that its command line names, the
+    time-out of its
     collectives, with whether that is only assumed, and the `settings` that evidence shows.
 
-    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`; `denied` says that it
-    is the second. `index` is the place of the question, `uid` the process's real user. Of one that is not an ordinary user's through
+    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`;
+    `denied` says that it
+    is the second. `index` is the place of the question, `uid` the process's real user. Of one that is not an
+    ordinary user's through
     and through nothing is read, and `foreign` says so: see slurm_watchdog.agent.processes.owner.
     """
     tell = state.get("tell")
@@ -94,14 +98,16 @@ def _nothing_of(pid: int, start: int, uid: int, refusal: str) -> dict[str, Any]:
 def _is_slurms(pid: int) -> bool:
     """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title.
 
-    The real one is root's, or belongs to the one user for whom a slurmd without root starts jobs, as whom the agent runs
+    The real one is root's, or belongs to the one user for whom a slurmd without root starts jobs, as whom the
+    agent runs
     then, too. Its real uid is asked for: the effective one is the job owner's for moments.
     """
     return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 
 
 def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT)) -> dict[str, str]:
-    """The variables of these names in the text of /proc/PID/environ; of one given twice, the first, as getenv has it."""
+    """The variables of these names in the text of /proc/PID/environ; of one given twice, the first, as getenv
+    has it."""
     wanted: dict[str, str] = {}
     for entry in data.split(b"\0"):
         name, separator, value = entry.partition(b"=")
@@ -112,9 +118,11 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
 
 
 def resolve(args: list[BlockedCall], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies on; `index` is its place.
+    """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies
+    on; `index` is its place.
 
-    A path is read from the process's memory only if the thread stands in this very call, and is believed only if it still does
+    A path is read from the process's memory only if the thread stands in this very call, and is believed only
+    if it still does
     afterwards: nobody learns what lies elsewhere.
     """
     tell = state.get("tell")
@@ -129,7 +137,8 @@ def resolve(args: list[BlockedCall], state: dict[str, Any]) -> list[dict[str, An
 
 
 def name_users(args: list[int], state: dict[str, Any]) -> dict[str, str]:
-    """The names of these numeric users, by number in decimal; those that nobody knows are left out. Asks the site's directory."""
+    """The names of these numeric users, by number in decimal; those that nobody knows are left out. Asks the
+    site's directory."""
     names: dict[str, str] = {}
     for uid in args:
         try:
@@ -155,7 +164,8 @@ def _resolve_one(
         elif syscall in PATH_ARGUMENT:
             directory, place = PATH_ARGUMENT[syscall]
             path = _read_path(pid, args[place])
-            # Only now it is known whose memory that was: a set-user-id program may have taken the place of the one in this call.
+            # Only now it is known whose memory that was: a set-user-id program may have taken the place of
+            # the one in this call.
             check_process(pid, state)
             if not _stands_in(pid, thread, syscall, args) or read_stat(pid).start_ticks != began:
                 return ELSEWHERE
@@ -186,7 +196,8 @@ def describe_mount(path: str, mounts: tuple[Mount, ...]) -> dict[str, Any]:
 
 
 def _read_path(pid: int, pointer: int) -> str:
-    """The C string at `pointer` in the memory of `pid`, read page by page so that the page behind its end is not touched."""
+    """The C string at `pointer` in the memory of `pid`, read page by page so that the page behind its end is
+    not touched."""
     data = b""
     fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,9 +1,12 @@
 """What only a child may find out about processes: environment, program, command line; file and mount of a blocked call.
 
-One child, `identify`, is asked about many processes at once and tells each answer as it has it. If it does not come back,
-the first process without an answer is the one it hangs on: the child is set aside as `identify:PID` (`identify:PID:file` if it
+One child, `identify`, is asked about many processes at once and tells each answer as it has it. If it does
+not come back,
+the first process without an answer is the one it hangs on: the child is set aside as `identify:PID`
+(`identify:PID:file` if it
 was about files and mounts), that process is asked
-about no more until the child returns or the process is gone, and the others are asked about again in a fresh child. What
+about no more until the child returns or the process is gone, and the others are asked about again in a fresh
+child. What
 stands in D goes to a child of its own, so that the others need not wait for the deadline.
 """
 
@@ -38,7 +41,8 @@ MAX_AT_ONCE = 256
 MAX_IDENTIFICATIONS = 20
 """Programs may rename themselves; after so many new names it is no longer news."""
 MAX_SET_ASIDE = 6
-"""Children that hang on one process each; after that nothing new is asked about a process in D. Two less than may hang of a kind."""
+"""Children that hang on one process each; after that nothing new is asked about a process in D. Two less than
+may hang of a kind."""
 MAX_DIRECTORIES = 8
 
 ThreadKey = tuple[int, int, int]
@@ -95,7 +99,8 @@ class Identities:
         return requests
 
     def _first_of_each_user(self) -> list[int]:
-        """Those who wait to be identified, no more of a user, in D and otherwise, than can be asked about in this tick; counts all."""
+        """Those who wait to be identified, no more of a user, in D and otherwise, than can be asked about in
+        this tick; counts all."""
         entries, found = self.table.entries, list[int]()
         counts: Counter[tuple[int, bool]] = Counter()
         for pid in sorted(self.table.to_identify):
@@ -110,7 +115,8 @@ class Identities:
         return found
 
     def problems(self) -> list[str]:
-        """Users whose processes take more than can be asked at once, and those on whom a child has hung or spent its time."""
+        """Users whose processes take more than can be asked at once, and those on whom a child has hung or
+        spent its time."""
         found = []
         if self.table.unmet:
             uid, count = self.table.unmet.most_common(1)[0]

@@ -1,4 +1,5 @@
-"""Jobs on this node as the controller knows them from Slurm: whose they are, what is to be followed, and which run here now."""
+"""Jobs on this node as the controller knows them from Slurm: whose they are, what is to be followed, and
+which run here now."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class JobsMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class JobsHere:
-    """The newest word of the controller. Collectors and commands hold this object and read it; `hear` alone changes it."""
+    """The newest word of the controller. Collectors and commands hold this object and read it; `hear` alone
+    changes it."""
 
     watch: Mapping[str, JobWatch] = field(default_factory=dict)
     """By job."""
@@ -34,7 +36,8 @@ class JobsHere:
     _running: tuple[frozenset[str], float] | None = None
 
     def hear(self, watch: Iterable[JobWatch], running: Iterable[str] | None = None, now: float = 0.0) -> None:
-        """Takes over one reply: the jobs to watch, all of them, and the ids of those that Slurm has here (None: not known)."""
+        """Takes over one reply: the jobs to watch, all of them, and the ids of those that Slurm has here
+        (None: not known)."""
         self.watch = {each.job_id: each for each in watch}
         self.owners.clear()
         self.owners.update((each.job_id, each.uid) for each in self.watch.values())

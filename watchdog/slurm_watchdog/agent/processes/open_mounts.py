@@ -1,6 +1,7 @@
 """On which filesystems processes have files open or mapped: for a child, which may hang on a process without harm.
 
-A data set lies where no log and no checkpoint does, and its filesystem fails as well. Nothing is opened or looked up: names come from
+A data set lies where no log and no checkpoint does, and its filesystem fails as well. Nothing is opened or
+looked up: names come from
 the links in /proc/PID/fd and from /proc/PID/maps (whose descriptors may be closed long since), mounts from mountinfo.
 """
 
@@ -19,9 +20,11 @@ MAX_FDS: Final = 4096
 
 
 def list_open_mounts(args: list[tuple[str, int, bool]], state: dict[str, Any]) -> dict[str, list[str]]:
-    """For each [job id, pid, whether mapped files count]: the mount points, in the agent's own table, on which its files lie, by job.
+    """For each [job id, pid, whether mapped files count]: the mount points, in the agent's own table, on
+    which its files lie, by job.
 
-    Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves are left out. A process that ended,
+    Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
+    are left out. A process that ended,
     or that may not be looked into, adds nothing.
     """
     own = read_mounts()

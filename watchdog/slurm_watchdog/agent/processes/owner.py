@@ -1,7 +1,10 @@
-"""Whose a process is, for all that looks into it: what is not one ordinary user's, through and through, is not looked into.
+"""Whose a process is, for all that looks into it: what is not one ordinary user's, through and through, is
+not looked into.
 
-A set-user-id program, one with file capabilities and one whose rights were changed under way belong to somebody else than the user who
-started them: the kernel shows that by users that differ, or by another owner of its directory in /proc (it may not be dumped, proc(5)).
+A set-user-id program, one with file capabilities and one whose rights were changed under way belong to
+somebody else than the user who
+started them: the kernel shows that by users that differ, or by another owner of its directory in /proc (it
+may not be dumped, proc(5)).
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> s
 
 
 def read_refusal(pid: int, state: Mapping[str, Any]) -> str | None:
-    """The same of a living process, in a child with this state. Reads what blocks never. Raises OSError where it is gone."""
+    """The same of a living process, in a child with this state. Reads what blocks never. Raises OSError where
+    it is gone."""
     with open(f"/proc/{pid}/status", "rb") as file:
         uids = parse_uids(file.read(8192))
     return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, state.get(OWN))

@@ -27,7 +27,8 @@ class EntryMemory(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since yesterday."""
+    """What an agent knows of the processes of its node: who stood in a call yesterday has stood there since
+    yesterday."""
 
     entries: tuple[EntryMemory, ...] = ()
     to_identify: tuple[int, ...] = ()

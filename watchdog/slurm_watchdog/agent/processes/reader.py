@@ -1,6 +1,7 @@
 """The processes of all jobs on this node, in every tick, from /proc.
 
-In the loop only stat, status, cgroup, io, wchan, syscall and links of descriptors are read, and of new processes only what
+In the loop only stat, status, cgroup, io, wchan, syscall and links of descriptors are read, and of new
+processes only what
 cannot block (see process_table). All else is asked of the `identify` child (see identities).
 """
 
@@ -76,7 +77,8 @@ class ProcessReader:
     read_seats: Callable[[], Mapping[str, Mapping[int, Seat]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Members of jobs that the last look left aside, by job and user: too many (slurm_watchdog.agent.processes.crowd)."""
+    """Members of jobs that the last look left aside, by job and user: too many
+    (slurm_watchdog.agent.processes.crowd)."""
     _mine: list[Entry] = field(default_factory=list)
     """Those that are looked at in every tick."""
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
@@ -146,7 +148,8 @@ class ProcessReader:
         return None
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:
-        """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT); empty if nothing is known."""
+        """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT);
+        empty if nothing is known."""
         for entry in self._mine:
             environ = entry.known.environ or {}
             if self._speaks_for(entry, job_id) and "SLURM_JOB_ID" in environ:
@@ -154,7 +157,8 @@ class ProcessReader:
         return {}
 
     def _speaks_for(self, entry: Entry, job_id: str) -> bool:
-        """Whether what a process says about itself counts for the job: the owner's, and no program of somebody else's."""
+        """Whether what a process says about itself counts for the job: the owner's, and no program of
+        somebody else's."""
         member, known = entry.member, entry.known
         if member is None or member.job_id != job_id or known.foreign:
             return False
@@ -171,7 +175,8 @@ class ProcessReader:
         return entry.known if entry is not None else None
 
     def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
-        """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they exist, nobody looked."""
+        """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they
+        exist, nobody looked."""
         found: dict[str, None] = {}
         for entry in self._mine:
             if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
@@ -191,7 +196,8 @@ class ProcessReader:
         return min(ranks)[1] if ranks else None
 
     def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, Seat]]) -> None:
-        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before, unless `all_again`."""
+        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before,
+        unless `all_again`."""
         entries = self.table.entries
         watched = {entry.known.pid for entry in self._mine if not entry.crowd}
         for entry in entries.values():
@@ -336,7 +342,8 @@ class ProcessReader:
 
 
 def may_look_into_all(status: bytes) -> bool:
-    """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every other one."""
+    """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every
+    other one."""
     lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
     return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
 

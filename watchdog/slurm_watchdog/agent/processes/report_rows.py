@@ -1,6 +1,7 @@
 """Which processes a report names one by one, where there are many; and a report that is small enough to be sent. Pure.
 
-Helpers of a job (shells, compilers, the short programs of `xargs -P 128`) say little about a training, and come and go by the thousand.
+Helpers of a job (shells, compilers, the short programs of `xargs -P 128`) say little about a training, and
+come and go by the thousand.
 Ranks and what descends from them are named as long as there is room; of users with too many each has the same share.
 """
 
@@ -22,7 +23,8 @@ from slurm_watchdog.model.report import LeftOut, Report
 HELPERS_OF_JOB: Final = 64
 """Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen."""
 PROCESSES: Final = 2048
-"""Of a node. At about 300 bytes each, half a megabyte; the controller takes 4,096 (slurm_watchdog.controller.state.report_bounds)."""
+"""Of a node. At about 300 bytes each, half a megabyte; the controller takes 4,096
+(slurm_watchdog.controller.state.report_bounds)."""
 MAX_SAID: Final = 64
 """Jobs and users of whom is said how much was left out."""
 FEW_EVENTS: Final = 200
@@ -42,8 +44,10 @@ def choose(
     limit: int = PROCESSES,
     crowd: Mapping[tuple[str, int], int] = NO_CROWD,
 ) -> tuple[tuple[Process, ...], tuple[LeftOut, ...]]:
-    """The processes that are named, and how many are not, by job and user. `told` are those of the report before: they are named
-    first, so that nobody who is there looks gone. `crowd`: how many more there are that nobody looked at now, by job and user."""
+    """The processes that are named, and how many are not, by job and user. `told` are those of the report
+    before: they are named
+    first, so that nobody who is there looks gone. `crowd`: how many more there are that nobody looked at now,
+    by job and user."""
     helpers = Counter(row.job_id for row in processes if _is_quiet(row))
     if len(processes) <= limit and all(count <= HELPERS_OF_JOB for count in helpers.values()):
         return processes, _said(Counter(crowd))
@@ -78,7 +82,8 @@ def _is_quiet(row: Process) -> bool:
 
 
 def reduced(report: Report, why: str) -> Report:
-    """The report without most of what may be long, for one that was too large to be sent. Every process that it names stays, for
+    """The report without most of what may be long, for one that was too large to be sent. Every process that
+    it names stays, for
     one that is missing looks dead; of what it waits for only short names stay."""
     return replace(
         report,

@@ -1,10 +1,16 @@
-"""Ends one process that holds a GPU and whose job is over: in a child, with the right to signal, and after its own look at everything.
+"""Ends one process that holds a GPU and whose job is over: in a child, with the right to signal, and after
+its own look at everything.
 
-A pid is used again at once, and everything that is known about it is some seconds old. So the kernel's handle on the process is
-taken first (pidfd_open(2)); then all is read again; then the handle says whether that process still lives, in which case all that
-was read under its number was about it; and the signal goes to the handle, never to the number. An exec keeps number, handle and
-start time: user, name and open devices are looked at for that. Nobody's word is taken here, the agent's neither: a process below a
-slurmstepd, in the control group of a job that has one, or of a user whose job runs here, is left alone, and so are the system's.
+A pid is used again at once, and everything that is known about it is some seconds old. So the kernel's handle
+on the process is
+taken first (pidfd_open(2)); then all is read again; then the handle says whether that process still lives, in
+which case all that
+was read under its number was about it; and the signal goes to the handle, never to the number. An exec keeps
+number, handle and
+start time: user, name and open devices are looked at for that. Nobody's word is taken here, the agent's
+neither: a process below a
+slurmstepd, in the control group of a job that has one, or of a user whose job runs here, is left alone, and
+so are the system's.
 """
 
 from __future__ import annotations
@@ -61,7 +67,8 @@ class LeftAloneError(Exception):
 
 
 def end_process(args: SignalProcess, state: dict[str, Any]) -> dict[str, Any]:
-    """Given the fields of an EndProcess command, sends its signal (`look`: none) if all of it still holds; the fields of a ProcessEnd.
+    """Given the fields of an EndProcess command, sends its signal (`look`: none) if all of it still holds;
+    the fields of a ProcessEnd.
 
     Raises OSError where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent.
     """
@@ -123,7 +130,8 @@ def _after(handle: int, wanted: Wanted) -> ProcessEnd:
 
 
 def _has_ended(handle: int, wait_s: float = 0.0) -> bool:
-    """Whether the process of this handle has ended, its last thread too; one that waits for its parent's look counts as ended."""
+    """Whether the process of this handle has ended, its last thread too; one that waits for its parent's look
+    counts as ended."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     return bool(poll.poll(wait_s * 1000))
@@ -147,7 +155,8 @@ def _look(handle: int, wanted: Wanted) -> ProcessEnd:
 def _has_let_go(wanted: Wanted, state: str) -> bool:
     """Whether it has files open, and no GPU among them.
 
-    Of one that is ending the kernel shows no files, while the driver may not have let go of the memory yet: that is not it.
+    Of one that is ending the kernel shows no files, while the driver may not have let go of the memory yet:
+    that is not it.
     """
     try:
         count, minors = held(wanted)
@@ -190,7 +199,8 @@ def _most_stuck(pid: int) -> tuple[str, str]:
 
 
 def check(wanted: Wanted) -> None:
-    """Whether this process may get a signal, by what /proc says at this moment. Raises LeftAloneError, OSError, ValueError."""
+    """Whether this process may get a signal, by what /proc says at this moment. Raises LeftAloneError,
+    OSError, ValueError."""
     stat = read_stat_of(wanted.pid)
     if stat.start_ticks != wanted.start_ticks:
         raise LeftAloneError("its number belongs to another process by now")
@@ -244,7 +254,8 @@ def _processes() -> Iterator[tuple[int, Stat]]:
 
 
 def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
-    """Every slurmstepd, and the job it looks after; None if it does not say. Who only calls himself so protects nothing."""
+    """Every slurmstepd, and the job it looks after; None if it does not say. Who only calls himself so
+    protects nothing."""
     for pid, stat in processes.items():
         if stat.comm != "slurmstepd" or not _is_slurms(pid):
             continue
@@ -262,8 +273,10 @@ def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
 
 
 def _is_slurms(pid: int) -> bool:
-    """Whether it is root's, by its real user (the effective one is the job owner's for moments), and runs a program of that name: one of
-    root's that somebody has started under another name, as sudo, does not. What can't be read protects: it may be the real one."""
+    """Whether it is root's, by its real user (the effective one is the job owner's for moments), and runs a
+    program of that name: one of
+    root's that somebody has started under another name, as sudo, does not. What can't be read protects: it
+    may be the real one."""
     try:
         if (uids := _uids(pid)) and uids[0] != 0:
             return False

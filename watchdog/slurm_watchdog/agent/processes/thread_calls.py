@@ -1,7 +1,9 @@
 """What the kernel says of threads only to their owner, and to whoever may trace everybody: read in the child `look`.
 
-An agent with that right reads these small files in its loop, where they cannot hang (see process_table); one without asks for many at
-once. Nothing of a process's memory is in them: the call it stands in, what it waits for, its counters, names of open files.
+An agent with that right reads these small files in its loop, where they cannot hang (see process_table); one
+without asks for many at
+once. Nothing of a process's memory is in them: the call it stands in, what it waits for, its counters, names
+of open files.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _IDLE: Final = idle_numbers(_MACHINE)
 def look_at_calls(args: list[tuple[str, int, int]], state: dict[str, Any]) -> list[Any]:
     """For each [what, pid, thread] its answer, None where the thread is gone or may not be looked at.
 
-    `io`: the text of /proc/PID/io. `call`: [line of syscall, wchan, io, open file or None], of which all but the first are empty
+    `io`: the text of /proc/PID/io. `call`: [line of syscall, wchan, io, open file or None], of which all but
+    the first are empty
     where the call concerns no file. `devices`: [number of open files, those that are devices].
     """
     with ExitStack() as stack:
@@ -100,5 +103,6 @@ def _int32(value: int) -> int:
 
 
 OF_ANYBODY: Final = frozenset({"devices"})
-"""Also of root's and the system's processes: a daemon that holds a GPU is one of those. It tells numbers of GPUs, nothing of the process."""
+"""Also of root's and the system's processes: a daemon that holds a GPU is one of those. It tells numbers of
+GPUs, nothing of the process."""
 _KINDS: Final[dict[str, Callable[[int, int, int], Any]]] = {"io": _io, "call": _call, "devices": _devices}

@@ -1,6 +1,8 @@
-"""What an agent leaves to the one that it becomes: over a new configuration nothing is told twice, nothing is lost, nobody is forgotten.
+"""What an agent leaves to the one that it becomes: over a new configuration nothing is told twice, nothing is
+lost, nobody is forgotten.
 
-It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after any other restart.
+It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after
+any other restart.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_handover(handover: Handover) -> int:
-    """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises OSError."""
+    """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises
+    OSError."""
     fd = os.memfd_create("handover", 0)
     data = encode(
         msgspec.to_builtins(handover, str_keys=True)

@@ -1,4 +1,5 @@
-"""Which child may be started: so many in all, of one user, about one mount, and fewer once they hang. Whatever hangs, the others are served."""
+"""Which child may be started: so many in all, of one user, about one mount, and fewer once they hang.
+Whatever hangs, the others are served."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ MAX_WORKERS = 48
 MAX_HUNG_OF_GROUP = 8
 """And so many about one mount, or of one kind: the ninth process whose memory is locked would teach nothing new."""
 MAX_HUNG_OF_USER = 4
-"""Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the others are served."""
+"""Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the
+others are served."""
 MAX_OF_USER = 12
 """Children that are one user: one for each mount with his files."""
 KEPT_FREE = 12
@@ -69,7 +71,8 @@ class Admission:
         return bool(idle)
 
     def limited_users(self, now: float) -> dict[int, int]:
-        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from any thread."""
+        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from
+        any thread."""
         waiting = Counter(worker.uid for worker in list(self.workers.values()) if worker.hung)
         return {
             uid: waiting[uid]

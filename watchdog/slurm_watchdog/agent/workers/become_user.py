@@ -1,6 +1,7 @@
 """Turning a child into another user, for good and without anything left of what it could do before.
 
-Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few capabilities would keep
+Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few
+capabilities would keep
 them through the same calls: so they are given up by name, and the kernel is asked afterwards.
 """
 
@@ -28,11 +29,13 @@ LEAST_UID: Final = 100
 MAX_UID: Final = 2**32 - 2
 """The last number means `nobody in particular` to the kernel (setresuid(2))."""
 NOBODY: Final = frozenset({65534, 65535})
-"""`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user (systemd.io, Users, Groups, UIDs)."""
+"""`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user
+(systemd.io, Users, Groups, UIDs)."""
 
 
 def parse_min_uid(text: str) -> int:
-    """UID_MIN in the text of /etc/login.defs (see login.defs(5)); 1000, as it is shipped, where that says nothing sensible."""
+    """UID_MIN in the text of /etc/login.defs (see login.defs(5)); 1000, as it is shipped, where that says
+    nothing sensible."""
     for line in text.splitlines():
         words = line.split()
         if (
@@ -86,7 +89,8 @@ def may_become_others() -> bool:
 
 
 def read_overflow_uids() -> frozenset[int]:
-    """As whom the kernel shows users that it cannot name (proc(5)): files of another user namespace, a filesystem of 16-bit numbers."""
+    """As whom the kernel shows users that it cannot name (proc(5)): files of another user namespace, a
+    filesystem of 16-bit numbers."""
     found = set()
     for name in ("kernel/overflowuid", "fs/overflowuid"):
         try:
@@ -107,14 +111,17 @@ _alone: list[int] = []
 
 
 def serve_alone(uid: int) -> None:
-    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as nobody else: an agent of one
-    person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that has no other user: what is root's own
+    """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as
+    nobody else: an agent of one
+    person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that has no other
+    user: what is root's own
     is no more than root has already, and nobody else's claim counts."""
     _alone[:] = [uid]
 
 
 def refusal_as(uid: int) -> str | None:
-    """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary user. The one place that says."""
+    """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary
+    user. The one place that says."""
     if _alone:
         return (
             None
@@ -159,8 +166,10 @@ def give_up_capabilities() -> None:
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec, for good: in the permitted,
-    inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no program gives more back. Raises OSError.
+    """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec,
+    for good: in the permitted,
+    inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no program
+    gives more back. Raises OSError.
     """
     mask = sum(1 << each for each in kept) & capabilities()
     _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

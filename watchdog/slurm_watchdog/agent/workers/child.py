@@ -1,10 +1,13 @@
 """What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
 
-Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is [number, value],
-the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the child has begun, and
+Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is
+[number, value],
+the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the
+child has begun, and
 its pid; an error that there is none. Nothing here evaluates what a worker says.
 
-The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see slurm_watchdog.agent.helper.server).
+The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see
+slurm_watchdog.agent.helper.server).
 """
 
 from __future__ import annotations
@@ -47,9 +50,11 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Function = Callable[[Any, dict[str, Any]], Any]
-"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as the worker.
+"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as
+the worker.
 
-`state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line never returns.
+`state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line
+never returns.
 """
 
 

@@ -1,7 +1,10 @@
-"""What a child does that has not answered: only one that stands in a call that does not return says something about its resource.
+"""What a child does that has not answered: only one that stands in a call that does not return says something
+about its resource.
 
-Stopped, killed, without CPU or in the middle of a page fault (out of memory) it says nothing: the user as whom it runs may have had a
-hand in that. So the kernel is asked, twice with a second in between, as it is asked about the ranks (agent.proc.blocked_calls).
+Stopped, killed, without CPU or in the middle of a page fault (out of memory) it says nothing: the user as
+whom it runs may have had a
+hand in that. So the kernel is asked, twice with a second in between, as it is asked about the ranks
+(agent.proc.blocked_calls).
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Look:
 
 
 def look_at(pid: int, start_ticks: int, now: float) -> Look:
-    """State and CPU time, which everybody may read, and the call, which only some may. Never blocks (see process_table)."""
+    """State and CPU time, which everybody may read, and the call, which only some may. Never blocks (see
+    process_table)."""
     try:
         stat = parse_stat(read_file(f"/proc/{pid}/stat"))
     except (OSError, ValueError):

@@ -2,11 +2,14 @@
 
 A small process, the spawner, is forked before the agent has any thread. On request it forks workers that share its
 memory; each worker serves one resource, named by its key (`identify`, `stacks`, `files:/shared:1000`). A worker that
-misses its deadline is left alone: it is reported as hung, gets nothing more to do and is not replaced, until it answers;
+misses its deadline is left alone: it is reported as hung, gets nothing more to do and is not replaced, until
+it answers;
 that answer is dropped, and the worker is free again. The agent's loop never waits for any of them.
 
-Where one worker serves many things of which one hangs (processes to identify), it tells what it has found piece by piece, so
-that its asker knows which one it was; `rename` then sets it aside under that one's name, and the others get a fresh worker.
+Where one worker serves many things of which one hangs (processes to identify), it tells what it has found
+piece by piece, so
+that its asker knows which one it was; `rename` then sets it aside under that one's name, and the others get a
+fresh worker.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ __all__ = ["Answer", "Function", "InheritedWorker", "SpawnerDied", "Then", "Work
 log = logging.getLogger(__name__)
 
 PAUSE_S = 5.0
-"""Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children with it perhaps."""
+"""Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children
+with it perhaps."""
 GRACE_S = 1.0
 LOOK_S = 5.0
 """Deadline of one look at a child of the helper."""
@@ -74,8 +78,10 @@ class WorkerPool:
     ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
 
-        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its rights. `left` are the
-        children of the agent that this process was before: each is waited for, and not replaced until it has come back or ended.
+        Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its
+        rights. `left` are the
+        children of the agent that this process was before: each is waited for, and not replaced until it has
+        come back or ended.
         """
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
@@ -104,12 +110,17 @@ class WorkerPool:
         self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Then, uid: int = -1,
         *, on_part: OnPart | None = None, idle_s: float | None = None,
     ) -> int | None:  # fmt: skip
-        """Gives `key`'s worker something to do; returns the request's number, or None if it is busy, hung or can't be had.
+        """Gives `key`'s worker something to do; returns the request's number, or None if it is busy, hung or
+        can't be had.
 
-        The worker is started if there is none; with `uid` it becomes that user first. `then` is called once, by `poll` or
-        `settle`: with the answer, or when the deadline has passed. Before that `on_part` is called with each part that the
-        function tells ahead; those that come after the deadline are dropped, as the answer is. The worker ends when it has
-        been idle for `idle_s` (0: as soon as it has answered; None: what suits its kind). Raises ProbesLost if no worker can
+        The worker is started if there is none; with `uid` it becomes that user first. `then` is called once,
+        by `poll` or
+        `settle`: with the answer, or when the deadline has passed. Before that `on_part` is called with each
+        part that the
+        function tells ahead; those that come after the deadline are dropped, as the answer is. The worker
+        ends when it has
+        been idle for `idle_s` (0: as soon as it has answered; None: what suits its kind). Raises ProbesLost
+        if no worker can
         be started ever again.
         """
         worker = self._workers.get(key)
@@ -185,12 +196,14 @@ class WorkerPool:
         return worker is None or worker.request is None
 
     def hung_since(self, key: str, now: float) -> float | None:
-        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung, or was never started."""
+        """For how many seconds the hung worker of `key` has been waiting; None if it is not hung, or was
+        never started."""
         worker = self._workers.get(key)
         return now - worker.asked_at if worker is not None and worker.hung and worker.born else None
 
     def is_stuck(self, key: str) -> bool:
-        """Whether the worker of `key` was seen to stand in a call that does not return: only then it says anything about its resource."""
+        """Whether the worker of `key` was seen to stand in a call that does not return: only then it says
+        anything about its resource."""
         worker = self._workers.get(key)
         return worker is not None and worker.born and is_stuck(worker)
 
@@ -222,7 +235,8 @@ class WorkerPool:
         return tuple(found)
 
     def limited_users(self) -> dict[int, int]:
-        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from any thread."""
+        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from
+        any thread."""
         return self._admission.limited_users(self._looked_at)
 
     def filenos(self) -> list[int]:
@@ -235,9 +249,11 @@ class WorkerPool:
             raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:
-        """Sets the hung worker of `key` aside as `new_key`: still reported, given nothing to do, ended when it comes back.
+        """Sets the hung worker of `key` aside as `new_key`: still reported, given nothing to do, ended when
+        it comes back.
 
-        `key` gets a fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung, if one that
+        `key` gets a fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung,
+        if one that
         is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs no further child.
         """
         worker = self._workers.get(key)
@@ -262,8 +278,10 @@ class WorkerPool:
         return list(self._workers)
 
     def leave(self) -> tuple[InheritedWorker, ...]:
-        """Those that have something to do, for the agent that this process becomes by exec: to be called before `close`, which leaves
-        their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that can't be."""
+        """Those that have something to do, for the agent that this process becomes by exec: to be called
+        before `close`, which leaves
+        their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that
+        can't be."""
         left = []
         for worker in [worker for worker in self._workers.values() if worker.request is not None]:
             told = left_of(worker)

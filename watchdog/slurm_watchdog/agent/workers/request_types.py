@@ -1,6 +1,7 @@
 """What workers can be asked: the type of each request, with its bounds. Pure.
 
-Which function does it, as whom, and what else must hold is in slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.own_requests.
+Which function does it, as whom, and what else must hold is in slurm_watchdog.agent.helper.requests and
+slurm_watchdog.agent.own_requests.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ class ProbeDirectory(Request, frozen=True):
 
 
 class SignalProcess(Request, frozen=True):
-    """One process that outlived its job on a GPU: see slurm_watchdog.agent.processes.terminate, which believes none of it."""
+    """One process that outlived its job on a GPU: see slurm_watchdog.agent.processes.terminate, which
+    believes none of it."""
 
     pid: Pid
     start_ticks: Ticks
@@ -158,13 +160,15 @@ class ReadGpus(Request, frozen=True):
     """NVML's values of every GPU."""
 
     dear: Literal["all"] | list[tuple[int, str]]
-    """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and more while `budget_s` of driver
+    """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and
+    more while `budget_s` of driver
     time lasts. `all`: the processes of every GPU, whatever it takes."""
     budget_s: Seconds
 
 
 class CheckConfig(Request, frozen=True):
-    """Whether the configuration in `file` can take the place of the `running` one, JSON of slurm_watchdog.config.agent_settings.Settings."""
+    """Whether the configuration in `file` can take the place of the `running` one, JSON of
+    slurm_watchdog.config.agent_settings.Settings."""
 
     file: Path
     running: str

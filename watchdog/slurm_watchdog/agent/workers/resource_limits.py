@@ -1,6 +1,7 @@
 """What a child that works on users' data may use: CPU time for one request, address space, no core file.
 
-A parser that meets hostile data ends with a reason, not with a core that spins or a unit that is out of memory. Three steps: an exception
+A parser that meets hostile data ends with a reason, not with a core that spins or a unit that is out of
+memory. Three steps: an exception
 when the budget is spent, the kernel's signal where no Python code gets its turn, and the limit of the address space.
 """
 
@@ -15,13 +16,16 @@ from types import FrameType
 from typing import Final
 
 CPU_S: Final = 5.0
-"""Of CPU time for one request: half of the usual deadline (agent.probe_deadline), and a hundred times what the longest look takes."""
+"""Of CPU time for one request: half of the usual deadline (agent.probe_deadline), and a hundred times what
+the longest look takes."""
 CPU_OF_S: Final[Mapping[str, float]] = {"dump_stacks": 20.0, "read_gpus": 60.0}
-"""64 processes with 4 MiB of JSON each; NVML, whose driver may spend seconds in its first answer, and which parses nobody's data."""
+"""64 processes with 4 MiB of JSON each; NVML, whose driver may spend seconds in its first answer, and which
+parses nobody's data."""
 KILLED_AFTER_S: Final = 5.0
 """More of CPU time before the kernel kills a child in which the exception did not come through."""
 ADDRESS_SPACE: Final = 256 << 20
-"""Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer (probe_child.MAX_FRAME) some 100."""
+"""Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer
+(probe_child.MAX_FRAME) some 100."""
 UNLIMITED: Final = frozenset({"read_gpus"})
 """Driver libraries map address space as they like, and read no user's data."""
 
@@ -37,7 +41,8 @@ def forbid_core_files() -> None:
 
 
 def limit_address_space(room: int = ADDRESS_SPACE) -> None:
-    """From now on at most `room` bytes more than this process has mapped now. Where that is not known nothing changes."""
+    """From now on at most `room` bytes more than this process has mapped now. Where that is not known nothing
+    changes."""
     with suppress(ValueError, OSError, IndexError):
         with open("/proc/self/statm", "rb") as file:
             mapped = int(file.read().split()[0]) * resource.getpagesize()
@@ -49,7 +54,8 @@ def limit_address_space(room: int = ADDRESS_SPACE) -> None:
 
 @contextmanager
 def cpu_budget(seconds: float) -> Iterator[None]:
-    """Raises CpuSpentError in the block once this process has used so much CPU time in it, again each second after that; the kernel
+    """Raises CpuSpentError in the block once this process has used so much CPU time in it, again each second
+    after that; the kernel
     kills a process that goes on for KILLED_AFTER_S more."""
     before = signal.signal(signal.SIGPROF, _spent)
     usage = resource.getrusage(resource.RUSAGE_SELF)

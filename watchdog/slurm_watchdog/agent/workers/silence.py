@@ -53,7 +53,8 @@ def why_silent(worker: Worker, now: float) -> str | None:
 
 
 def why_given_up(worker: Worker, now: float) -> str | None:
-    """Why a hung child, stopped meanwhile or computing again, is to be ended, so that the next question goes to a fresh one; else None."""
+    """Why a hung child, stopped meanwhile or computing again, is to be ended, so that the next question goes
+    to a fresh one; else None."""
     look = worker.last_look
     if not worker.born or look is None or look.at != now or (why := why_no_answer(look)) is None:
         return None

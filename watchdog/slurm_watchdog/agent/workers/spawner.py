@@ -1,4 +1,5 @@
-"""The agent's end of its spawner: the small process from which all workers are forked (slurm_watchdog.agent.workers.child)."""
+"""The agent's end of its spawner: the small process from which all workers are forked
+(slurm_watchdog.agent.workers.child)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Spawner:
         return self._control.fileno()
 
     def start(self, key: str, uid: int, fd: int) -> None:
-        """Asks for a worker behind the socket `fd`. Raises OSError if it can't be asked now, SpawnerDied if it never can be again."""
+        """Asks for a worker behind the socket `fd`. Raises OSError if it can't be asked now, SpawnerDied if
+        it never can be again."""
         try:
             socket.send_fds(self._control, [encode([key, uid])], [fd])
         except (BrokenPipeError, ConnectionError) as error:

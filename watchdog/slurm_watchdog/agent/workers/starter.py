@@ -18,7 +18,8 @@ class Starter:
         """`waiter` watches the connection to the helper, too."""
         self._spawner, self._helper, self._waiter = spawner, helper, waiter
         self.problem = ""
-        """Why no child can be started now: out of descriptors, the spawner is stopped, or as a child has said itself."""
+        """Why no child can be started now: out of descriptors, the spawner is stopped, or as a child has said
+        itself."""
 
     def start(self, key: str, uid: int, now: float, helped: bool) -> socket.socket | None:
         """Our end of a new child's socket; None, with `problem`, if it can't be asked for. Raises SpawnerDied."""

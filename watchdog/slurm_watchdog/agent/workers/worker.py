@@ -1,4 +1,5 @@
-"""One child as the agent sees it: what it was asked, what has come of it, and what goes over to the agent that this process becomes."""
+"""One child as the agent sees it: what it was asked, what has come of it, and what goes over to the agent
+that this process becomes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 600.0
 IDLE_OF_KIND_S = {"identify": 30.0, "stacks": 20.0, "probe": 5.0}
-"""An idle child costs about 3 MiB, starting one about 2 ms: what is needed less than once a minute does not wait for work."""
+"""An idle child costs about 3 MiB, starting one about 2 ms: what is needed less than once a minute does not
+wait for work."""
 READ_SIZE = 1 << 16
 MAX_READS = 256
 """Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop."""
@@ -35,7 +37,8 @@ class Answer:
 
 
 class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that had something to do when its agent became a new one: who it is, and what has gone to and fro until then."""
+    """A child that had something to do when its agent became a new one: who it is, and what has gone to and
+    fro until then."""
 
     key: str
     uid: int

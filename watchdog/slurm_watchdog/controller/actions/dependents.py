@@ -12,7 +12,8 @@ _ANY_JOB = re.compile(r"\d+(?:_\d+|_\*)?")
 
 
 def jobs_behind(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
-    """Jobs of the same owner that wait for `job`: later elements of its array, and those whose --dependency names it (or
+    """Jobs of the same owner that wait for `job`: later elements of its array, and those whose --dependency
+    names it (or
     `singleton` under the same name). Those that run already come first."""
     found = [
         other

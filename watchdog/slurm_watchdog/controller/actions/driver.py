@@ -26,7 +26,14 @@ from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, st
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.diagnose.filesystem import CONVICTS_FOR_S
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Outcome, Rung, RungOutcome, RungRecord
+from slurm_watchdog.model.actions import (
+    ActionEnd,
+    ActionRun,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
+    Outcome,
+)
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.observations import Process
@@ -40,15 +47,15 @@ log = logging.getLogger(__name__)
 
 TOUCHES = frozenset(
     {
-        Rung.WRITE_KILL_SWITCH,
-        Rung.SIGNAL_USR1,
-        Rung.SIGNAL_TERM,
-        Rung.REQUEUE_HOLD,
-        Rung.CANCEL,
-        Rung.RESUBMIT,
+        Operation.WRITE_KILL_SWITCH,
+        Operation.SIGNAL_USR1,
+        Operation.SIGNAL_TERM,
+        Operation.REQUEUE_HOLD,
+        Operation.CANCEL,
+        Operation.RESUBMIT,
     }
 )
-"""Rungs after which a run ends, and what it logs about that, because of us."""
+"""Operations after which a run ends, and what it logs about that, because of us."""
 SURE_TRIES = 2
 """So often every node is asked to remove a kill switch, also one that does not report."""
 
@@ -82,28 +89,32 @@ class Driver:
         self._abandoned_by: str | None = None
 
     def abandon(self, by: str) -> bool:
-        """Ends the action before anything is done to the job but asking it to save, for the operator `by`. False: it is too late."""
+        """Ends the action before anything is done to the job but asking it to save, for the operator `by`.
+        False: it is too late."""
         if self.run.end is not None or not can_be_abandoned(self.run):
             return False
         self._abandoned_by = by
         return True
 
     def _write_abandoned(self) -> None:
-        """The operator's word goes into the journal as a rung: a controller that dies now comes back to it."""
+        """The operator's word goes into the journal as an operation: a controller that dies now comes back to it."""
         by, self._abandoned_by = self._abandoned_by, None
         if by is None or not can_be_abandoned(self.run):
             return
         at = clock.wall()
-        self._tools.journal.rung_intent(self.run.decision.id, Rung.ABANDON, 1, at)
-        self._put(RungRecord(rung=Rung.ABANDON, attempt=1, intent_at=at))
+        self._tools.journal.operation_intent(self.run.decision.id, Operation.ABANDON, 1, at)
+        self._put(OperationRecord(operation=Operation.ABANDON, attempt=1, intent_at=at))
         self._close(
-            Rung.ABANDON, 1, RungOutcome.DONE, f"{by} cancelled the restart; the job was left as it is"
+            Operation.ABANDON,
+            1,
+            OperationOutcome.DONE,
+            f"{by} cancelled the restart; the job was left as it is",
         )
 
     async def drive(self) -> ActionEnd:
         """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
         for record in self.run.records:  # of a controller before this one
-            if record.rung in TOUCHES:
+            if record.operation in TOUCHES:
                 self._note_touched(clock.monotonic() - max(0.0, clock.wall() - record.intent_at))
         while True:
             world = await self._look()
@@ -128,15 +139,15 @@ class Driver:
             return
         self.waiting_for = ""
         if isinstance(move, Reconcile):
-            self._close(move.rung, move.attempt, move.outcome, move.detail)
+            self._close(move.operation, move.attempt, move.outcome, move.detail)
         elif isinstance(move, Execute):
             at = clock.wall()
-            self._tools.journal.rung_intent(self.run.decision.id, move.rung, move.attempt, at)
-            self._put(RungRecord(rung=move.rung, attempt=move.attempt, intent_at=at))
-            if move.rung in TOUCHES and not move.skip:
+            self._tools.journal.operation_intent(self.run.decision.id, move.operation, move.attempt, at)
+            self._put(OperationRecord(operation=move.operation, attempt=move.attempt, intent_at=at))
+            if move.operation in TOUCHES and not move.skip:
                 self._note_touched(clock.monotonic())
-            outcome, detail = (RungOutcome.SKIPPED, move.skip) if move.skip else await self._pull(move)
-            self._close(move.rung, move.attempt, outcome, detail)
+            outcome, detail = (OperationOutcome.SKIPPED, move.skip) if move.skip else await self._pull(move)
+            self._close(move.operation, move.attempt, outcome, detail)
 
     def _note_touched(self, at: float | None) -> None:
         fence = self.run.decision.fence
@@ -153,17 +164,19 @@ class Driver:
         process = self.run.decision.process
         return f"job {self._job_id}" if process is None else f"process {process.pid} on {process.node}"
 
-    def _put(self, record: RungRecord) -> None:
-        others = tuple(r for r in self.run.records if (r.rung, r.attempt) != (record.rung, record.attempt))
+    def _put(self, record: OperationRecord) -> None:
+        others = tuple(
+            r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt)
+        )
         self.run = replace(self.run, records=(*others, record))
 
-    def _close(self, rung: Rung, attempt: int, outcome: RungOutcome, detail: str) -> None:
+    def _close(self, operation: Operation, attempt: int, outcome: OperationOutcome, detail: str) -> None:
         at = clock.wall()
-        self._tools.journal.rung_outcome(self.run.decision.id, rung, attempt, outcome, at, detail)
-        intent = next(r for r in self.run.records if r.rung is rung and r.attempt == attempt)
+        self._tools.journal.operation_outcome(self.run.decision.id, operation, attempt, outcome, at, detail)
+        intent = next(r for r in self.run.records if r.operation is operation and r.attempt == attempt)
         record = replace(intent, outcome=outcome, outcome_at=at, detail=detail)
         self._put(record)
-        log.info("%s: %s: %s (%s)", self._subject, rung, outcome, detail)
+        log.info("%s: %s: %s (%s)", self._subject, operation, outcome, detail)
         self._tools.on_record(self.run, record)
 
     async def _pull(self, move: Execute) -> Outcome:
@@ -171,30 +184,31 @@ class Driver:
         if decision.process is not None:
             return await self._pull_on_process(decision.process, move)
         assert decision.fence is not None
-        match move.rung:
-            case Rung.EVIDENCE if self._tools.collect is not None:
+        match move.operation:
+            case Operation.EVIDENCE if self._tools.collect is not None:
                 return await self._tools.collect(decision)
-            case Rung.WRITE_KILL_SWITCH:
+            case Operation.WRITE_KILL_SWITCH:
                 return await kill_switch.write(self._ask, decision, self._tools.command_deadline_s)
-            case Rung.WAIT_CHECKPOINT:
-                return RungOutcome.DONE, "a complete checkpoint came after the kill switch"
-            case Rung.REQUEUE_HOLD:
+            case Operation.WAIT_CHECKPOINT:
+                return OperationOutcome.DONE, "a complete checkpoint came after the kill switch"
+            case Operation.REQUEUE_HOLD:
                 return await requeue.requeue_hold(
                     self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
                 )
-            case Rung.SIGNAL_USR1 | Rung.SIGNAL_TERM:
-                name = "USR1" if move.rung is Rung.SIGNAL_USR1 else "TERM"
+            case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
+                name = "USR1" if move.operation is Operation.SIGNAL_USR1 else "TERM"
                 return await signals.send(self._tools.slurm, decision.fence, name, decision.signal_to)
-            case Rung.CANCEL:
+            case Operation.CANCEL:
                 return await cancel_resubmit.cancel(self._tools.slurm, decision.fence)
-            case Rung.RESUBMIT:
+            case Operation.RESUBMIT:
                 return await cancel_resubmit.resubmit(self._tools.slurm, decision, move.nodes)
-            case Rung.HOLD:
+            case Operation.HOLD:
                 return await cancel_resubmit.hold(self._tools.slurm, self._job_id)
-            case Rung.DRAIN | Rung.SET_DOWN | Rung.EXCLUDE:
+            case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
                 return await self._pull_on_nodes(move)
-            case Rung.REMOVE_KILL_SWITCH:
-                # An agent that is late after our own start is no dead one: it is passed over at the third try only, and by one who
+            case Operation.REMOVE_KILL_SWITCH:
+                # An agent that is late after our own start is no dead one: it is passed over at the third try
+                # only, and by one who
                 # has listened for a while, however often others have tried before.
                 reporting = frozenset(decision.nodes)
                 listened_s = clock.monotonic() - self._listens_from
@@ -203,16 +217,16 @@ class Driver:
                 return await kill_switch.remove(
                     self._ask, decision, reporting, self._tools.command_deadline_s
                 )
-            case Rung.RELEASE:
+            case Operation.RELEASE:
                 new = self._submitted() if move.instead else None
                 return await requeue.release(self._tools.slurm, self._job_id if new is None else new.job_id)
             case _:
-                raise AssertionError(f"the ladder has no lever for {move.rung}")
+                raise AssertionError(f"the ladder has no lever for {move.operation}")
 
     async def _pull_on_nodes(self, move: Execute) -> Outcome:
-        if move.rung is Rung.SET_DOWN:
+        if move.operation is Operation.SET_DOWN:
             return await self._set_down(move.nodes)
-        if move.rung is Rung.EXCLUDE:
+        if move.operation is Operation.EXCLUDE:
             return await self._exclude(move.nodes)
         decision = self.run.decision
         reason = f"{decision.by}, job {self._job_id}, incident {decision.incident_id}"
@@ -227,17 +241,17 @@ class Driver:
             if node in nodes and node not in there:
                 tools.journal.node_entry(node, "excluded", decision, clock.wall())
         outcome = await requeue.exclude(tools.slurm, self._job_id, nodes)
-        if outcome[0] is RungOutcome.DONE:
+        if outcome[0] is OperationOutcome.DONE:
             for entry in tools.journal.node_entries("excluded", self._job_id):
                 if entry.node not in nodes:
                     tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
         return outcome
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
-        if move.rung is Rung.DRAIN:
+        if move.operation is Operation.DRAIN:
             reason = process_driver.drain_reason(self.run, process, self._seen, self._tools.drain_reason)
             return await self._drain(move.nodes, reason)
-        return await process_driver.send(process, move.rung, self._tools)
+        return await process_driver.send(process, move.operation, self._tools)
 
     async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
         tools, decision = self._tools, self.run.decision
@@ -265,7 +279,8 @@ class Driver:
         return is_unkillable(self._there(node, job), self._tools.limits.set_down_after_s)
 
     def _there(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
-        """The job's processes on a node whose agent reports at this moment; none of a silent one: what it said last may be over."""
+        """The job's processes on a node whose agent reports at this moment; none of a silent one: what it
+        said last may be over."""
         state = self._tools.state
         return state.processes_on(node, job) if node in state.reporting_nodes(clock.monotonic()) else ()
 
@@ -293,7 +308,8 @@ class Driver:
         return await self._tools.desk.ask(node, command, deadline_s)
 
     async def _look(self) -> Observed:
-        """The job as Slurm has it at this moment, and what the agents say of its run; or the process, as its node has it."""
+        """The job as Slurm has it at this moment, and what the agents say of its run; or the process, as its
+        node has it."""
         if self.run.decision.process is not None:
             world = await process_driver.look(
                 self.run, self.run.decision.process, self._tools, self._taken_up_at
@@ -351,8 +367,10 @@ class Driver:
         )
 
     def _loaded_step(self, after: JobView | None) -> int | None:
-        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known. What was saved last of all may be
-        newer than the last step that was read; that run's last step is noted, too: it may have made steps while it was ended."""
+        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known.
+        What was saved last of all may be
+        newer than the last step that was read; that run's last step is noted, too: it may have made steps
+        while it was ended."""
         fence = self.run.decision.fence
         past = after.past if after is not None else ()
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
@@ -366,7 +384,7 @@ class Driver:
 
     def _submitted(self) -> SlurmJob | None:
         """The job that was submitted in place of ours, known by its comment; of several the first one."""
-        if not any(record.rung is Rung.RESUBMIT for record in self.run.records):
+        if not any(record.operation is Operation.RESUBMIT for record in self.run.records):
             return None
         mark = cancel_resubmit.mark_of(self.run.decision)
         found = [job for job in self._tools.state.jobs.values() if mark in job.comment.split()]
@@ -374,7 +392,7 @@ class Driver:
 
     def _has_looked_for_submission(self, now: float) -> bool:
         """Whether Slurm has listed its jobs since the last try, or since we took the action up."""
-        open_try = any(r.rung is Rung.RESUBMIT for r in self.run.records)
+        open_try = any(r.operation is Operation.RESUBMIT for r in self.run.records)
         if not open_try:
             self._submission_noticed = None
             return False
@@ -386,7 +404,8 @@ class Driver:
         )
 
     def _exclude_objection(self, job: SlurmJob | None) -> str | None:
-        """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept from already count."""
+        """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept
+        from already count."""
         exclude = self.run.decision.exclude
         if job is None or not exclude:
             return None

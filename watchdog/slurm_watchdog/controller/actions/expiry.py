@@ -1,4 +1,5 @@
-"""Takes back what we did to nodes when it has lasted long enough: exclusions of jobs that wait, and drains that nobody has touched."""
+"""Takes back what we did to nodes when it has lasted long enough: exclusions of jobs that wait, and drains
+that nobody has touched."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from slurm_watchdog.actuate import drain, requeue
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import Journal, NodeEntry
-from slurm_watchdog.model.actions import RungOutcome
+from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import WAITING
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
@@ -32,7 +33,8 @@ async def sweep(
     busy: frozenset[str],
     lifetimes: Lifetimes,
 ) -> None:
-    """One round. `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for. Raises JournalError."""
+    """One round. `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for.
+    Raises JournalError."""
     wall = clock.wall()
     if lifetimes.drain_s > 0:
         for entry in journal.node_entries("drained"):
@@ -54,7 +56,8 @@ def _note(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> Non
 
 
 async def _allow_again(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | None) -> tuple[bool, str]:
-    """A job that waits may use the node again. One that runs keeps its list: Slurm changes that of pending jobs only."""
+    """A job that waits may use the node again. One that runs keeps its list: Slurm changes that of pending
+    jobs only."""
     if listed is None:
         return True, f"job {entry.job_id} is over"
     if listed.state not in WAITING:
@@ -67,6 +70,6 @@ async def _allow_again(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | 
         return True, f"job {entry.job_id} is not kept from it any more"
     nodes = tuple(node for node in job.excluded_nodes if node != entry.node)
     outcome, detail = await requeue.exclude(slurm, entry.job_id, nodes)
-    if outcome is RungOutcome.DONE:
+    if outcome is OperationOutcome.DONE:
         return True, f"job {entry.job_id} may use it again: our exclusion was over"
-    return outcome is RungOutcome.FAILED, f"job {entry.job_id}: {detail}"
+    return outcome is OperationOutcome.FAILED, f"job {entry.job_id}: {detail}"

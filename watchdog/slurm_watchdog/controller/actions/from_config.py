@@ -38,7 +38,7 @@ def limits_of(config: Config) -> Limits:
 
 
 def ladder_limits_of(config: Config) -> LadderLimits:
-    """The limits of the rungs."""
+    """The limits of the operations."""
     ladder = config.ladder
     return LadderLimits(
         kill_switch_s=ladder.kill_switch_limit,

@@ -1,4 +1,5 @@
-"""The actions under way: goes on with what a journal left open, drives each to its end, says how it ended, takes back what lasted long enough."""
+"""The actions under way: goes on with what a journal left open, drives each to its end, says how it ended,
+takes back what lasted long enough."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import Action, ActionRun, RungRecord
+from slurm_watchdog.model.actions import Action, ActionRun, OperationRecord
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
 
 log = logging.getLogger(__name__)
@@ -85,14 +86,16 @@ class Actions:
         )
 
     def waiting(self, decision_id: str) -> tuple[str, float | None] | None:
-        """What an action under way waits for, in words, and when it gives that up (wall clock); None if it waits for nothing."""
+        """What an action under way waits for, in words, and when it gives that up (wall clock); None if it
+        waits for nothing."""
         driver = self._drivers.get(decision_id)
         return (
             (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
         )
 
     def abandon(self, job_id: str, by: str) -> str | None:
-        """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it is being ended."""
+        """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it
+        is being ended."""
         for driver in self._drivers.values():
             fence = driver.run.decision.fence
             if fence is None or fence.job_id != job_id or driver.run.decision.asked_by is None:
@@ -110,18 +113,19 @@ class Actions:
         """The runs and processes that are being acted on, sorted, as a recording names them."""
         return sorted(own_records.subject_of(driver.run.decision) for driver in self._drivers.values())
 
-    def rungs(self) -> dict[str, str]:
-        """Job -> the rung at which an action on it is; `between` while none is being tried."""
+    def operations(self) -> dict[str, str]:
+        """Job -> the operation at which an action on it is; `between` while none is being tried."""
         return {
             driver.run.decision.fence.job_id: next(
-                (str(record.rung) for record in driver.run.records if record.outcome is None), "between"
+                (str(record.operation) for record in driver.run.records if record.outcome is None), "between"
             )
             for driver in self._drivers.values()
             if driver.run.decision.fence is not None
         }
 
     def under_way(self, wall: float) -> dict[str, str]:
-        """Job -> the action on it and what that waits for. What a wait quotes after its colon may be a user's, and everybody reads this."""
+        """Job -> the action on it and what that waits for. What a wait quotes after its colon may be a
+        user's, and everybody reads this."""
         found = {}
         for driver in self._drivers.values():
             decision = driver.run.decision
@@ -139,7 +143,8 @@ class Actions:
         return found | self.stuck()
 
     def stuck(self) -> dict[str, str]:
-        """Job -> why its restart does not come about, where its old run does not end on a node. No user's words: everybody reads it."""
+        """Job -> why its restart does not come about, where its old run does not end on a node. No user's
+        words: everybody reads it."""
         return {
             driver.run.decision.fence.job_id: "its restart waits until its old run has ended on "
             f"{', '.join(driver.held_up_on)} (explain has the processes, and what helps)"
@@ -169,10 +174,10 @@ class Actions:
             if run.decision.id == driver.run.decision.id:
                 driver.run = run
 
-    def _on_record(self, run: ActionRun, record: RungRecord) -> None:
+    def _on_record(self, run: ActionRun, record: OperationRecord) -> None:
         incident = self._incident_of(run)
         if incident is not None:
-            self._writer.note(incident, f"{record.rung}: {record.outcome}: {record.detail}")
+            self._writer.note(incident, f"{record.operation}: {record.outcome}: {record.detail}")
 
     def _on_touch(self, job_id: str, restarts: int, at: float | None) -> None:
         age_s = None if at is None else clock.monotonic() - at
@@ -235,7 +240,8 @@ class Actions:
     # ------------------------------------------------------------------------------------ what we did to nodes
 
     def sweep(self, now: float) -> None:
-        """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task of their own."""
+        """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task
+        of their own."""
         busy = self._janitor is not None and not self._janitor.done()
         if busy or now - self._swept_at < JANITOR_S:
             return

@@ -31,7 +31,7 @@ def asked(request: RestartRequest) -> Asked:
 
 
 def touched(job_id: str, restarts: int, age_s: float | None) -> Touched:
-    """A rung has begun that ends the run or makes it save, so long ago; None: the run continues without it."""
+    """An operation has begun that ends the run or makes it save, so long ago; None: the run continues without it."""
     return Touched(
         t=UNDATED, job_id=job_id, restarts=restarts, age_s=None if age_s is None else max(0.0, age_s)
     )

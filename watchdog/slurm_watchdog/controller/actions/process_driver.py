@@ -1,4 +1,5 @@
-"""What an action about a process sees of the world, and how it pulls its levers; the rest is as for jobs, in slurm_watchdog.controller.actions.driver."""
+"""What an action about a process sees of the world, and how it pulls its levers; the rest is as for jobs, in
+slurm_watchdog.controller.actions.driver."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
 from slurm_watchdog.controller.actions.ladder.state import Observed
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
-from slurm_watchdog.model.actions import ActionRun, Outcome, Rung
+from slurm_watchdog.model.actions import ActionRun, Operation, Outcome
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 
 async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
-    """Its node is asked once something was tried; Slurm about its job each time, and by its listing about its user's others."""
+    """Its node is asked once something was tried; Slurm about its job each time, and by its listing about its
+    user's others."""
     seen = await lever.look(tools.desk.ask, process, tools.command_deadline_s) if run.records else None
     now = clock.monotonic()
     listed_at = tools.state.slurm_at
@@ -46,12 +48,13 @@ async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: f
     )
 
 
-async def send(process: GpuProcess, rung: Rung, tools: Tools) -> Outcome:
-    """The signal of this rung."""
-    return await lever.send(tools.desk.ask, process, SIGNALS[rung], tools.command_deadline_s)
+async def send(process: GpuProcess, operation: Operation, tools: Tools) -> Outcome:
+    """The signal of this operation."""
+    return await lever.send(tools.desk.ask, process, SIGNALS[operation], tools.command_deadline_s)
 
 
 def drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd, prefix: str) -> str:
-    """For the administrators, in Slurm's node listing. Names that a user gave go without what a terminal or a parser would mind."""
+    """For the administrators, in Slurm's node listing. Names that a user gave go without what a terminal or a
+    parser would mind."""
     text = f"unkillable {described(run, process, seen)}, incident {run.decision.incident_id}"
     return f"{prefix} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"

@@ -9,7 +9,7 @@ from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionRun, Decision, Outcome, RungRecord
+from slurm_watchdog.model.actions import ActionRun, Decision, OperationRecord, Outcome
 from slurm_watchdog.slurm.client import SlurmClient
 
 
@@ -25,9 +25,10 @@ class Tools:
     command_deadline_s: float
     poll_s: float
     paused: Callable[[], bool]
-    on_record: Callable[[ActionRun, RungRecord], None]
+    on_record: Callable[[ActionRun, OperationRecord], None]
     on_touch: Callable[[str, int, float | None], None] = lambda job_id, restarts, at: None
-    """Hears, with its job and restart count, that an action touched a run at that moment (monotonic); None: the run continues without the action."""
+    """Hears, with its job and restart count, that an action touched a run at that moment (monotonic); None:
+    the run continues without the action."""
     loop_stuck: Callable[[str], bool] = lambda job_id: False
     """Whether an open incident proves that the job's loop does not turn."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None

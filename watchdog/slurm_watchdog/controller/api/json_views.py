@@ -19,7 +19,8 @@ DETAILS_FOR = "the owner of its jobs, root and those named in security.operators
 
 
 def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The same keys for somebody who may not see its evidence: what, when, where and what was done, no word of a user's.
+    """The same keys for somebody who may not see its evidence: what, when, where and what was done, no word
+    of a user's.
 
     Nothing is copied and then taken out: a field that is added to an incident is not in here.
     """
@@ -117,7 +118,8 @@ def _outcome(decision: Decision, ends: dict[str, Any]) -> str | None:
 
 
 def action_json(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> dict[str, Any]:
-    """One action with every rung that was climbed, and what it waits for and until when (wall clock), where it waits."""
+    """One action with every operation that was climbed, and what it waits for and until when (wall clock),
+    where it waits."""
     decision = run.decision
     return {
         "decision_id": decision.id,
@@ -127,9 +129,9 @@ def action_json(run: ActionRun, waiting: tuple[str, float | None] | None = None)
         "reason": decision.reason,
         "rule": decision.rule,
         "ladder": list(decision.ladder),
-        "rungs": [
+        "operations": [
             {
-                "rung": r.rung,
+                "operation": r.operation,
                 "attempt": r.attempt,
                 "outcome": r.outcome,
                 "detail": r.detail,
@@ -177,7 +179,8 @@ SHOWN_LEFT_OUT = 20
 
 
 def left_out_json(shortages: Sequence[Shortage]) -> list[dict[str, Any]]:
-    """Where nodes, users or jobs have more than there is room for, the worst first: what is not known there, and whose it is."""
+    """Where nodes, users or jobs have more than there is room for, the worst first: what is not known there,
+    and whose it is."""
     return [{**msgspec.to_builtins(each), "meaning": CAPS[each.what]} for each in shortages[:SHOWN_LEFT_OUT]]
 
 

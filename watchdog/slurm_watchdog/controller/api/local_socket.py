@@ -52,7 +52,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Refused(Exception):
-    """A request that cannot be served: status and a sentence, and a word for programs where there is more to do than to read it."""
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to
+    do than to read it."""
 
     def __init__(self, status: int, sentence: str, code: str = ""):
         self.status, self.code = status, code
@@ -72,7 +73,8 @@ async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None
 
 
 def _hand_to(path: str, group: str) -> None:
-    """The group of people is apart from the controller's own, which may read its files. Without it the socket stays the latter's."""
+    """The group of people is apart from the controller's own, which may read its files. Without it the socket
+    stays the latter's."""
     try:
         os.chown(path, -1, grp.getgrnam(group).gr_gid)
     except (KeyError, PermissionError) as error:
@@ -124,7 +126,8 @@ def peer_of(request: web.Request) -> tuple[int, str]:
 
 
 def without_kernel_lines(document: bytes) -> bytes:
-    """What a node answered, for a job's owner: its kernel's log names other people's programs, too (kernel.dmesg_restrict)."""
+    """What a node answered, for a job's owner: its kernel's log names other people's programs, too
+    (kernel.dmesg_restrict)."""
     if b'"kernel_lines"' not in document:
         return document
     found = json.loads(document)
@@ -260,7 +263,8 @@ class LocalApi:
         return web.Response(body=document, content_type="application/json")
 
     async def start_diagnosis(self, request: web.Request) -> web.Response:
-        """Asks every node of a job for evidence, now; how far that is, and the diagnosis, are read by the answer's id."""
+        """Asks every node of a job for evidence, now; how far that is, and the diagnosis, are read by the
+        answer's id."""
         job_id = str((await self._body(request)).get("job_id", ""))
         if not _JOB.fullmatch(job_id):
             raise Refused(400, f"{job_id[:40]!r} is no job id")

@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 
 def operators_of(names: Iterable[str]) -> Operators:
-    """The users and groups (`group:NAME`) of `security.operators`, with root and this process's user; one unknown here is logged."""
+    """The users and groups (`group:NAME`) of `security.operators`, with root and this process's user; one
+    unknown here is logged."""
     uids, gids = {0, os.geteuid()}, set[int]()
     for name in names:
         try:

@@ -20,10 +20,12 @@ SLOWED_BY: Final = ("hw_", "sw_thermal", "thermal", "power_brake")
 CURVE_POINTS: Final = 120
 """Step times of a curve: a point every few pixels of a phone's width."""
 ALL_POINTS: Final = 24_000
-"""Of all curves of the overview: thousands of jobs are not looked at as closely, and all of it is made and sent every few seconds."""
+"""Of all curves of the overview: thousands of jobs are not looked at as closely, and all of it is made and
+sent every few seconds."""
 FEW_POINTS: Final = 12
 
-# A node's cells are one letter a GPU, in the order of their indices: x named by an incident, e does not answer, t slowed down, i a process
+# A node's cells are one letter a GPU, in the order of their indices: x named by an incident, e does not
+# answer, t slowed down, i a process
 # holds it and it idles, b works, f free; u: its node is silent and nobody knows.
 
 

@@ -1,7 +1,10 @@
-"""The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its timeline and stacks.
+"""The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its
+timeline and stacks.
 
-An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from outside. With a token
-(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one the page shows what a
+An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from
+outside. With a token
+(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one
+the page shows what a
 stranger may see: the map, and of jobs and incidents what `status` tells everybody.
 """
 
@@ -45,7 +48,8 @@ HEADERS: Final = {
 }
 SHOWN_INCIDENTS: Final = 200
 TRIES: Final = 20.0
-"""Wrong passwords that one address may send at once; afterwards nothing is looked at, the right one neither, until it has waited."""
+"""Wrong passwords that one address may send at once; afterwards nothing is looked at, the right one neither,
+until it has waited."""
 TRIES_PER_S: Final = 0.1
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -53,7 +57,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_page(controller: Commanded, token: str, person: Person | None = None) -> web.Application:
-    """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it is said who looks."""
+    """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it
+    is said who looks."""
     page = Page(controller, token, person or Person(knows_password=bool(token)))
     app = web.Application(
         client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)]
@@ -177,7 +182,8 @@ class Page:
         return web.json_response(documents[:SHOWN_INCIDENTS])
 
     async def incident(self, request: web.Request) -> web.Response:
-        """Who, why, since when, and what was done; the stacks' groups, if they were taken; the list of what else there is."""
+        """Who, why, since when, and what was done; the stacks' groups, if they were taken; the list of what
+        else there is."""
         answer = await self.api.explain(request)
         document = json.loads(answer.body if isinstance(answer.body, bytes) else b"{}")
         evidence = document["evidence"]

@@ -1,6 +1,7 @@
 """Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
 
-What a node answers is written into the journal as soon as it is there and then let go; in memory stay the stacks, of which a
+What a node answers is written into the journal as soon as it is there and then let go; in memory stay the
+stacks, of which a
 thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
 """
 
@@ -42,7 +43,7 @@ from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.journal.compress import pack
-from slurm_watchdog.model.actions import Decision, RungOutcome
+from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.evidence import NodeEvidence
 from slurm_watchdog.model.incidents import Incident, Kind
@@ -58,16 +59,20 @@ AT_ONCE: Final = 4
 OF_ONE_USER: Final = 3
 """… of one user: whose jobs all hang leaves a place for another's, and those who wait take turns."""
 AGAIN_S: Final = 300.0
-"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not collected a second time for it."""
+"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not
+collected a second time for it."""
 APART_S: Final = 60.0
-"""Between the beginnings of two collections of one run that nobody waits for: each stops nothing, but costs its nodes. A person or an
+"""Between the beginnings of two collections of one run that nobody waits for: each stops nothing, but costs
+its nodes. A person or an
 action that waits for one has it begun at once; budgets and cooldowns bound these."""
 SLACK_S: Final = 30.0
 """For a node to fetch its command, to read everything but stacks, and to send the answer."""
 KEPT: Final = 64
-"""Collections that are remembered when they are over, without their stacks, for those who asked for them and lest they be made twice."""
+"""Collections that are remembered when they are over, without their stacks, for those who asked for them and
+lest they be made twice."""
 PROBES_S: Final = 15.0
-"""For the answers of nodes that are still being asked about a filesystem when all evidence is in: a probe's deadline and a report."""
+"""For the answers of nodes that are still being asked about a filesystem when all evidence is in: a probe's
+deadline and a report."""
 MAX_ERROR: Final = 300
 """Characters of a node's reason that are kept."""
 MAX_KEPT_BYTES: Final = 96 << 20
@@ -139,7 +144,8 @@ class Collector:
         return found
 
     def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
-        """The collection that counts for an incident whose trouble began at `opened_at` (date): made since then, or a new one."""
+        """The collection that counts for an incident whose trouble began at `opened_at` (date): made since
+        then, or a new one."""
         for found in self._of(job):
             lately = found.incident_id is not None and now - found.began < AGAIN_S
             if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
@@ -193,27 +199,28 @@ class Collector:
         """One that runs, or was over lately."""
         return self._known.get(collection_id)
 
-    async def rung(self, decision: Decision) -> tuple[RungOutcome, str]:
-        """The first rung of an action: waits until the evidence is kept, never longer than its limit."""
+    async def operation(self, decision: Decision) -> tuple[OperationOutcome, str]:
+        """The first operation of an action: waits until the evidence is kept, never longer than its limit."""
         now, fence = clock.monotonic(), decision.fence
         job = self._cluster.jobs.get(fence.job_id) if fence is not None else None
         if job is None or fence is None or job.restarts != fence.restarts:
-            return RungOutcome.SKIPPED, "the run that the decision is about is over"
+            return OperationOutcome.SKIPPED, "the run that the decision is about is over"
         found = self._counting(job, now, decision.incident_id, self._since(decision))
         found.hurry.set()
         try:
             await asyncio.wait_for(found.finished.wait(), self._limit_s)
         except TimeoutError:
-            return RungOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
+            return OperationOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
         if found.error is not None:
-            return RungOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
+            return OperationOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
         elsewhere = (
             f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
         )
-        return RungOutcome.DONE, f"{found.sentence()}{elsewhere}"
+        return OperationOutcome.DONE, f"{found.sentence()}{elsewhere}"
 
     def _since(self, decision: Decision) -> float:
-        """The date since which evidence counts for a decision: when its incident began. A restart that somebody asked for is no trouble
+        """The date since which evidence counts for a decision: when its incident began. A restart that
+        somebody asked for is no trouble
         of its own: for it any recent evidence counts."""
         incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
@@ -223,7 +230,8 @@ class Collector:
     # ------------------------------------------------------------------------------------ collecting
 
     async def _collect(self, found: Collected, before: Collected | None) -> None:
-        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which it keeps its distance
+        """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which
+        it keeps its distance
         unless somebody waits for it."""
         try:
             if before is not None:
@@ -246,7 +254,8 @@ class Collector:
             self._is_over(found)
 
     def _want_probes(self, found: Collected) -> frozenset[str]:
-        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem. Returns these mounts."""
+        """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem.
+        Returns these mounts."""
         now = clock.monotonic()
         view = self._view(now)
         mounts = set()
@@ -334,7 +343,8 @@ class Collector:
         )
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
-        """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and counts. That its share is
+        """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and
+        counts. That its share is
         used up is said once an incident, which is judged and decided about as any other."""
         why = self._share.take(job.uid, size, clock.monotonic())
         if why is None or needed:

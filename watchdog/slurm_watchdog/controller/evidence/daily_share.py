@@ -1,4 +1,5 @@
-"""How much evidence is kept in a day: in all, and of each user's jobs, so that one who hangs all day fills no disk. Pure bookkeeping."""
+"""How much evidence is kept in a day: in all, and of each user's jobs, so that one who hangs all day fills no
+disk. Pure bookkeeping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A few places for work that takes a while, shared among users: one who wants a hundred of them keeps nobody waiting for his own."""
+"""A few places for work that takes a while, shared among users: one who wants a hundred of them keeps nobody
+waiting for his own."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ LATER_DUMPS_EVERY_S: Final = 300.0
 """Once several dumps are in, the stacks are refreshed no more often than this."""
 EARLY_DUMPS: Final = 3
 PROBES, PROBES_OF_USER = 512, 64
-"""Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as he likes (FUSE)."""
+"""Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as
+he likes (FUSE)."""
 REMEMBERED: Final = 1024
 """When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
 

@@ -1,7 +1,10 @@
-"""Whether all is well: one judgement for the page's headline, `status`, Slack's pulse, /healthz, metrics, `run` and `attach`. Pure.
+"""Whether all is well: one judgement for the page's headline, `status`, Slack's pulse, /healthz, metrics,
+`run` and `attach`. Pure.
 
-OK is said of what was seen to be well, and of nothing else: a Slurm that has not answered, agents that are silent, a job whose steps
-cannot be read or messages that are not delivered are never green. No word here comes from a job's user: everybody may read it.
+OK is said of what was seen to be well, and of nothing else: a Slurm that has not answered, agents that are
+silent, a job whose steps
+cannot be read or messages that are not delivered are never green. No word here comes from a job's user:
+everybody may read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How many GPU-seconds jobs have held without making a step: what an incident costs, as it goes on. No I/O and no clock."""
+"""How many GPU-seconds jobs have held without making a step: what an incident costs, as it goes on. No I/O
+and no clock."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class GpuTime:
 
     def __init__(self) -> None:
         self._gpus: dict[str, int] = {}
-        """Job -> the most GPUs that its ranks were seen to hold: a rank that died holds none, and Slurm keeps the card for it."""
+        """Job -> the most GPUs that its ranks were seen to hold: a rank that died holds none, and Slurm keeps
+        the card for it."""
         self._still: frozenset[str] = frozenset()
         self._looked_at: float | None = None
 
@@ -26,7 +28,8 @@ class GpuTime:
         return self._gpus.get(job_id, 0)
 
     def look(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
-        """GPU-seconds that jobs have stood still since the look before, and how long each had when that was found out."""
+        """GPU-seconds that jobs have stood still since the look before, and how long each had when that was
+        found out."""
         here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
         late_s: dict[str, float] = {}
         kept = set(here)

@@ -1,6 +1,7 @@
 """How one job is, in a word with its reason: what every surface shows of it. Pure.
 
-Nobody is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not judged*, with the reason and
+Nobody is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not
+judged*, with the reason and
 what its owner, or an administrator, can do. No word here comes from a user: everybody may read it.
 """
 
@@ -56,7 +57,8 @@ NOT_JUDGED: Final = "not judged"
 NO_TRAINING: Final = "no training seen"
 NO_TRAINING_WHY: Final = "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
 OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
-"""What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs nobody's attention."""
+"""What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
+nobody's attention."""
 PYTHON: Final = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 
@@ -161,7 +163,8 @@ def _first_cause(incident: Incident) -> tuple[bool, bool]:
 
 
 def _may_train(view: JobView) -> bool:
-    """Whether anything shows a training: a GPU that it holds, a framework's words in its log, or several ranks that are Python."""
+    """Whether anything shows a training: a GPU that it holds, a framework's words in its log, or several
+    ranks that are Python."""
     named = view.log is not None and view.log.framework is not None
     python = [rank for rank in view.ranks if rank.process.comm.lower().startswith(PYTHON)]
     return bool(view.gpus) or named or len(python) > 1

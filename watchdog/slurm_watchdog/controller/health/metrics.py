@@ -25,14 +25,15 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.notification import Delivery
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
-MAX_RUNGS = 200
+MAX_OPERATIONS = 200
 MAX_LOG_ERRORS = 500
 """Series, of whichever jobs come first."""
-NO_RUNGS: Mapping[str, str] = MappingProxyType({})
+NO_OPERATIONS: Mapping[str, str] = MappingProxyType({})
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
 MAX_JOBS = 3500
-"""Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one controller may have."""
+"""Jobs with series of their own: five each, which leaves room for the rest below the 20,000 series that one
+controller may have."""
 
 
 class ControllerMetrics:
@@ -90,10 +91,10 @@ class ControllerMetrics:
         self.restarted_gpus = Counter(
             f"{prefix}restarted_gpus_total", "GPUs of jobs that were brought back to work", registry=registry
         )
-        self._rung = Gauge(
-            f"{prefix}job_rung",
-            "1 for the rung of the ladder at which an action on a job is",
-            ["job_id", "rung"],
+        self._operation = Gauge(
+            f"{prefix}job_operation",
+            "1 for the operation of the ladder at which an action on a job is",
+            ["job_id", "operation"],
             registry=registry,
         )
         self._log_errors = Gauge(
@@ -259,17 +260,22 @@ class ControllerMetrics:
         view: ClusterView,
         limits_s: dict[str, float],
         open_incidents: Iterable[Incident],
-        rungs: Mapping[str, str] = NO_RUNGS,
+        operations: Mapping[str, str] = NO_OPERATIONS,
     ) -> None:
-        """Sets every gauge from one view; series of jobs that are gone go as well. `rungs`: job -> where an action on it is.
+        """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where
+        an action on it is.
 
-        Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there first; how many have none
+        Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
+        first; how many have none
         is a series, too.
         """
         open_incidents = tuple(open_incidents)
         jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})
         values = {key: value for job in jobs for key, value in self._of_job(job, limits_s)}
-        values |= {(self._rung, (job_id, rung)): 1 for job_id, rung in islice(rungs.items(), MAX_RUNGS)}
+        values |= {
+            (self._operation, (job_id, operation)): 1
+            for job_id, operation in islice(operations.items(), MAX_OPERATIONS)
+        }
         values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
         self.lost_gpu_time.labels("standstill").inc(self.gpu_time.look(view, open_incidents))
         for gauge, labels in self._shown.keys() - values.keys():

@@ -17,16 +17,21 @@ RESOLVE_AFTER_S = 10.0
 """A condition has to be gone this long before its incident closes: a flapping one stays one incident."""
 
 UNREPORTED_HOLDS_S = 90.0
-"""A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the shipped floor of a hang's
-limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception, from ever being reported."""
+"""A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the
+shipped floor of a hang's
+limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception,
+from ever being reported."""
 
 AFTERMATH_S = 300.0
-"""After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm takes a node back at its
+"""After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm
+takes a node back at its
 next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
 AFTERMATH_OF_RUNS_S = 900.0
-"""The same of what a run logged that is over by then: it does not end, it is no longer reported (detectors.log_error.recent, 600 s)."""
+"""The same of what a run logged that is over by then: it does not end, it is no longer reported
+(detectors.log_error.recent, 600 s)."""
 BEGINS_AFTER_S = 30.0
-"""What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings come one after the other."""
+"""What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings
+come one after the other."""
 
 _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
 _PLACES = frozenset({Subject.NODE, Subject.GPU})
@@ -36,7 +41,8 @@ HARDWARE = ("gpu:", "node:")
 """Beginnings of subjects that outlive the jobs which suffer from them."""
 
 FORGET_AFTER_S = 3600.0
-"""An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends after this."""
+"""An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends
+after this."""
 
 
 class CorrelateSettings(Struct, frozen=True, kw_only=True):
@@ -75,7 +81,8 @@ def correlate(
 
     A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
     open, fire and close nothing, unless every job concerned is over or runs anew. An incident that is not BAD at
-    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that have ended lately.
+    this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that
+    have ended lately.
     """
     by_subject = {(f.kind, f.subject): f for f in findings}
     after = []
@@ -205,7 +212,8 @@ def _is_unheard(incident: Incident, moment: Moment) -> bool:
 
 
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
-    """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a rank that died of its GPU
+    """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a
+    rank that died of its GPU
     is not known any more once its job runs again."""
     ranked: dict[tuple[str | None, str | None], Culprit]
     ranked = {(each.node, each.gpu_uuid): each for each in before if each.gpu_uuid and each.rank is not None}
@@ -240,7 +248,8 @@ def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict
 
 
 def _may_explain(incident: Incident, moment: Moment) -> bool:
-    """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One that is held back in turn,
+    """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One
+    that is held back in turn,
     or that has been pending for long, would hide what it is said to explain."""
     if incident.state is IncidentState.PENDING:
         return incident.inhibited_by is None and moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
@@ -250,7 +259,8 @@ def _may_explain(incident: Incident, moment: Moment) -> bool:
 def _inhibit(
     incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: Moment
 ) -> Incident:
-    """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere suspicion, keeps a pending one
+    """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere
+    suspicion, keeps a pending one
     from firing for UNREPORTED_HOLDS_S at most."""
     kinds = causes_of(incident.kind)
     patient = moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
@@ -279,7 +289,8 @@ def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
 def _in_aftermath(
     incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: Moment
 ) -> Incident:
-    """A pending incident that nothing explains now, held back by one that has ended and explained it from its first moment on."""
+    """A pending incident that nothing explains now, held back by one that has ended and explained it from its
+    first moment on."""
     if (
         incident.state is not IncidentState.PENDING
         or incident.inhibited_by is not None

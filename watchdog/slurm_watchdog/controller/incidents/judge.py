@@ -1,4 +1,5 @@
-"""The judging core: what is known goes in, incidents come out. No I/O and no clock: the controller drives it with real time,
+"""The judging core: what is known goes in, incidents come out. No I/O and no clock: the controller drives it
+with real time,
 `replay` and the simulator with theirs."""
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ MAX_SETTLED = 1000
 
 
 def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
-    """The open incident that proves that a job's loop does not turn, with evidence good enough to act on now; None if there is none."""
+    """The open incident that proves that a job's loop does not turn, with evidence good enough to act on now;
+    None if there is none."""
     return next(
         (
             each
@@ -73,7 +75,8 @@ class Change(Struct, frozen=True, kw_only=True):
 
 
 class Judge:
-    """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date of that moment."""
+    """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date
+    of that moment."""
 
     def __init__(
         self,
@@ -164,7 +167,8 @@ class Judge:
     def conclude(
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
     ) -> list[Change]:
-        """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that are, or were, open."""
+        """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that
+        are, or were, open."""
         jobs = self.state.jobs.values()
         unsure = {job.job_id for job in jobs if "restarts" in job.unreadable or not is_known(job.state)}
         active = {

@@ -1,4 +1,5 @@
-"""The open incidents, and how many may be open about one job and one node: what a node says, or a job does, makes no list without end.
+"""The open incidents, and how many may be open about one job and one node: what a node says, or a job does,
+makes no list without end.
 Pure."""
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ OF_ONE: Final = 64
 
 
 class OpenIncidents(Sequence[Incident]):
-    """The incidents that are open, in the order of their opening. `Judge` owns them, and nobody else edits them: `ports.Incidents` is what
+    """The incidents that are open, in the order of their opening. `Judge` owns them, and nobody else edits
+    them: `ports.Incidents` is what
     all others have. Whoever walks over them sees them as they were when the walk began."""
 
     def __init__(self, incidents: Iterable[Incident] = ()):
@@ -60,7 +62,8 @@ class OpenIncidents(Sequence[Incident]):
 def within_room(
     findings: Sequence[Finding], incidents: Iterable[Incident], left_out: LeftOut
 ) -> list[Finding]:
-    """The findings without those that would open an incident too many. What is open already is updated and closed unchanged."""
+    """The findings without those that would open an incident too many. What is open already is updated and
+    closed unchanged."""
     known, used = set(), Counter[str | None]()
     for incident in incidents:
         known.add((incident.kind, incident.subject))
@@ -79,7 +82,8 @@ def within_room(
 
 
 def _whose(about: Finding | Incident) -> str | None:
-    """The one job it is about, else the node. None: it is about several jobs, which no single one may hide, or Slurm's own word."""
+    """The one job it is about, else the node. None: it is about several jobs, which no single one may hide,
+    or Slurm's own word."""
     if about.job_ids:
         return f"job {about.job_ids[0]}" if len(about.job_ids) == 1 else None
     return next((each.node for each in about.culprits if each.node), None)

@@ -27,7 +27,8 @@ class CommandQueue:
     ) -> CommandResult:
         """The node's answer, or a result that says why there is none. Never raises, never waits longer.
 
-        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been allowed already.
+        `uid`: the user whose job it is about, for questions; None for a part of an action, which has been
+        allowed already.
         """
         queue = self._waiting.setdefault(node, deque())
         if len(queue) >= KEPT_A_NODE:

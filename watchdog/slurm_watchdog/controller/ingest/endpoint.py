@@ -62,7 +62,8 @@ class ReportEndpoint:
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
     ):
-        """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which nodes there are: until then
+        """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
+        nodes there are: until then
         nobody is told that he is none."""
         self._address_of = address_of
         self._accept = accept
@@ -242,7 +243,8 @@ class ReportEndpoint:
         return self._address_of is not None and not is_loopback(remote) and not self._knows_nodes()
 
     def _wrong_node(self, node: str, remote: str) -> str | None:
-        """Why this address may not speak for this node; empty if it may, None if the address of a name is not known yet. A node
+        """Why this address may not speak for this node; empty if it may, None if the address of a name is not
+        known yet. A node
         speaks only for itself."""
         if self._address_of is None or not remote or is_loopback(remote):
             return ""
@@ -294,7 +296,8 @@ def is_address(text: str) -> bool:
 
 
 def read_page_token(file: str) -> str:
-    """The page's password in `file`, empty without a file. Raises ValueError if the file holds none, or others may read it."""
+    """The page's password in `file`, empty without a file. Raises ValueError if the file holds none, or
+    others may read it."""
     if not file:
         return ""
     option = "security.page_token_file"

@@ -1,6 +1,7 @@
 """Who may see what: the evidence of an incident belongs to the owner of its jobs, to root and to named operators. Pure.
 
-Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind, which job, where. Lines of
+Everybody who may use the socket, or open the page, is given the sentence of `public_sentence`: which kind,
+which job, where. Lines of
 logs, frames, paths, variables and sentences made of them are for those of whom `may_see` says so.
 """
 
@@ -45,9 +46,11 @@ class Operators:
 
 
 def may_see(owners: Iterable[int], person: Person, operators: Operators) -> bool:
-    """Whether `person` may see evidence that belongs to all of `owners` (uids): operators all, an owner what is his alone.
+    """Whether `person` may see evidence that belongs to all of `owners` (uids): operators all, an owner what
+    is his alone.
 
-    Of no owner at all, as with a fault of a node, it belongs to operators: the lines of a kernel name other people's programs.
+    Of no owner at all, as with a fault of a node, it belongs to operators: the lines of a kernel name other
+    people's programs.
     """
     return operators.include(person) or (person.uid not in (None, NOBODY) and set(owners) == {person.uid})
 
@@ -62,7 +65,8 @@ MAX_NAMED: Final = 8
 
 
 def public_sentence(incident: Incident) -> str:
-    """What anybody is told of an incident: what kind it is, of which jobs, on which nodes. No word of it comes from a user."""
+    """What anybody is told of an incident: what kind it is, of which jobs, on which nodes. No word of it
+    comes from a user."""
     nodes = list(dict.fromkeys(each.node for each in incident.culprits if each.node))
     jobs = incident.job_ids
     of = f" (job{'s' if len(jobs) > 1 else ''} {_some(jobs)})" if jobs else ""

@@ -1,6 +1,7 @@
 """Whose trouble and whose actions: guards count users, for one user may have as many jobs as he likes. Pure.
 
-A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither by what he makes look like a
+A user whose jobs all hang says little about the fabric, and must not keep others from being helped: neither
+by what he makes look like a
 storm, nor by using up the budget. Who is not known counts as one user, and is given nothing.
 """
 
@@ -74,7 +75,8 @@ def spent_on_jobs(decisions: Iterable[Decision], now: float, window_s: float) ->
 def spent_on_processes(
     decisions: Iterable[Decision], process: GpuProcess, now: float, window_s: float
 ) -> Counter[Uid]:
-    """Other origins' processes that were acted on within the window, by user; those that one job left on one node count as one."""
+    """Other origins' processes that were acted on within the window, by user; those that one job left on one
+    node count as one."""
     found = {
         (each.process.uid, origin(each.process))
         for each in decisions
@@ -86,7 +88,8 @@ def spent_on_processes(
 def over_budget(spent: Counter[Uid], uid: Uid, allowed: int, most: int, others: bool) -> str | None:
     """Why the budget of `allowed` actions has none left for this user; None if it has.
 
-    Where there are `others` a user may have half of it (at least one action), and of what another one has had no more than half counts
+    Where there are `others` a user may have half of it (at least one action), and of what another one has had
+    no more than half counts
     against him: with a budget of one, each of two users may have one, unless a site allows one in all (`most`).
     """
     half = max(1, allowed // 2)

@@ -19,7 +19,8 @@ def matters_of(
     job_of: Callable[[str], SlurmJob | None],
     rule_of: Callable[[str, SlurmJob | None], Rule],
 ) -> tuple[Matter, ...]:
-    """An incident of one filesystem may hold several jobs, one of leftovers many processes; these are decided about where a site has said
+    """An incident of one filesystem may hold several jobs, one of leftovers many processes; these are decided
+    about where a site has said
     that something is to be done. Where nothing is done about any job one decision says so for all."""
     if incident.processes:
         return incident.processes if rule_of(incident.kind, None).ladder else ()

@@ -1,4 +1,5 @@
-"""Decisions about one process that outlived its job: what speaks against touching it, and what counts as one for the budgets. Pure."""
+"""Decisions about one process that outlived its job: what speaks against touching it, and what counts as one
+for the budgets. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 
 AT_ONCE_S = 600.0
-"""Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing or an outage."""
+"""Orphans of several jobs that began within so long of each other are no coincidence: it is Slurm's listing
+or an outage."""
 
 
 def objection(
     process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]
 ) -> str | None:
-    """Why this process must not be touched now; None if nothing speaks against it. `node` is its newest report, `jobs` Slurm's listing."""
+    """Why this process must not be touched now; None if nothing speaks against it. `node` is its newest
+    report, `jobs` Slurm's listing."""
     if node is None or not reports:
         return f"{process.node} does not report"
     if node.boot_id != process.boot_id:
@@ -42,7 +45,8 @@ def _holder_of(process: GpuProcess, node: NodeView) -> GpuHolder | None:
 
 
 def objection_by_slurm(process: GpuProcess, jobs: Iterable[SlurmJob]) -> str | None:
-    """The same as far as Slurm's jobs go: its own must be over, and its user must not have another one there that may be using it."""
+    """The same as far as Slurm's jobs go: its own must be over, and its user must not have another one there
+    that may be using it."""
     for job in jobs:
         if not may_hold_nodes(job.state):
             continue

@@ -1,7 +1,8 @@
 """What a job's owner wants of the watchdog: words in `--comment`, or variables of the job. Pure.
 
     #SBATCH --comment="watchdog: off"
-    #SBATCH --comment="watchdog: kill_switch=/scratch/run7/stop,checkpoint_dir=/scratch/run7/ckpt,ladder=kill_switch+requeue"
+    #SBATCH --comment="watchdog:
+    kill_switch=/scratch/run7/stop,checkpoint_dir=/scratch/run7/ckpt,ladder=kill_switch+requeue"
     export SLURM_WATCHDOG="off"        or the same words as after `watchdog:`
 
 A wish that cannot be understood leaves the job alone: somebody meant something by it.
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import Step
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.slurm import SlurmJob
 
 OFF = frozenset({"off", "no", "none", "never", "false", "0", "observe", "disable", "disabled"})
@@ -42,7 +43,7 @@ class OwnerDirectives(Struct, frozen=True, kw_only=True):
     kill_switch: str | None = None
     """Template of a path; see `problem_of_path`."""
     checkpoint_dir: str | None = None
-    ladder: tuple[Step, ...] | None = None
+    ladder: tuple[Rung, ...] | None = None
     problem: str = ""
     """Why it cannot be understood."""
 
@@ -108,10 +109,10 @@ def _take(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
         return replace(wish, problem=f"{key}: {problem}") if problem else replace(wish, **{key: value})
     if key == "ladder":
         names = [each for each in re.split(r"[+>\s]+", value.lower()) if each]
-        unknown = [name for name in names if name not in {*Step, "none"}]
+        unknown = [name for name in names if name not in {*Rung, "none"}]
         if unknown:
-            return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is no rung; known: {', '.join(Step)}")
-        return replace(wish, ladder=tuple(Step(name) for name in names if name != "none"))
+            return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is no rung; known: {', '.join(Rung)}")
+        return replace(wish, ladder=tuple(Rung(name) for name in names if name != "none"))
     if key == "mode" and value.lower() in OFF | ON | {"act"}:
         return replace(wish, leave_alone=value.lower() in OFF)
     return replace(

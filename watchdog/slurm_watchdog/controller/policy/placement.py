@@ -14,9 +14,12 @@ from slurm_watchdog.model.slurm_states import starts_jobs
 def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[SlurmNode]) -> str | None:
     """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without them.
 
-    `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one of those. Which nodes
-    its constraints, its size and its reservation leave is not known here: nodes that it has run on are sure to fit, others of its
-    partition are counted in their favour. A node that is switched off to save power counts: Slurm switches it on. One under
+    `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one
+    of those. Which nodes
+    its constraints, its size and its reservation leave is not known here: nodes that it has run on are sure
+    to fit, others of its
+    partition are counted in their favour. A node that is switched off to save power counts: Slurm switches it
+    on. One under
     maintenance counts for a job of a reservation, which may be the one that maintains it.
     """
     names = ", ".join(nodes)
@@ -44,7 +47,8 @@ def _count(
     enough: int,
     in_maintenance: bool,
 ) -> tuple[int, int]:
-    """How many nodes there are in the partitions, and how many of them could start it and are not avoided; not counted any further than
+    """How many nodes there are in the partitions, and how many of them could start it and are not avoided;
+    not counted any further than
     `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""
     members = left = 0
     for node in known:

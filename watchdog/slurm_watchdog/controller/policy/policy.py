@@ -18,7 +18,7 @@ from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
-from slurm_watchdog.model.actions import Action, Decision, Fence, Step, Verdict  # fmt: skip
+from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict  # fmt: skip
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode  # fmt: skip
@@ -124,7 +124,7 @@ def _job_changed(incident: Incident, s: PolicyInput, _: Limits) -> str | None:
     runs = dict(incident.runs)
     if s.job.job_id not in runs:
         return "the job's run was not known when the incident fired"
-    if Step.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
+    if Rung.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
         return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
     if s.job.restarts != runs[s.job.job_id]:
         return f"the job has restarted since (restart {s.job.restarts}, the incident is about {runs[s.job.job_id]})"
@@ -141,24 +141,24 @@ def _opted_out(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
 
 
 def _not_possible(_: Incident, s: PolicyInput, __: Limits) -> str | None:
-    endings = [step for step in s.rule.ladder if step in ENDINGS]
-    reasons = [] if s.job is None else [why_not(step, s.job) for step in endings]
+    endings = [rung for rung in s.rule.ladder if rung in ENDINGS]
+    reasons = [] if s.job is None else [why_not(rung, s.job) for rung in endings]
     return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
 
 
-def why_not(ending: Step, job: SlurmJob) -> str | None:
+def why_not(ending: Rung, job: SlurmJob) -> str | None:
     """Why a job cannot be ended this way, known before it is tried; None if it may."""
-    if ending is Step.REQUEUE and not job.is_batch:
+    if ending is Rung.REQUEUE and not job.is_batch:
         return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
-    if ending is Step.REQUEUE and job.requeueable is False:
+    if ending is Rung.REQUEUE and job.requeueable is False:
         return "the job was submitted with --no-requeue; add #SBATCH --requeue"
-    if ending is Step.REQUEUE and job.not_requeueable:
+    if ending is Rung.REQUEUE and job.not_requeueable:
         return job.not_requeueable
-    if ending is Step.RESUBMIT and job.het_job_id:
+    if ending is Rung.RESUBMIT and job.het_job_id:
         return "a heterogeneous job is not submitted again: its components' options are not known"
-    if ending is Step.RESUBMIT and not job.is_batch:
+    if ending is Rung.RESUBMIT and not job.is_batch:
         return "there is no stored script of a job that was started by srun or salloc"
-    if ending is Step.RESUBMIT and "_" in job.job_id:
+    if ending is Rung.RESUBMIT and "_" in job.job_id:
         return "an element of an array is not submitted again alone"
     return None
 
@@ -178,7 +178,7 @@ def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
 
 
 def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
-    asks = any(step in GENTLE for step in s.rule.ladder)
+    asks = any(rung in GENTLE for rung in s.rule.ladder)
     if s.hang is None or s.hang == incident.id or not asks or incident.kind == Kind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
@@ -193,8 +193,10 @@ def _cooldown(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
 
 
 def _budget(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
-    """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way round. A share is of the
-    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count as one. One user has half."""
+    """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
+    round. A share is of the
+    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count
+    as one. One user has half."""
     process, window_s = s.process, limits.budget_window_s
     if process is None:
         spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
@@ -236,7 +238,8 @@ def is_storm(s: PolicyInput, limits: Limits) -> bool:
 
 
 def is_storm_of_one(s: PolicyInput, limits: Limits) -> bool:
-    """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have nothing to do with it."""
+    """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have
+    nothing to do with it."""
     return s.jobs_in_trouble >= limits.storm_jobs
 
 
@@ -371,22 +374,22 @@ def _why_none(incident: Incident, rule: Rule) -> str:
     )
 
 
-def _possible(ladder: tuple[Step, ...], situation: PolicyInput) -> tuple[tuple[Step, ...], tuple[str, ...]]:
+def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
     """What of a ladder makes sense for this job, and a sentence for each step that does not.
 
     If no way of ending it is left they all stay: then a guard says why.
     """
     job = situation.job
-    reasons: dict[Step, str] = {}
-    for step in ladder:
-        if step is Step.KILL_SWITCH and situation.loop_turns is False:
-            reasons[step] = "no kill switch: a loop that does not turn would not see it"
-        elif step in ENDINGS and job is not None and (why := why_not(step, job)) is not None:
-            reasons[step] = f"no {step}: {why}"
-    endings = [step for step in ladder if step in ENDINGS]
-    if endings and all(step in reasons for step in endings):
+    reasons: dict[Rung, str] = {}
+    for rung in ladder:
+        if rung is Rung.KILL_SWITCH and situation.loop_turns is False:
+            reasons[rung] = "no kill switch: a loop that does not turn would not see it"
+        elif rung in ENDINGS and job is not None and (why := why_not(rung, job)) is not None:
+            reasons[rung] = f"no {rung}: {why}"
+    endings = [rung for rung in ladder if rung in ENDINGS]
+    if endings and all(rung in reasons for rung in endings):
         return ladder, ()
-    left = tuple(step for step in ladder if step not in reasons)
+    left = tuple(rung for rung in ladder if rung not in reasons)
     return left, tuple(reasons.values())
 
 
@@ -419,9 +422,11 @@ def _to_drain(incident: Incident, s: PolicyInput, limits: Limits) -> tuple[tuple
 def broken_under(
     job: SlurmJob, incidents: Sequence[Incident], jobs: Collection[SlurmJob]
 ) -> tuple[tuple[str, str], ...]:
-    """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became of the job by it.
+    """(node, sentence) of each place where the hardware is known to have broken under a job, whatever became
+    of the job by it.
 
-    A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A fault that names
+    A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A
+    fault that names
     no job counts only where the job has the node for itself (of `jobs` some have ended: Slurm lists them for minutes).
     """
     found: dict[str, str] = {}

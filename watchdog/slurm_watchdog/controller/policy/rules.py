@@ -1,4 +1,5 @@
-"""Which rule holds for one job and one kind of incident: what is shipped, then the site's, then the job's own wish. Pure.
+"""Which rule holds for one job and one kind of incident: what is shipped, then the site's, then the job's own
+wish. Pure.
 
 A later layer replaces single fields of the ones before. The job's owner can only take away: see `permit`.
 """
@@ -14,7 +15,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
-from slurm_watchdog.model.actions import Action, Step
+from slurm_watchdog.model.actions import Action, Rung
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -22,7 +23,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     """What holds for one kind of incident of one job."""
 
     mode: str
-    ladder: tuple[Step, ...]
+    ladder: tuple[Rung, ...]
     source: str
     """The part of the configuration that gave it, for people."""
     exclude_nodes: bool = True
@@ -42,7 +43,7 @@ class Change(Struct, frozen=True, kw_only=True):
 
     source: str
     mode: str | None = None
-    ladder: tuple[Step, ...] | None = None
+    ladder: tuple[Rung, ...] | None = None
     exclude_nodes: bool | None = None
     drain: bool | None = None
     signal_to: str | None = None
@@ -119,40 +120,41 @@ def _change(rule: Rule, change: Change) -> Rule:
 
 
 def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
-    """The rule with the wish of the job's owner, who can take steps away or have the job asked before, and nothing else."""
+    """The rule with the wish of the job's owner, who can take steps away or have the job asked before, and
+    nothing else."""
     if wish.problem:
         return replace(rule, refused=f"the job's wish cannot be read, so it is left alone: {wish.problem}")
     if wish.leave_alone:
         return replace(rule, refused=f"its owner wants it left alone ({wish.source})")
     if wish.ladder is None:
         return rule
-    wanted = [step for step in wish.ladder if step in rule.ladder or (rule.ladder and step in HARMLESS)]
-    dropped = [step for step in wish.ladder if step not in wanted]
+    wanted = [rung for rung in wish.ladder if rung in rule.ladder or (rule.ladder and rung in HARMLESS)]
+    dropped = [rung for rung in wish.ladder if rung not in wanted]
     if rule.ladder and not wanted:
         wants = "nothing done" if not wish.ladder else f"{', '.join(dropped)}, which is not permitted"
         return replace(rule, refused=f"its owner wants {wants} ({wish.source})")
-    kept = [step for step in rule.ladder if step is Step.EVIDENCE]
+    kept = [rung for rung in rule.ladder if rung is Rung.EVIDENCE]
     source = f"{rule.source}, and the wish of its owner ({wish.source})"
     if dropped:
         source += f"; not permitted: {', '.join(dropped)}"
     return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)
 
 
-def action_of(ladder: tuple[Step, ...], loop_turns: bool | None) -> Action:
+def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:
     """The name that a ladder has in messages and counters."""
-    asks = any(step in GENTLE for step in ladder)
-    ending = next((step for step in ladder if step in ENDINGS), None)
-    if Step.HOLD in ladder:
+    asks = any(rung in GENTLE for rung in ladder)
+    ending = next((rung for rung in ladder if rung in ENDINGS), None)
+    if Rung.HOLD in ladder:
         return Action.HOLD
-    if Step.END_PROCESS in ladder:
+    if Rung.END_PROCESS in ladder:
         return Action.END_PROCESS
     if ending is None:
         return Action.ASK_TO_SAVE if asks else Action.NONE
-    if ending is Step.REQUEUE:
-        graceful = Step.KILL_SWITCH in ladder and loop_turns is not False
+    if ending is Rung.REQUEUE:
+        graceful = Rung.KILL_SWITCH in ladder and loop_turns is not False
         return Action.GRACEFUL_RESTART if graceful else Action.REQUEUE
     return {
-        Step.RESUBMIT: Action.RESUBMIT,
-        Step.CHAIN: Action.LEAVE_TO_CHAIN,
-        Step.CANCEL: Action.CANCEL,
+        Rung.RESUBMIT: Action.RESUBMIT,
+        Rung.CHAIN: Action.LEAVE_TO_CHAIN,
+        Rung.CANCEL: Action.CANCEL,
     }[ending]

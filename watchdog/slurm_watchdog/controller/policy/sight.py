@@ -13,7 +13,8 @@ def why_blind(
 ) -> str | None:
     """Why nothing may be done now, a sentence; None if all is seen well.
 
-    `slurm_age_s`: of the newest listing, None if there is none; `slurm_problem`: why the newest answer was of no use, if it was not;
+    `slurm_age_s`: of the newest listing, None if there is none; `slurm_problem`: why the newest answer was of
+    no use, if it was not;
     `warming_s`: for how long in all a controller that has just started only observes, None if it is warm.
     """
     if journal_error is not None:

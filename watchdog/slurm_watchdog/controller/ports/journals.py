@@ -33,7 +33,8 @@ class EvidenceWriter(Protocol):
 
 
 class DecisionJournal(Protocol):
-    """What decisions are based on, and where they are written before anything is done. Every method may raise JournalError."""
+    """What decisions are based on, and where they are written before anything is done. Every method may raise
+    JournalError."""
 
     def decisions_since(self, at: float) -> list[Decision]: ...
 

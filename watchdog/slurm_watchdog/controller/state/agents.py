@@ -17,9 +17,11 @@ from slurm_watchdog.wire.delta import make_whole, without_news
 MAX_STRANGERS: Final = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
 MAX_BASE_ROWS: Final = 8192
-"""Processes of a report that others may build on: twice what is taken over of one (slurm_watchdog.controller.state.report_bounds)."""
+"""Processes of a report that others may build on: twice what is taken over of one
+(slurm_watchdog.controller.state.report_bounds)."""
 MAX_BASE_BYTES: Final = 3 * MAX_BYTES
-"""Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an hour or more to it."""
+"""Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an
+hour or more to it."""
 
 
 @dataclass(slots=True)
@@ -51,7 +53,8 @@ class Agents:
         """Of all nodes that have reported, sorted; empty: to be sorted anew."""
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
-        """Whether this node is known, or may become so: of those that Slurm does not list at most MAX_STRANGERS may, once it lists any."""
+        """Whether this node is known, or may become so: of those that Slurm does not list at most
+        MAX_STRANGERS may, once it lists any."""
         if node in self._agents or node in listed or not listed:
             return True
         if sum(1 for name in self._agents if name not in listed) < MAX_STRANGERS:
@@ -65,7 +68,8 @@ class Agents:
         return () if agent is None or agent.whole is None else agent.whole.processes
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here, or
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one
+        that is not known here, or
         that has grown too much by them. `size` is that of the report on the wire."""
         agent = self._agents.get(report.node)
         if report.changes is None:

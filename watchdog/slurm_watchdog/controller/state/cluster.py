@@ -214,7 +214,8 @@ class ClusterState:
             run.job, run.inactive_since = job, None
 
     def _was_too_short(self, job: SlurmJob) -> bool:
-        """Whether the job began and failed between two listings: it waited in the one before, or was not there at all."""
+        """Whether the job began and failed between two listings: it waited in the one before, or was not
+        there at all."""
         if self._before is None or job.state not in FAILED or not job.nodes:
             return False
         return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
@@ -370,7 +371,8 @@ class ClusterState:
                 run.restless = True
 
     def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
-        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run continues without the action."""
+        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run
+        continues without the action."""
         run = self._runs.get(job_id)
         if run is None:
             return
@@ -399,7 +401,8 @@ class ClusterState:
         return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one that is not known here.
+        """A report of changes as the full one it stands for, any other as it is; None if it builds on one
+        that is not known here.
         `size` is that on the wire."""
         return self.agents.complete(report, size)
 
@@ -444,7 +447,8 @@ class ClusterState:
         ]
 
     def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
-        """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is older than `max_age_s`,
+        """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is
+        older than `max_age_s`,
         or does not show all jobs."""
         if self.slurm_at is None or now - self.slurm_at > max_age_s or self.slurm_partial:
             return None
@@ -455,7 +459,8 @@ class ClusterState:
         return self._view(now, {job_id: self._job_view(run, now) for job_id, run in self._active()})
 
     def next_view(self, now: float, asked: frozenset[str]) -> tuple[ClusterView, frozenset[str]]:
-        """The same, and the jobs that were looked at for it: the others, where there are too many, are as they were some
+        """The same, and the jobs that were looked at for it: the others, where there are too many, are as
+        they were some
         seconds ago. `asked` are the subjects of the open incidents."""
         jobs = dict(self._active())
         turns = (

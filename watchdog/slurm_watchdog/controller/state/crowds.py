@@ -1,4 +1,5 @@
-"""Whose processes are too many to be looked at one by one: said in the log once for each node, user and job, and told as a metric."""
+"""Whose processes are too many to be looked at one by one: said in the log once for each node, user and job,
+and told as a metric."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ log = logging.getLogger(__name__)
 MAX_CROWDS: Final = 20
 """Jobs with a series of their own: more of them at once are a cluster's habit, and the counter of all tells that."""
 FRESH_S: Final = 60.0
-"""What was left out within so long is the present: agents report every few seconds, or, of changes alone, every minute."""
+"""What was left out within so long is the present: agents report every few seconds, or, of changes alone,
+every minute."""
 AGAIN_S: Final = 86_400.0
 MAX_SAID: Final = 1024
 

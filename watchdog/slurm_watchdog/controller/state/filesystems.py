@@ -17,7 +17,8 @@ from slurm_watchdog.model.observations import MountProbe, Process
 KEPT_WELL_S = 3600.0
 """A filesystem that troubles nobody any more is remembered this long."""
 MAX_OF_NODE, MAX_OF_USER = 64, 16
-"""Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as many as he likes (FUSE)."""
+"""Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as
+many as he likes (FUSE)."""
 MAX_USERS_ASKED = 8
 """As so many users one node is asked about one filesystem; detectors want PROBED_USERS."""
 
@@ -30,7 +31,8 @@ class _Filesystem:
     """Of the only kernel that has it, for a local disk; None for a filesystem that nodes share."""
     nodes: set[str] = field(default_factory=set)
     answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]] = field(default_factory=dict)
-    """Node and the user as whom was asked -> newest probe, when it came, and whether it is about this very filesystem."""
+    """Node and the user as whom was asked -> newest probe, when it came, and whether it is about this very
+    filesystem."""
     last_blocked_at: float = 0.0
 
 

@@ -1,6 +1,7 @@
 """A node speaks only for jobs that it has, or has had, and for processes and wishes of their owners. Pure.
 
-Whoever owns a node could else have anybody's job restarted, or hide that it hangs, by what he says of it; and whoever has a process on
+Whoever owns a node could else have anybody's job restarted, or hide that it hangs, by what he says of it; and
+whoever has a process on
 a node could do the same to any other user's job by an environment of his own making.
 """
 
@@ -37,7 +38,8 @@ class JobNodes:
         self._had = found
 
     def remember(self, process_job_id: str, nodes: Iterable[str]) -> None:
-        """What an earlier controller has written down: of a job that has ended since, Slurm may list no node any more."""
+        """What an earlier controller has written down: of a job that has ended since, Slurm may list no node
+        any more."""
         self._had.setdefault(process_job_id, set()).update(nodes)
 
     def stranger(self, node: str, process_job_id: str) -> bool:
@@ -69,7 +71,8 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[R
 def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
     """The report without processes and wishes of users whose job it is not, and how much that was.
 
-    A process of another user counts where Slurm itself has put it into the job. A wish counts from a node that this very run has.
+    A process of another user counts where Slurm itself has put it into the job. A wish counts from a node
+    that this very run has.
     """
     jobs: dict[str, SlurmJob | None] = {}
     for job_id in (*(row.job_id for row in report.processes), *(wish.job_id for wish in report.wishes)):

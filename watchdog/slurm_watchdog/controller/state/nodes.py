@@ -1,6 +1,8 @@
-"""What each node itself is like: its GPUs with their recent past, what its kernel said, who holds GPUs, how its mounts answer.
+"""What each node itself is like: its GPUs with their recent past, what its kernel said, who holds GPUs, how
+its mounts answer.
 
-A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes cost a tick nothing.
+A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes
+cost a tick nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ KEPT_EVENT_S = 3600.0
 KEPT_HOLDER_S = 86_400.0
 MAX_HOLDERS = 256
 MAX_GPUS = 64
-"""Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes the place of the oldest."""
+"""Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes
+the place of the oldest."""
 MAX_MOUNTS = 64
 """Of one node; an agent probes 16."""
 KEPT_MOUNT_S = 600.0
@@ -35,7 +38,8 @@ FAST_S, SLOW_S = 60.0, 7200.0
 SETTLED_LOOKS = 6
 """Busy looks before an average says anything: half a minute at the default interval."""
 USUAL_LOOKS = {"clock": 60, "power": 24}
-"""Busy looks before what is usual is known: a card's clock over its own past, a program's power after two minutes of it."""
+"""Busy looks before what is usual is known: a card's clock over its own past, a program's power after two
+minutes of it."""
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 """Counters of a GPU that rise when something is put right."""
 RISE_BREAK_S = 900.0
@@ -50,7 +54,8 @@ class _Averages:
     wanted: int
     """Busy looks before what is usual is known."""
     keeps_high: bool = False
-    """What is usual rises at once and falls slowly: while a program hangs, its power is no news about what it draws at work."""
+    """What is usual rises at once and falls slowly: while a program hangs, its power is no news about what it
+    draws at work."""
     fast: float | None = None
     slow: float | None = None
     slow_s: float = 0.0
@@ -272,7 +277,8 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
 
 
 def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:
-    """Counters of corrected errors: since when they rise without a long break. One that falls was reset with the driver."""
+    """Counters of corrected errors: since when they rise without a long break. One that falls was reset with
+    the driver."""
     for counter in CORRECTIONS:
         value = getattr(gpu, counter)
         if value is None:

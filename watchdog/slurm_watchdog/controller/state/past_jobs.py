@@ -77,7 +77,8 @@ class History:
             self._links.popitem(last=False)
 
     def preceded_by(self, job: SlurmJob, past: PastRun) -> tuple[str, ...]:
-        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps went on from theirs.
+        """The jobs that this one followed on: it was there when they ended, ran after them, and its steps
+        went on from theirs.
 
         A sweep, or somebody who tries again and again, begins at the first step each time and is no chain.
         """

@@ -1,9 +1,13 @@
-"""The progress clock: only a count that rises is progress. Pure bookkeeping: `at` and `now` are the caller's monotonic clock.
+"""The progress clock: only a count that rises is progress. Pure bookkeeping: `at` and `now` are the caller's
+monotonic clock.
 
-A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns; one gives the
-step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while there is a better one.
+A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns;
+one gives the
+step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while
+there is a better one.
 
-A line of a form that anybody may write ("step 3") is believed when a second one counts on. Two programs that count in one file in
+A line of a form that anybody may write ("step 3") is believed when a second one counts on. Two programs that
+count in one file in
 the same words hide each other: whoever goes on shows as progress. That is seen, and said (`Progress.shared`).
 """
 
@@ -51,13 +55,15 @@ KEPT_STRIDES = 16
 """Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
 
 TRUSTED_AFTER = 5
-"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be of a set-up."""
+"""Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be
+of a set-up."""
 
 MAX_CLOCKS = 64
 """Of one run; of more, the one that rose longest ago goes."""
 
 SHARED_AFTER, ALONE_AFTER = 5, 20
-"""Two programs write one log once the two counts have taken turns so often; one has it alone again after so many of its counts."""
+"""Two programs write one log once the two counts have taken turns so often; one has it alone again after so
+many of its counts."""
 
 LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 """A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
@@ -123,10 +129,13 @@ class Clock:
 def apply_step(
     clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float, phase: str | None = None
 ) -> bool:
-    """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it is progress.
+    """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it
+    is progress.
 
-    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its end. An interval in
-    which there was trouble (`troubled_at`, the last moment with an open incident) teaches nothing about how long steps take.
+    A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
+    end. An interval in
+    which there was trouble (`troubled_at`, the last moment with an open incident) teaches nothing about how
+    long steps take.
     """
     number = event.count if event.step is None else event.step
     assert number is not None
@@ -181,7 +190,8 @@ def _counter(event: Event) -> Counter:
 
 
 def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
-    """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step 400"): it counts nothing."""
+    """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step
+    400"): it counts nothing."""
     main = main_clock(clocks)
     if (
         (event.pattern or "") not in progress_table().counted
@@ -237,7 +247,8 @@ def _epoch_ended(clock: Clock, event: Event, number: float) -> bool:
 
 
 def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
-    """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an epoch like the
+    """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an
+    epoch like the
     last one, and what was learnt of its pace holds; else the program was started again."""
     lower = clock.lower or 0.0
     new = _new_clock(event, number, at)
@@ -249,7 +260,8 @@ def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
 
 
 def note_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
-    """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face Trainer: it is of
+    """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face
+    Trainer: it is of
     the step that the main clock shows."""
     main = main_clock(clocks)
     if event.step is None and main is not None and main.is_step:
@@ -275,7 +287,8 @@ def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None
 
 
 def _note_look(clock: Clock, event: Event, at: float, phase: str | None, batch: float | None) -> None:
-    """Where neither the line nor its date says how long a step takes: all steps of one look of the agent share the time since the
+    """Where neither the line nor its date says how long a step takes: all steps of one look of the agent
+    share the time since the
     look before. A line that came in the same look corrects it."""
     assert event.step is not None
     same = clock.rises[-1][0] == at
@@ -298,7 +311,8 @@ def _note_look(clock: Clock, event: Event, at: float, phase: str | None, batch: 
 
 
 def _batch(clock: Clock, event: Event) -> float | None:
-    """Samples a step, as the line says itself or as what was consumed has risen since the line before; before the clock is
+    """Samples a step, as the line says itself or as what was consumed has risen since the line before; before
+    the clock is
     set. To compare by: rounded to the three digits that a ramp changes."""
     size = _BATCH.search(event.line)
     if size is not None:
@@ -323,7 +337,8 @@ def _note_loss(clock: Clock, event: Event, at: float) -> None:
 def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
     """The clock that gives the step, None where nothing was ever counted.
 
-    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not left, the one that was
+    Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
+    left, the one that was
     seen to rise most often.
     """
     if not clocks:
@@ -354,7 +369,8 @@ def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
 def read_progress(
     clocks: dict[Counter, Clock], phase: tuple[str, float] | None, grace_from: float, now: float
 ) -> Progress | None:
-    """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may write. No age reaches back behind `grace_from`; `phase` is its
+    """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may
+    write. No age reaches back behind `grace_from`; `phase` is its
     name and when it began."""
     main = main_clock(clocks)
     if main is None:

@@ -1,6 +1,7 @@
 """What is taken of one report: so many rows of each kind, shared among the users and the jobs of its node. Pure.
 
-A report has at most 8 MiB (slurm_watchdog.wire.codec), which may be 100,000 rows, every few seconds. Agents send far fewer than these bounds,
+A report has at most 8 MiB (slurm_watchdog.wire.codec), which may be 100,000 rows, every few seconds. Agents
+send far fewer than these bounds,
 which are for a node that is not ours any more; and an agent of an older release sends every process of its node.
 """
 
@@ -22,13 +23,15 @@ PROCESSES: Final = 4096
 PROCESSES_OF_JOB: Final = 1024
 """Of one job on one node: 8 ranks with 64 loaders each, and what they started."""
 PROCESSES_OF_LARGE: Final = 262_144
-"""… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than PROCESSES_AT_LEAST."""
+"""… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than
+PROCESSES_AT_LEAST."""
 PROCESSES_AT_LEAST: Final = 128
 ROWS: Final[dict[str, int]] = {
     "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,
     "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64, "unanswered": 64,
 }  # fmt: skip
-"""Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung children, 64 GPUs, 320 events of
+"""Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung
+children, 64 GPUs, 320 events of
 the node; a node has some dozen jobs at most (slurm_watchdog.agent.delivery.replies takes 512)."""
 INNER: Final = 4096
 """Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent."""
@@ -60,7 +63,8 @@ def within_bounds(
 ) -> tuple[Report, Counter[str]]:  # fmt: skip
     """The report as far as it is taken over, and of each job how many of its processes were left out.
 
-    `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so that one that is left out
+    `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so
+    that one that is left out
     was never there, and nobody looks dead for want of room. `nodes_of` says how many nodes a job has.
     """
     node, kept = report.node, {}

@@ -27,15 +27,18 @@ SAME_SAVE_S = 30.0
 """The log and the disk tell of the same checkpoint within this time."""
 KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
-"""Files of one run, and those that one node may name: standard output and error, and one each of some ranks. An agent follows 24."""
+"""Files of one run, and those that one node may name: standard output and error, and one each of some ranks.
+An agent follows 24."""
 OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
-"""Files of one run, and of one node, of which is known how far they were read; a run that restarted knows those before, too."""
+"""Files of one run, and of one node, of which is known how far they were read; a run that restarted knows
+those before, too."""
 LOG_STARTS = 64
 """Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies)."""
 DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64
 """With checkpoints. An agent looks at 8 of a job."""
 GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
-"""Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The oldest are forgotten first."""
+"""Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The
+oldest are forgotten first."""
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
 ProcessKey = tuple[str, int, int]
@@ -50,7 +53,8 @@ POLLS_CPU, QUIET_CPU = 0.5, 0.2
 """Cores: a rank that computes or polls uses more than the one, a rank that waits for something less than the other."""
 
 ASLEEP_LOOKS, ASLEEP_S = 6, 30.0
-"""Where nobody tells its time, a process that was found running as often before, and now asleep in each of so many looks, uses none."""
+"""Where nobody tells its time, a process that was found running as often before, and now asleep in each of so
+many looks, uses none."""
 
 MOMENT_S = 15.0
 """A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
@@ -84,7 +88,8 @@ class Rates:
         elapsed_s = now - self.at
         if elapsed_s < RATE_S:
             return
-        # Nobody has trained without using any time: nought is what a trace says that does not tell. A loader's worker may have.
+        # Nobody has trained without using any time: nought is what a trace says that does not tell. A
+        # loader's worker may have.
         told = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
         used_s = max(0.0, process.cpu_s - self.cpu_s) if told else None
         self.cpu_ratio = self._by_state(now) if used_s is None else used_s / elapsed_s
@@ -128,9 +133,11 @@ class Run:
     left_out: LeftOut = field(default_factory=LeftOut)
     """Where is counted what of this run had no room."""
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
-    """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see slurm_watchdog.controller.state.report_bounds."""
+    """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
+    slurm_watchdog.controller.state.report_bounds."""
     gone: Capped[ProcessKey, None] = field(init=False)
-    """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a job is forgotten at once."""
+    """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a
+    job is forgotten at once."""
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
     rates: dict[ProcessKey, Rates] = field(default_factory=dict)
@@ -152,12 +159,14 @@ class Run:
     """Counts that were read before this belong to the Slurm step before."""
     clocks: dict[Counter, Clock] = field(default_factory=dict)
     clocks_before: dict[Counter, Clock] = field(default_factory=dict)
-    """Those of the run before, until this one counts: a run that is being ended may make steps for as long as it is left."""
+    """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
+    it is left."""
     grace_from: float = float("-inf")
     troubled_at: float = float("-inf")
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
     troubled_from: float = float("-inf")
-    """Since when it has been so. Steps that were made before are told again to a controller that starts, and teach as ever."""
+    """Since when it has been so. Steps that were made before are told again to a controller that starts, and
+    teach as ever."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
     unseen: bool = False
@@ -315,7 +324,8 @@ def reveal(run: Run) -> None:
 
 
 def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
-    """The newest complete checkpoint of what the log and the disk say; one above the last step is another training's."""
+    """The newest complete checkpoint of what the log and the disk say; one above the last step is another
+    training's."""
     steps = [*run.disk_steps.values(), *((run.checkpoint[0],) if run.checkpoint else ())]
     return max((step for step in steps if last_step is None or step <= last_step), default=None)
 
@@ -323,7 +333,8 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
 def new_run(
     job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None
 ) -> Run:
-    """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no room for."""
+    """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no
+    room for."""
     started = job.state in RUNNING
     if before is not None and not before.started and job.restarts > before.job.restarts:
         reveal(before)
@@ -350,7 +361,8 @@ def new_run(
 
 
 def _log_starts(before: Run) -> dict[str, int]:
-    """How far each file has been read by whichever node has read most of it: the files that Slurm names first, then each node's in turn."""
+    """How far each file has been read by whichever node has read most of it: the files that Slurm names
+    first, then each node's in turn."""
     offsets, named = tuple(before.log_offsets.items()), {before.job.stdout, before.job.stderr}
     rows, left_out = fair_share(offsets, LOG_STARTS, lambda row: row[0][0])
     if left_out:

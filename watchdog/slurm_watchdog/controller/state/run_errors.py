@@ -1,4 +1,5 @@
-"""The error lines of one run: few enough to be kept, with the first of them, for the cause stands before its consequences."""
+"""The error lines of one run: few enough to be kept, with the first of them, for the cause stands before its
+consequences."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ KEPT_ERRORS = 60
 """Lines: half of them the first ones since the last step, half the last ones."""
 MAX_PATTERNS = 64
 MAX_RANKS = 262_144
-"""Ranks that are counted, of all patterns together: an error that every rank of a large job logs in several lines has room."""
+"""Ranks that are counted, of all patterns together: an error that every rank of a large job logs in several
+lines has room."""
 
 
 @dataclass
@@ -27,7 +29,8 @@ class RunErrors:
     """So many lines have come."""
 
     def note(self, node: str, at: float, event: Event, rose_at: float | None) -> bool:
-        """One line more; `rose_at` is when a step was last seen to rise: older lines make room first. False: its rank is not counted."""
+        """One line more; `rose_at` is when a step was last seen to rise: older lines make room first. False:
+        its rank is not counted."""
         if rose_at is not None and self.lines and self.lines[-1][1] < rose_at <= at:
             self.ranks.clear()
             self.counted = 0

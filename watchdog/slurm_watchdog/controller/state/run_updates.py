@@ -53,8 +53,10 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
 
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
-    """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone since then, and
-    remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of thousands of short processes are no rarity."""
+    """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone
+    since then, and
+    remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of thousands of short
+    processes are no rarity."""
     mine = run.on_node.setdefault(node, set())
     for key in () if len(mine) == len(seen) else sorted(mine - seen):
         run.restless = True
@@ -147,7 +149,8 @@ def _is_named_after(path: str, job: SlurmJob) -> bool:
 
 
 def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
-    """An error line that comes after the listing that showed the next run: it is of the run before, as far as is known."""
+    """An error line that comes after the listing that showed the next run: it is of the run before, as far as
+    is known."""
     if not run.past:
         return
     if len(run.early) < MAX_LAST_WORDS:
@@ -182,7 +185,8 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
-    One more that is complete sets the clock, as a line in the log does that says so: the step after it could not begin before. One
+    One more that is complete sets the clock, as a line in the log does that says so: the step after it could
+    not begin before. One
     that the log has told did that already, and one beyond the run's step is another training's.
     """
     if not run.started:

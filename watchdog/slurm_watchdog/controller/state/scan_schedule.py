@@ -1,7 +1,9 @@
 """Whose turn it is: which jobs a tick looks at, where they are too many to look at all of them each second. Pure.
 
-What a tick may cost is bounded by the number of processes it walks over, so that reports are taken while it judges. Below that number
-everything is looked at in every tick. Above it half of a tick is for jobs about which there is news or trouble, and all that is left
+What a tick may cost is bounded by the number of processes it walks over, so that reports are taken while it
+judges. Below that number
+everything is looked at in every tick. Above it half of a tick is for jobs about which there is news or
+trouble, and all that is left
 for those that were not looked at for longest: nobody waits long, however much trouble there is.
 """
 
@@ -12,7 +14,8 @@ from collections.abc import Iterable
 from slurm_watchdog.base.structs import Struct
 
 PROCESSES_A_TICK = 15_000
-"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a turn of 80,000 ranks 6 s."""
+"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a turn
+of 80,000 ranks 6 s."""
 
 
 class ScheduledJob(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,5 @@
-"""What one listing of Slurm says, beside the one before: a job that is missing, or a field that cannot be read, is unknown. Pure."""
+"""What one listing of Slurm says, beside the one before: a job that is missing, or a field that cannot be
+read, is unknown. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from slurm_watchdog.model.slurm_states import OVER
 
 REMEMBERED = ("uid", "nodes", "start_at", "is_batch", "requeueable", "required_nodes")
-"""Fields that stay as they were while Slurm's word for them cannot be read: nothing is done to such a job either way."""
+"""Fields that stay as they were while Slurm's word for them cannot be read: nothing is done to such a job
+either way."""
 
 
 def process_ids(job: SlurmJob) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""How long steps took over a whole run, in bounded memory; and how long they took by the dates of their lines. Pure bookkeeping."""
+"""How long steps took over a whole run, in bounded memory; and how long they took by the dates of their
+lines. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ MAX_BLOCKS = 256
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 COARSE_S, FINE_S = 20.0, 0.02
-"""Between two dated lines, for an error of 5 % at most: where dates have whole seconds, and where they have thousandths."""
+"""Between two dated lines, for an error of 5 % at most: where dates have whole seconds, and where they have
+thousandths."""
 
 
 @dataclass
 class StepHistory:
-    """The median of each block of steps that can be compared: training, of one batch size, said by the log in one way."""
+    """The median of each block of steps that can be compared: training, of one batch size, said by the log in
+    one way."""
 
     _size: int = BLOCK
     _skipped: int = 0
@@ -72,8 +75,10 @@ class DatedLines:
     """(step, its line's date)."""
 
     def take(self, step: int, written_s: float, other: bool) -> float | None:
-        """The line of `step` was written at `written_s`; `other`: something else than training lies between it and the last one.
-        Returns the seconds a step since the last time that anything was returned, None while that is too short to be exact."""
+        """The line of `step` was written at `written_s`; `other`: something else than training lies between
+        it and the last one.
+        Returns the seconds a step since the last time that anything was returned, None while that is too
+        short to be exact."""
         if self._from is None or other or step <= self._from[0] or written_s < self._from[1]:
             self._from = (step, written_s)
             return None

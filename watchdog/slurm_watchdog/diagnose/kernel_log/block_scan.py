@@ -1,8 +1,12 @@
-"""Reads the kernel's log of a machine in whole blocks: a hundred megabytes a second, with what a look at each line would give.
+"""Reads the kernel's log of a machine in whole blocks: a hundred megabytes a second, with what a look at each
+line would give.
 
-Nearly all lines say nothing we know, and nearly all are alike: they differ in digits. So the letters alone of each line, its *shape*,
-are compared first (slurm_watchdog.parse.training_log.block_scan does the same with logs of jobs). A row of the knowledge can only match a line whose shape holds
-the letters of its needle; each different shape is looked at once, and the lines of a shape without any needle are done with.
+Nearly all lines say nothing we know, and nearly all are alike: they differ in digits. So the letters alone of
+each line, its *shape*,
+are compared first (slurm_watchdog.parse.training_log.block_scan does the same with logs of jobs). A row of
+the knowledge can only match a line whose shape holds
+the letters of its needle; each different shape is looked at once, and the lines of a shape without any needle
+are done with.
 After a line about a stuck task its call trace is read line by line.
 
 Pure; it remembers shapes from block to block.
@@ -28,11 +32,13 @@ MAX_LINE_BYTES = 65536
 MAX_SHAPES = 8192
 MAX_SHAPE_BYTES = 512
 IN_FULL = 20_000
-"""So many lines of one shape with a fact are all read; then the last of each block. A storm says nothing new after that."""
+"""So many lines of one shape with a fact are all read; then the last of each block. A storm says nothing new
+after that."""
 SAYS_NOTHING = 200
 """So many lines of one shape with a needle and without a fact are read; then the last of each block."""
 TRACE_REACH = 5000
-"""Lines after a stuck task in which its node's next lines are looked for, where the lines of many nodes lie over each other."""
+"""Lines after a stuck task in which its node's next lines are looked for, where the lines of many nodes lie
+over each other."""
 
 SENTENCE_LINES = 6
 MAX_NODES = 4096
@@ -113,7 +119,8 @@ class KernelScan:
                 yield at
 
     def _with_address(self, message: Message) -> Message:
-        """The message with the GPU that a line just before it named: NVIDIA's driver parts one sentence into four lines."""
+        """The message with the GPU that a line just before it named: NVIDIA's driver parts one sentence into
+        four lines."""
         fact = message.fact
         if fact is None or not fact.name.startswith("gpu_"):
             return message

@@ -1,6 +1,8 @@
-"""The kernel's lines of a whole file: which are causes, which follow from them, what is over again, and what may cost a node its jobs.
+"""The kernel's lines of a whole file: which are causes, which follow from them, what is over again, and what
+may cost a node its jobs.
 
-Pure. A single line has its weight from the knowledge; the file around it can take weight away (the device recovered) and, for a
+Pure. A single line has its weight from the knowledge; the file around it can take weight away (the device
+recovered) and, for a
 disk, give some: a filesystem's trouble may keep jobs off its node only if the disk below it is the node's own.
 """
 
@@ -259,25 +261,29 @@ def disk_of(device: str | None) -> str | None:
     return match[1] if match else None
 
 
-# ---------------------------------------------------------------------------------------- whether a node may be excluded
+# ---------------------------------------------------------------------------------------- whether a node may
+# be excluded
 
 LOCAL_DISK_CLASSES = frozenset(
     {"disk_error", "nvme_down", "nvme_media_error", "filesystem_error", "filesystem_shut_down", "filesystem_read_only", "journal_aborted", "disk_offline"}
 )  # fmt: skip
-"""Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing about the node."""
+"""Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing
+about the node."""
 _PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
 _NOT_BROKEN = re.compile(
     r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space allocation) error|no (?:available|usable) path",
     re.IGNORECASE,
 )
-"""A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that still answers and is only reset, paths of a storage network."""
+"""A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that
+still answers and is only reset, paths of a storage network."""
 _NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = re.compile(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
     r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
     r"|usb \S+: USB disconnect)"
 )
-"""Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or somewhere in a storage network."""
+"""Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or
+somewhere in a storage network."""
 
 
 ELSEWHERE_NEEDLES = (
@@ -293,7 +299,8 @@ ELSEWHERE_NEEDLES = (
 
 
 def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
-    """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose disks are called sd, too."""
+    """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose
+    disks are called sd, too."""
     remote: set[tuple[str | None, str]] = set()
     for entry in entries:
         if entry.class_name == "nvme_fabric" and entry.fact.device:

@@ -1,6 +1,7 @@
 """Who is named for an error: whoever says it, or the one whom the launcher, Slurm or the driver can only mean. Pure.
 
-Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a number may be a local rank.
+Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a
+number may be a local rank.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SIGNAL_NAMES = {
     -4: "illegal_instruction",
     -8: "floating_point_trap",
 }
-"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's failure."""
+"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's
+failure."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
 _NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
@@ -60,7 +62,8 @@ def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
 
 
 def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
-    """The rank of an error that names nobody, from the one that says next what its process felt of it: the kernel, a driver or a
+    """The rank of an error that names nobody, from the one that says next what its process felt of it: the
+    kernel, a driver or a
     library wrote the first line, Python the second. Only if that can be a single rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
     near = [
@@ -91,7 +94,8 @@ def node_of_workers(error: Error) -> str | None:
 
 
 def node_of_all(case: Case) -> str | None:
-    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them after that."""
+    """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them
+    after that."""
     tasks = case.ranks.tasks
     own = {task.host for task in tasks if task.what.startswith("Exited with exit code")}
     ended = {task.host for task in tasks if task.what.startswith(("Terminated", "Killed"))}
@@ -172,7 +176,8 @@ def _short(host: str | None) -> str:
 def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:
     """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
 
-    Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may list such a one first.
+    Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may
+    list such a one first.
     What Python `raised` ends a process with code 1.
     """
     codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}

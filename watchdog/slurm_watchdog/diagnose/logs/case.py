@@ -49,7 +49,8 @@ class Verdict:
     explained: bool = True
     """Whether a line says what went wrong; else only what follows from it is known."""
     how: str = ""
-    """`was killed (SIGKILL)`, `exited with code 1`, where a launcher or Slurm says it of a process that said nothing itself."""
+    """`was killed (SIGKILL)`, `exited with code 1`, where a launcher or Slurm says it of a process that said
+    nothing itself."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What is kept of a log while it is read: its facts, and the lines around what matters. Pure, and bounded.
 
-A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.block_scan). Of its lines those near an error are kept, the first and the
+A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.block_scan). Of its lines those
+near an error are kept, the first and the
 last ones, and of its progress an even choice.
 """
 
@@ -87,7 +88,8 @@ class Digest:
     begins: float | None = None
     ends: float | None = None
     lone_losses: tuple[int, int] = (0, 0)
-    """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the first of these)."""
+    """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
+    first of these)."""
     new_shapes_after: int = 0
     """Sorts of lines after the last progress that had not been seen before it."""
 
@@ -114,7 +116,8 @@ class Collector:
         self._context = Context()
 
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
-        """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from `first_line`."""
+        """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from
+        `first_line`."""
         found = scan(data, self._seen, self._own)
         self._left_out += found.left_out
 
@@ -155,7 +158,8 @@ class Collector:
         self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
 
     def _date_the_last(self, data: bytes, last_place: int) -> None:
-        """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place` is that line's in this
+        """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place`
+        is that line's in this
         block, -1 if it stood in an earlier one."""
         if last_place >= 0:
             newest = next((f for f in self._facts[:-64:-1] if f.fact.kind is EventKind.PROGRESS), None)
@@ -223,7 +227,8 @@ class Collector:
 def take_apart(
     ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()
 ) -> tuple[list[Line], list[int]]:
-    """(the lines, the numbers of those that are headings) of (number, text) in the order of a file; `hosts` are known to be hosts."""
+    """(the lines, the numbers of those that are headings) of (number, text) in the order of a file; `hosts`
+    are known to be hosts."""
     ordered = _unpadded(ordered)
     hosts |= _hosts([text for _, text in ordered])
     quoted = sum(text.startswith(">") for _, text in ordered) > 0.3 * max(1, len(ordered))
@@ -273,7 +278,8 @@ def _fenced(lines: list[tuple[int, str]]) -> dict[int, int] | None:
 
 
 def _indented(lines: list[tuple[int, str]], facts: set[int]) -> dict[int, int] | None:
-    """Of a letter whose excerpts are indented the lines of these, by excerpt; None if anything else in it could be of a log.
+    """Of a letter whose excerpts are indented the lines of these, by excerpt; None if anything else in it
+    could be of a log.
 
     `facts` are the numbers of lines that tell of progress.
     """

@@ -64,6 +64,7 @@ def group(paths: Sequence[str]) -> list[list[int]]:
 
 
 def local_is_rank(paths: Sequence[str], world: int | None) -> bool:
-    """Whether torchrun's folders, which are numbered by local rank, are ranks: one node's, all there, and no more ranks known."""
+    """Whether torchrun's folders, which are numbered by local rank, are ranks: one node's, all there, and no
+    more ranks known."""
     locals_ = {who.local for path in paths if (who := named_by(path)).local is not None}
     return bool(locals_) and (world is None or world <= max(number or 0 for number in locals_) + 1)

@@ -1,7 +1,9 @@
 """One line of a log taken apart: when, who, how serious, and what it says without all that. Pure.
 
-Launchers, log collectors and loggers each put something in front, in any order: a time, a host, a rank, a level, a file and
-line. They are taken off one by one. A local rank is no rank, a worker's number is no rank, and of a number in front of a host's
+Launchers, log collectors and loggers each put something in front, in any order: a time, a host, a rank, a
+level, a file and
+line. They are taken off one by one. A local rank is no rank, a worker's number is no rank, and of a number in
+front of a host's
 name only the whole log tells which it is (see slurm_watchdog.diagnose.logs.ranks).
 """
 
@@ -24,7 +26,8 @@ _NUMBERED_HOST = (
     r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)"
     + _HOST
 )
-"""In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`, `[trainer:88]`), which is nobody."""
+"""In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
+`[trainer:88]`), which is nobody."""
 _LOGGER = re.compile(
     r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
     r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
@@ -148,7 +151,8 @@ def plain(raw: str) -> str:
 
 
 def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted: bool = False) -> Line:
-    """Takes a line apart. `hosts` are words before a colon that are known to be hosts; `quoted`: `> ` may stand in front."""
+    """Takes a line apart. `hosts` are words before a colon that are known to be hosts; `quoted`: `> ` may
+    stand in front."""
     text = plain(raw)
     whole = text
     if quoted:
@@ -284,6 +288,7 @@ def _int(text: Any) -> int | None:
 
 
 def classify(text: str) -> str | None:
-    """The row of slurm_watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is said to be harmless."""
+    """The row of slurm_watchdog.knowledge.log_signatures that a text matches; None if none does, or if it is
+    said to be harmless."""
     fact = parse_line(text, Rows(log_table().signatures, (), (), False))
     return fact.pattern if fact is not None else None

@@ -1,6 +1,7 @@
 """The rank that the others say they lost, in words of a program's own. Pure.
 
-A suspect and no more: who says so lost a connection, and it may be his own end of it that broke. So it is named only if all that
+A suspect and no more: who says so lost a connection, and it may be his own end of it that broke. So it is
+named only if all that
 name one name the same, if several do (or the first rank, or nobody in particular), and if it says nothing of its own.
 """
 
@@ -18,7 +19,8 @@ SPEAKERS = 2
 
 
 def lost_rank(errors: Sequence[Error], ranks: Ranks) -> Suspects | None:
-    """Whom all of `errors` that name a lost rank name; None if they differ, are too few, or if that rank speaks itself."""
+    """Whom all of `errors` that name a lost rank name; None if they differ, are too few, or if that rank
+    speaks itself."""
     told = [
         (error, int(next(n for n in match.groups() if n)))
         for error in errors

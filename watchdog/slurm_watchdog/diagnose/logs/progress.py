@@ -29,10 +29,12 @@ BUSY_SHAPES = 25
 AVERAGED = frozenset({
     "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich", "yolo", "yolo_line", "torchtune", "keras",
 })  # fmt: skip
-"""Their rates are averages over the past: a change shows late and smeared, so the times of the lines are compared instead."""
+"""Their rates are averages over the past: a change shows late and smeared, so the times of the lines are
+compared instead."""
 _NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 SILENT_LOSSES = 5
-"""So many times the usual number of steps between two losses may stand behind the last one: then it was the last of the run."""
+"""So many times the usual number of steps between two losses may stand behind the last one: then it was the
+last of the run."""
 BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count", "ignite_bar"})
 CLOCK_STEP_S = 1.0
 """Most logs write whole seconds: shorter steps cannot be compared by them."""
@@ -72,7 +74,8 @@ class NoNumber(Struct, frozen=True, kw_only=True):
 
 
 ALSO_WHEN_IT_DIES = frozenset({"wandb_summary", "torn_down"})
-"""Signs of an end that come from a `finally` or an exit handler: they say that nothing hangs, and not that all went well."""
+"""Signs of an end that come from a `finally` or an exit handler: they say that nothing hangs, and not that
+all went well."""
 
 
 def main_facts(digest: Digest) -> list[Fact]:
@@ -117,7 +120,8 @@ def read_progress(digest: Digest) -> Progress:
         before = count
     first, last = facts[0].fact, facts[-1].fact
     total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
-    # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once more when it is closed.
+    # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once
+    # more when it is closed.
     last_rise = rises[-1][0] if rises else facts[-1].line
     said_end = bool(ends) and ends[-1].line >= last_rise
     reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
@@ -251,7 +255,8 @@ def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, floa
 
 
 def _short_split(values: list[float], shift: float) -> int | None:
-    """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond their scatter."""
+    """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond
+    their scatter."""
     for place in range(LEAST_SPLIT, len(values) - LEAST_SPLIT + 1):
         before, after = values[:place], values[place:]
         low, high = sorted((before, after), key=median)
@@ -304,7 +309,8 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
 
 
 def _is_no_number(fact: Fact) -> bool:
-    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is summed up."""
+    """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is
+    summed up."""
     loss = fact.fact.loss
     return loss is not None and (
         not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None)
@@ -312,7 +318,8 @@ def _is_no_number(fact: Fact) -> bool:
 
 
 def _with_loss(digest: Digest) -> list[Fact]:
-    """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss, those that stand beside it."""
+    """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss,
+    those that stand beside it."""
     main = main_facts(digest)
     told = [fact for fact in main if fact.fact.loss is not None]
     if told or not main:

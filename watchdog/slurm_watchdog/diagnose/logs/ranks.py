@@ -1,6 +1,7 @@
 """Who is meant by the numbers in a log: ranks, local ranks, tasks. Pure.
 
-A number counts as a rank only where nothing speaks against it. torchrun prints local ranks in front of lines and the truth in
+A number counts as a rank only where nothing speaks against it. torchrun prints local ranks in front of lines
+and the truth in
 its table of failures; `srun --label` prints tasks, which are ranks only if no other launcher starts several in each.
 """
 
@@ -73,7 +74,8 @@ class Failure:
 
 @dataclass
 class Task:
-    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together `task` is None."""
+    """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together
+    `task` is None."""
 
     line: int
     host: str
@@ -94,7 +96,8 @@ class Ranks:
     launcher: bool = False
     tasks_are_ranks: bool = True
     several_a_host: bool = False
-    """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of several ranks."""
+    """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of
+    several ranks."""
     host_numbers_are_ranks: bool = True
     failures: list[Failure] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
@@ -137,7 +140,8 @@ class Ranks:
         return ranks.pop() if len(ranks) == 1 else None
 
     def is_one_process(self, who: Who) -> bool:
-        """Whether all lines of a `who` are one process's: a host has several, and so has a local rank but on a single node."""
+        """Whether all lines of a `who` are one process's: a host has several, and so has a local rank but on
+        a single node."""
         if who.rank is not None or who.number is not None or who.pid is not None:
             return True
         if who.local is None:

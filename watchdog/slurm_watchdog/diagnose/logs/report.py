@@ -106,7 +106,8 @@ def judge_job(
     seen_at: str | None = None,
     written_at: Sequence[float | None] = (),
 ) -> Judged:
-    """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in local time."""
+    """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in
+    local time."""
     sources = []
     names = [named_by(path) for path in paths]
     ranks = read_ranks([line for digest in digests for line in digest.lines])

@@ -1,7 +1,9 @@
 """The error lines that agents reported of one run, as a case for the engine that judges whole logs. Pure.
 
-Of a file only the lines that look like errors are known here, and of the run what only a cluster knows: where each rank runs and with which
-process id, the job's nodes, when its last step was made. Which line came first, whose it is and what it follows from is decided by
+Of a file only the lines that look like errors are known here, and of the run what only a cluster knows: where
+each rank runs and with which
+process id, the job's nodes, when its last step was made. Which line came first, whose it is and what it
+follows from is decided by
 slurm_watchdog.diagnose.logs.verdict for both.
 """
 
@@ -27,13 +29,15 @@ from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
 
 APART_S = 10.0
-"""Lines of two files without times are known to have come one after the other when so much time lay between: twice an agent's interval."""
+"""Lines of two files without times are known to have come one after the other when so much time lay between:
+twice an agent's interval."""
 KEPT = 256
 """Runs whose answer is remembered: each is asked for several times a tick, and few have new lines."""
 
 
 def lines_since_last_step(run: PastRun) -> list[LoggedError]:
-    """The error lines that may have ended the run, in the order of their coming. What came after an action of ours is its echo."""
+    """The error lines that may have ended the run, in the order of their coming. What came after an action of
+    ours is its echo."""
     lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
     lines = [e for e in lines if run.touched_at is None or e.at < run.touched_at]
     return sorted(lines, key=lambda e: e.at)  # stable: what was read at once stays in its order
@@ -43,7 +47,8 @@ class ReportedLine(Struct, frozen=True):
     """An error line in its place."""
 
     number: int
-    """In the order of coming. A second between two lines counts as one line more: what stands far apart in a log is no traceback."""
+    """In the order of coming. A second between two lines counts as one line more: what stands far apart in a
+    log is no traceback."""
     seconds: int
     """Since the first line."""
     text: str
@@ -101,7 +106,8 @@ def _lines(of_file: Sequence[ReportedLine], run: ReportedRun) -> list[Line]:
 
 
 def _without_strangers(line: Line, run: ReportedRun) -> Line:
-    """The line without a host and a number that are no node of the job and no rank: a logger puts a module and its line there."""
+    """The line without a host and a number that are no node of the job and no rank: a logger puts a module
+    and its line there."""
     who = line.who
     if who.number is None or who.host is None or not run.nodes or _is_node(who.host, run):
         return line
@@ -109,7 +115,8 @@ def _without_strangers(line: Line, run: ReportedRun) -> Line:
 
 
 def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
-    """The lines of a run of which no rank was seen, without the numbers in front that Slurm does not name as tasks: they may be those of a
+    """The lines of a run of which no rank was seen, without the numbers in front that Slurm does not name as
+    tasks: they may be those of a
     list, of `grep -n`, of anything."""
     tasks = {task.task for task in ranks.tasks}
     return [
@@ -123,7 +130,8 @@ def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
 def _named_by_files(
     files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun
 ) -> list[list[Line]]:
-    """The lines, each with the rank that its file's name has, where there are several files. Only a name that says `rank` is believed, and
+    """The lines, each with the rank that its file's name has, where there are several files. Only a name that
+    says `rank` is believed, and
     only on the node where that rank runs: of a job's files few are here, and `log_1.txt` may be the first try."""
     if len(files) < 2:
         return read
@@ -140,7 +148,8 @@ def _named_by_files(
 
 
 def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
-    """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines tell it better."""
+    """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines tell it
+    better."""
     kept = Counter(line.pattern for line in run.lines)
     return {pattern: frozenset(said) for pattern, said in run.error_ranks if len(said) > kept[pattern]}
 
@@ -257,7 +266,8 @@ def pid_of(rank: int | None, node: str | None, run: ReportedRun) -> int | None:
 
 
 def node_of(host: str | None, rank: int | None, line: ReportedLine, run: ReportedRun) -> str | None:
-    """The job's node that a verdict means: by its host, by where its rank runs, or by where the line was read, if that can be only one."""
+    """The job's node that a verdict means: by its host, by where its rank runs, or by where the line was
+    read, if that can be only one."""
     named = _node_of(host, run)
     if named is not None:
         return named

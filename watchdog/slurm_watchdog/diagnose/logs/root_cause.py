@@ -1,6 +1,7 @@
 """What a run died of, from the error lines that agents reported of it, and who is named. Pure.
 
-The engine is that of `scan-log` (slurm_watchdog.diagnose.logs.verdict): cause before cascade, and nobody named where nothing names him.
+The engine is that of `scan-log` (slurm_watchdog.diagnose.logs.verdict): cause before cascade, and nobody
+named where nothing names him.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     only_consequence: bool = False
     """No line says why; this is the first that says that something is wrong."""
     alike: int = 0
-    """Ranks that said the same, the first one included; 0: no line names its rank. Where so many did that none is named, it is their number."""
+    """Ranks that said the same, the first one included; 0: no line names its rank. Where so many did that
+    none is named, it is their number."""
     followed: int = 0
     """Further lines, of consequences or of later failures."""
     suspects: tuple[Culprit, ...] = ()
@@ -52,7 +54,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     from_outside: bool = False
     """Somebody ended the run, and nothing had gone wrong before."""
     how: str = ""
-    """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process itself said nothing."""
+    """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process
+    itself said nothing."""
 
     @property
     def words(self) -> str:
@@ -71,7 +74,8 @@ def find_cause(run: PastRun) -> Cause | None:
 
 @lru_cache(maxsize=KEPT)
 def _judge(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
-    """(the place of the line that says most, the cause with its text alone). `table`: the rows in force, which SIGHUP replaces."""
+    """(the place of the line that says most, the cause with its text alone). `table`: the rows in force,
+    which SIGHUP replaces."""
     verdict = judge_errors(case_of(run))
     followed = len(run.lines) - 1
     if verdict is None:
@@ -151,14 +155,16 @@ def running(job: JobView, now: float) -> PastRun:
 
 
 def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str:
-    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of the one rank; else `ended`."""
+    """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of the one rank; else
+    `ended`."""
     cause = find_cause(running(job, now)) if job.errors and len(ranks) == 1 else None
     known = cause is not None and cause.how and ranks[0] is not None and cause.rank == ranks[0]
     return cause.how if cause is not None and known else "ended"
 
 
 def said_before_it_ended(job: JobView, rank: int | None, now: float) -> str:
-    """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its own is known to be the cause."""
+    """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its
+    own is known to be the cause."""
     cause = find_cause(running(job, now)) if job.errors and rank is not None else None
     if (
         cause is None
@@ -191,7 +197,8 @@ def culprit_of(cause: Cause) -> Culprit | None:
 
 
 def work_lost(run: PastRun) -> tuple[str, ...]:
-    """What it cost, a sentence: steps since the newest complete checkpoint, and their time; nothing if no step is known."""
+    """What it cost, a sentence: steps since the newest complete checkpoint, and their time; nothing if no
+    step is known."""
     if run.last_step is None:
         return ()
     if run.checkpoint_step is None:

@@ -1,7 +1,10 @@
-"""What the layout of a whole text says about its lines: whose they are that stand under a heading, what numbers only count. Pure.
+"""What the layout of a whole text says about its lines: whose they are that stand under a heading, what
+numbers only count. Pure.
 
-Launchers and people put the output of several ranks into one text, each under a heading: Composer's `Begin global rank 6 STDERR`,
-`tail` and `head` of several files (`==> logs/rank_3.err <==`), a line of dashes with a rank in it. What stands there and says nothing
+Launchers and people put the output of several ranks into one text, each under a heading: Composer's `Begin
+global rank 6 STDERR`,
+`tail` and `head` of several files (`==> logs/rank_3.err <==`), a line of dashes with a rank in it. What
+stands there and says nothing
 of its own is that rank's.
 """
 
@@ -29,7 +32,8 @@ _FRAME = re.compile(r'\s*File "[^"]+", line \d+')
 _MODULE = re.compile(r"\[\w[\w./-]*\.py:\d{1,5}\]")
 FEW_LINES = 20
 SMALL = 100
-"""A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep -n`, `less -N`)."""
+"""A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep
+-n`, `less -N`)."""
 
 
 LEAST_OF_A_LIST = 3
@@ -56,8 +60,10 @@ def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
 
 
 def without_modules(lines: Sequence[Line]) -> list[Line]:
-    """The lines without a host and its number in brackets, if there is but one such host and its numbers are large, or other lines have
-    a file there: loggers put a module and its line there (`[gpt2:120]`), and of a job's ranks some have small numbers."""
+    """The lines without a host and its number in brackets, if there is but one such host and its numbers are
+    large, or other lines have
+    a file there: loggers put a module and its line there (`[gpt2:120]`), and of a job's ranks some have small
+    numbers."""
     bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
     if any(DYING.match(line.text) or _FRAME.match(line.text) for line in bracketed):
         return list(lines)  # mpirun's, with a process's number; a logger has no prefix within a traceback
@@ -76,7 +82,8 @@ def without_modules(lines: Sequence[Line]) -> list[Line]:
 
 
 def with_sections(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
-    """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that names a rank have it
+    """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that
+    names a rank have it
     where they name nobody themselves."""
     filled: list[Line] = []
     headings: list[int] = []

@@ -12,7 +12,8 @@ from slurm_watchdog.knowledge.log_signatures import log_table
 STEP_SLACK_S = 2.0
 """A step that is logged so soon after an error may have been made before it, by the ranks that had not noticed yet."""
 ENOUGH_RISES = 2
-"""So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that had not noticed."""
+"""So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that
+had not noticed."""
 QUIET_LINES = 12
 """Ordinary lines after an error in its stream, and nothing that ends the run: it continues."""
 LONG_AFTER = 200
@@ -60,7 +61,8 @@ def was_survived(error: Error, case: Case) -> bool:
 
 
 def _below_the_same(line: int, error: Error, source: Source) -> bool:
-    """Whether a line stands below the same heading as an error, in a file that has headings: only then it came later."""
+    """Whether a line stands below the same heading as an error, in a file that has headings: only then it
+    came later."""
     return error.line < line <= _ends_at(error, source)
 
 
@@ -72,7 +74,8 @@ def _ends_at(error: Error, source: Source) -> float:
 
 
 def rises_after(error: Error, case: Case) -> int:
-    """How many new steps were logged after an error: by time where both have one, else by their lines in the same file."""
+    """How many new steps were logged after an error: by time where both have one, else by their lines in the
+    same file."""
     most = 0
     for number, source in enumerate(case.sources):
         rises = source.progress.rises

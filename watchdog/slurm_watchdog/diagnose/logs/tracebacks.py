@@ -1,6 +1,7 @@
 """Errors in the lines of a log: interleaved tracebacks put together, chains kept in their order. Pure.
 
-Lines with the same prefix are one stream, and what is said in a stream is said in order. Without a prefix the ranks' lines lie
+Lines with the same prefix are one stream, and what is said in a stream is said in order. Without a prefix the
+ranks' lines lie
 over each other: then each last line of a traceback is an error of its own, and nobody knows whose.
 """
 
@@ -59,7 +60,8 @@ _HEADER = re.compile(
     r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$",
     re.IGNORECASE,
 )
-"""It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is somebody's example."""
+"""It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is
+somebody's example."""
 _THREAD = re.compile(r"^\s*Exception in thread ")
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
@@ -213,7 +215,8 @@ def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | N
 
 
 def _is_prose(line: Line) -> bool:
-    """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts in front."""
+    """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts
+    in front."""
     if (
         line.who.named
         or line.stamp is not None
@@ -313,7 +316,8 @@ def _detail(line: Line, stream: _Stream) -> None:
 
 
 def _without_told_headers(errors: list[Error]) -> list[Error]:
-    """Without the headers (`Traceback`, `terminate called`) of which a later line of their stream says what they announce."""
+    """Without the headers (`Traceback`, `terminate called`) of which a later line of their stream says what
+    they announce."""
     next_line: dict[Who, int] = {}
     kept: list[Error] = []
     for error in reversed(errors):

@@ -1,4 +1,5 @@
-"""A run of which no line says why it ended: who is missing from the cascade, whom the launcher or Slurm saw die. Pure."""
+"""A run of which no line says why it ended: who is missing from the cascade, whom the launcher or Slurm saw
+die. Pure."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
 
 
 def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
-    """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption needs no such reason, and
+    """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption
+    needs no such reason, and
     some programs end with a code of their own when they are told to end."""
     if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
         return False
@@ -158,7 +160,8 @@ def _suspected(suspects: Suspects | None) -> str:
 
 
 def _group_is_all(timeouts: Sequence[Error]) -> bool:
-    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself, once a number."""
+    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
+    once a number."""
     named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
     if named:
         return all(e.who.rank == e.group_rank for e in named)

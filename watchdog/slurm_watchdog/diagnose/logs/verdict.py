@@ -1,7 +1,9 @@
 """What a run died of, from its logs alone: cause, cascade, teardown and noise told apart, and who is named. Pure.
 
-The first error in time that does not follow from another one is the cause, if no progress was made after it. What ranks say of
-each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is not the one who did it: there nobody
+The first error in time that does not follow from another one is the cause, if no progress was made after it.
+What ranks say of
+each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is not the one who
+did it: there nobody
 is named but the ranks that are missing from the cascade.
 """
 
@@ -43,7 +45,8 @@ from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, 
 from slurm_watchdog.knowledge.log_signatures import log_table
 
 LATE_RISES = 5
-"""An error that was followed by so few steps and then by a cascade may have been its cause after all: its thread had died."""
+"""An error that was followed by so few steps and then by a cascade may have been its cause after all: its
+thread had died."""
 LAST_LINES = 15
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
@@ -175,7 +178,8 @@ def _deaths(alive: Sequence[Error]) -> list[Error]:
 
 
 def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
-    """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with a death after it."""
+    """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with
+    a death after it."""
     if error.weak and not deaths:
         return False
     if error.traceback or error.name not in SOFT or deaths:
@@ -200,7 +204,8 @@ class _Cascade:
     """and where."""
 
     def has_brought(self, error: Error, ranks: Ranks) -> bool:
-        """Whether an error came of it: later in time than the first timeout, or what a rank says that had lost the others before."""
+        """Whether an error came of it: later in time than the first timeout, or what a rank says that had
+        lost the others before."""
         if error.name in FIRST_HAND:
             return False
         if error.name in log_table().after_sigterm and self._was_ended_before(error, ranks):
@@ -221,7 +226,8 @@ class _Cascade:
         return after and ranks.is_one_process(error.who)
 
     def _was_ended_before(self, error: Error, ranks: Ranks) -> bool:
-        """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is ended while it works says that."""
+        """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is
+        ended while it works says that."""
         ended = self.terminated.get(error.source)
         if ended is not None and ended < error.line:
             return True
@@ -318,7 +324,8 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
 
 
 def _told_by_thread(first: Error, case: Case) -> Error:
-    """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone ends nothing."""
+    """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone
+    ends nothing."""
     said = [
         error
         for error in case.errors

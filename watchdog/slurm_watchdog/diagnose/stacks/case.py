@@ -1,4 +1,5 @@
-"""The stacks of a job's ranks while they are judged: who waits, who stands elsewhere, who is missing, what else is known. Pure."""
+"""The stacks of a job's ranks while they are judged: who waits, who stands elsewhere, who is missing, what
+else is known. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which of the dumped processes are ranks, which rank each is, and which dumps are of the same process at another time."""
+"""Which of the dumped processes are ranks, which rank each is, and which dumps are of the same process at
+another time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from slurm_watchdog.parse.stacks.text import Dump
 MAX_TID = 2**23
 """Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above."""
 CONTAINER_PID = 500
-"""In containers the ranks of different nodes often have the same small pids; without a host they are told apart by their file."""
+"""In containers the ranks of different nodes often have the same small pids; without a host they are told
+apart by their file."""
 
 
 class RankProcess(Struct, frozen=True, kw_only=True):
@@ -75,7 +77,8 @@ def cast(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
 
 
 def no_rank(dump: Dump) -> str:
-    """What a process is if its frames or its command say that it holds no rank; empty otherwise. The innermost frame decides."""
+    """What a process is if its frames or its command say that it holds no rank; empty otherwise. The
+    innermost frame decides."""
     if dump.said.role in ("worker", "helper"):
         return f"a {dump.said.role}"
     thread = main_thread(_stack(dump, 0))
@@ -170,7 +173,8 @@ def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:
 
 
 def _address_of_main(dump: Dump) -> str:
-    """The address by which faulthandler names the main thread: `dump_traceback_later(repeat=True)` writes one process again and again, with no
+    """The address by which faulthandler names the main thread: `dump_traceback_later(repeat=True)` writes one
+    process again and again, with no
     pid. Two programs have it at different addresses; a forked child has its parent's, and is left out."""
     thread = main_thread(_stack(dump, 0))
     if thread is None or thread.thread_id < MAX_TID:
@@ -183,7 +187,8 @@ def _address_of_main(dump: Dump) -> str:
 
 
 def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]], list[list[Dump]]]:
-    """(processes with their rank filled in, processes that can only be children of another). No two have the same rank."""
+    """(processes with their rank filled in, processes that can only be children of another). No two have the
+    same rank."""
     seconds: list[list[Dump]] = []
     by_rank: dict[int, list[list[Dump]]] = {}
     for each in processes:

@@ -1,8 +1,11 @@
 """A rank that goes round in a small loop of Python for ever: what dump after dump says of it. Pure.
 
-From one dump to the next, a loop that waits for what never comes looks like work: the interpreter runs. Over minutes it differs
-from most work: the same few lines of the same functions, nothing read, nothing written, no byte more memory. A call into compiled
-code that takes long (a sort, a regular expression, an index built in C++) shows one line, too: what releases the interpreter's lock
+From one dump to the next, a loop that waits for what never comes looks like work: the interpreter runs. Over
+minutes it differs
+from most work: the same few lines of the same functions, nothing read, nothing written, no byte more memory.
+A call into compiled
+code that takes long (a sort, a regular expression, an index built in C++) shows one line, too: what releases
+the interpreter's lock
 is left out by that, what has a telling name by the name, and the rest by the time that it is given.
 
 What is followed is bounded: a few ranks of a run, a few stacks of each.
@@ -30,13 +33,15 @@ DEPTH = 6
 LINES = 12
 """Between the first and the last line of it."""
 REGULAR = frozenset({"re", "regex", "re2"})
-"""Modules of regular expressions: one call may take minutes. A function of the program's own that is called `match` proves nothing."""
+"""Modules of regular expressions: one call may take minutes. A function of the program's own that is called
+`match` proves nothing."""
 MEMORY_BYTES = 1 << 20
 """What is collected and given back again; an index or a list of results grows by more within seconds."""
 IO_BYTES = 256
 """In all. Threads that wake each other write 8 bytes each time; one line of a log every minute is more than that."""
 LEAST_CPU, MOST_CPU = 0.1, 1.2
-"""Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores for its ranks, if it was
+"""Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores
+for its ranks, if it was
 found running or waiting for a core."""
 LEAST_GIL = 0.5
 """Share of the dumps in which the main thread held the interpreter's lock."""
@@ -49,7 +54,8 @@ NAMED_FILES = 4
 def follow(
     before: Mapping[ProcessKey, Steady], stacks: Sequence[ProcessStack], at: float
 ) -> dict[ProcessKey, Steady]:
-    """The ranks that may be in such a loop, after one more dump of all ranks, taken `at`; `before` is what came of the last one.
+    """The ranks that may be in such a loop, after one more dump of all ranks, taken `at`; `before` is what
+    came of the last one.
     `stacks` are those of the few ranks that stand outside of the collective in which the others wait.
 
     A rank whose dump is missing is forgotten; one that shows something else begins anew.
@@ -125,7 +131,8 @@ def _is_small(seen: Steady) -> bool:
 
 
 def _common(outwards: Sequence[tuple[Frame, ...]]) -> int:
-    """So many frames, from the outermost, are the same in all stacks, lines included; then comes the one that goes round."""
+    """So many frames, from the outermost, are the same in all stacks, lines included; then comes the one that
+    goes round."""
     shortest = min(len(stack) for stack in outwards)
     same = next(
         (place for place in range(shortest) if len({stack[place] for stack in outwards}) > 1), shortest

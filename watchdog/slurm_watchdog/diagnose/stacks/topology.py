@@ -1,7 +1,9 @@
-"""How ranks are laid out over tensor, context, data and pipeline parallelism, and who among ranks that all wait differs from those
+"""How ranks are laid out over tensor, context, data and pipeline parallelism, and who among ranks that all
+wait differs from those
 that normally look like it. Pure.
 
-The order is Megatron-LM's (`--order tp-cp-ep-dp-pp`): ranks of one tensor-parallel group are neighbours, the pipeline's stages lie
+The order is Megatron-LM's (`--order tp-cp-ep-dp-pp`): ranks of one tensor-parallel group are neighbours, the
+pipeline's stages lie
 furthest apart. It is known only if the command lines of all ranks say the same, or if the caller does.
 """
 
@@ -67,7 +69,8 @@ def parse_topology(text: str, world: int) -> Topology | None:
 
 
 def topology_of(commands: Iterable[str], world: int) -> Topology | None:
-    """What the command lines say; None if they differ, say nothing, use another order, or do not fit the number of ranks."""
+    """What the command lines say; None if they differ, say nothing, use another order, or do not fit the
+    number of ranks."""
     told = set()
     for command in commands:
         if _OTHER_ORDER.search(command):
@@ -88,7 +91,8 @@ def _fitting(sizes: dict[str, int], world: int) -> Topology | None:
 
 
 def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> RankPlace | None:
-    """The one rank that waits in another collective than all others of its tensor-parallel group; None if there is none, or if
+    """The one rank that waits in another collective than all others of its tensor-parallel group; None if
+    there is none, or if
     another group does not agree either."""
     if not _all_there(waiting, topology) or topology.tensor < MOST + 1:
         return None
@@ -104,7 +108,8 @@ def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> Ran
 
 
 def late_replica(waiting: Sequence[RankPlace], topology: Topology) -> tuple[RankPlace, ...]:
-    """The ranks of the one copy of the model whose pipeline has not finished, while all other copies wait for it in a collective of
+    """The ranks of the one copy of the model whose pipeline has not finished, while all other copies wait for
+    it in a collective of
     all copies; empty if it is not so."""
     if not _all_there(waiting, topology) or topology.data < MOST or topology.pipeline < 2:
         return ()

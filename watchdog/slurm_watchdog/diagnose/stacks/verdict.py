@@ -1,8 +1,10 @@
 """What a set of stacks says: a hang or none, of what class, who keeps the others waiting, in one sentence.
 
-The same engine as the live vote (`stacks.sides`, `stack_places.locate`), for dumps that somebody sends: mostly one of each rank, without a
+The same engine as the live vote (`stacks.sides`, `stack_places.locate`), for dumps that somebody sends:
+mostly one of each rank, without a
 clock. So a hang is stated only if the time since the last step says so, or several dumps that are alike, or the stacks
-themselves prove it: a debugger's prompt, a teardown, everybody in a collective but a few in a place that does not end by itself.
+themselves prove it: a debugger's prompt, a teardown, everybody in a collective but a few in a place that does
+not end by itself.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ STARTUP_S: Final = 3600.0
 """Start-up, compilation and the building of an index take minutes to an hour."""
 
 FEW: Final = 3
-"""So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they share a node, any number that is a minority."""
+"""So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
+share a node, any number that is a minority."""
 
 
 class StackGroup(Struct, frozen=True, kw_only=True):
@@ -278,7 +281,8 @@ def _nobody_outside(case: StackCase) -> _Ruling:
 
 
 def _by_topology(case: StackCase) -> _Ruling | None:
-    """All wait, and who waits with whom is known: a rank that left its tensor-parallel group, or a pipeline that has not finished.
+    """All wait, and who waits with whom is known: a rank that left its tensor-parallel group, or a pipeline
+    that has not finished.
 
     Ranks that train look so for a moment, too: time, or dumps that are alike, have to say that they do not.
     """
@@ -308,7 +312,8 @@ def _by_topology(case: StackCase) -> _Ruling | None:
 
 
 def _lost(case: StackCase) -> Culprit | None:
-    """The only rank of which there is no dump: its number is missing, or one node has one dump less than all the others."""
+    """The only rank of which there is no dump: its number is missing, or one node has one dump less than all
+    the others."""
     if len(case.missing) == 1:
         return Culprit(rank=case.missing[0], reason="suspect: there is no dump of it")
     numbered = any(each.rank is not None for each in case.cast.ranks)

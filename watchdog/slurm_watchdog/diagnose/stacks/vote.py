@@ -60,9 +60,11 @@ class Vote(Struct, frozen=True, kw_only=True):
     checkpointing: bool = False
     """Whether any rank stands below a function that writes or reads a checkpoint."""
     patient: bool = False
-    """Whether every rank that stands outside, or the only rank there is, is in something that takes its time: an evaluation, a compilation, a data set."""
+    """Whether every rank that stands outside, or the only rank there is, is in something that takes its time:
+    an evaluation, a compilation, a data set."""
     in_own_code: bool = False
-    """Whether every rank makes its samples itself: none is said to wait for a data loader, and where all do, they may well be at work."""
+    """Whether every rank makes its samples itself: none is said to wait for a data loader, and where all do,
+    they may well be at work."""
     moving: bool | None = None
     """Whether any rank moved or computed between the dumps; None if that cannot be said."""
 
@@ -145,7 +147,8 @@ def _stands_still(place: RankPlace, history: History) -> bool:
 
 
 def _is_starved(seen: Sequence[ProcessStack]) -> bool:
-    """Whether a process that was found running, or waiting for a core, each time has used some: it computes, on a machine that has too
+    """Whether a process that was found running, or waiting for a core, each time has used some: it computes,
+    on a machine that has too
     few cores. One that waits for something sleeps nearly always."""
     if len(seen) < STARVED_LOOKS or any(stack.state != "R" for stack in seen):
         return False
@@ -159,7 +162,8 @@ def _at_a_prompt(places: Sequence[RankPlace]) -> bool:
 def _groups(
     places: Sequence[RankPlace], named: Collection[tuple[str | None, int | None, int | None]]
 ) -> tuple[Group, ...]:
-    """Who stands in the same frames, the most first; of those that are `named` with what their system call tells besides."""
+    """Who stands in the same frames, the most first; of those that are `named` with what their system call
+    tells besides."""
     found: dict[tuple[str, ...], list[RankPlace]] = {}
     for place in places:
         found.setdefault(frames_key(place), []).append(place)

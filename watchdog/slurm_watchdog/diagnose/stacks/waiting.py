@@ -67,7 +67,8 @@ def sides(
 
 
 def accused(outside: Sequence[RankPlace]) -> list[RankPlace]:
-    """Of the ranks that stand outside, those to be named: who sits at a debugger's prompt; else who is in nothing that takes its time, for
+    """Of the ranks that stand outside, those to be named: who sits at a debugger's prompt; else who is in
+    nothing that takes its time, for
     the others may well be busy because of that one; else all of them."""
     prompt = [p for p in outside if p.place is Place.DEBUGGER]
     return prompt or [p for p in outside if not (is_unhurried(p) or takes_its_time(p))] or list(outside)
@@ -87,7 +88,8 @@ def takes_its_time(place: RankPlace) -> bool:
 
 
 def makes_its_own_samples(place: RankPlace) -> bool:
-    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and waits for nobody."""
+    """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and
+    waits for nobody."""
     inner = next(iter(place.frames), None)
     made = place.place is Place.DATALOADER and inner is not None
     return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
@@ -96,8 +98,10 @@ def makes_its_own_samples(place: RankPlace) -> bool:
 def _wait_for_the_others(
     maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
 ) -> bool:
-    """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just as still in something of
-    its own, such as a data loader. Were the one at fault, the other would soon be beside it: it fetches its data and comes there, too.
+    """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just
+    as still in something of
+    its own, such as a data loader. Were the one at fault, the other would soon be beside it: it fetches its
+    data and comes there, too.
     (Of more ranks a majority is asked for.)"""
     if len(dumped) != 2 or len(maybe) != 1:
         return False
@@ -125,7 +129,8 @@ def frames_key(place: RankPlace) -> tuple[str, ...]:
 def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
 
-    The collective's own name counts: the same barrier is often called from two places. The backward pass, in which gradients are
+    The collective's own name counts: the same barrier is often called from two places. The backward pass, in
+    which gradients are
     reduced, is such a collective for those who stand still in it; one rank alone in there is behind, and no mismatch.
     """
     if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):

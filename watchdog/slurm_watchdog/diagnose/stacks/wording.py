@@ -38,7 +38,8 @@ def place_words(place: Place, *, many: bool = False) -> str:
 
 
 def group_words(group: Group, *, nodes: bool = False) -> str:
-    """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group of equal stacks does."""
+    """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group of
+    equal stacks does."""
     size = len(group.ranks)
     who = f" ({few(group.ranks)} on {few(group.nodes)})" if nodes else ""
     return f"{count_words(size, 'rank')}{who} {place_words(group.place, many=size != 1)}"

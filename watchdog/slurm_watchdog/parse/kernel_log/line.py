@@ -28,7 +28,8 @@ KERN = 0
 
 @dataclass(frozen=True)
 class KernelFact:
-    """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no verdict."""
+    """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no
+    verdict."""
 
     name: str
     """Which entry of the knowledge matched."""
@@ -70,7 +71,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def parse_record(data: bytes) -> Record | None:
-    """`6,339,5140900,-;message` and its dictionary lines (Documentation/ABI/testing/dev-kmsg); None if it is no record."""
+    """`6,339,5140900,-;message` and its dictionary lines (Documentation/ABI/testing/dev-kmsg); None if it is
+    no record."""
     prefix, separator, text = data.partition(b";")
     fields = prefix.split(b",")
     if not separator or len(fields) < 3:
@@ -93,7 +95,8 @@ def clean(text: str) -> str:
     return _CONTROL.sub(" ", text[:MAX_TEXT]).strip()
 
 
-# ---------------------------------------------------------------------------------------- from a pasted line to a message
+# ---------------------------------------------------------------------------------------- from a pasted line
+# to a message
 
 _KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,(?P<time_us>\d+),[^;]{0,100};")
 _RAW = re.compile(r"<(?P<priority>\d{1,3})>")
@@ -121,7 +124,8 @@ _KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
 
 
 GPFS_DAEMON = "mmfs"
-"""The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such a line may give is about GPFS
+"""The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such
+a line may give is about GPFS
 alone, and takes no node away."""
 
 
@@ -260,7 +264,8 @@ def parse_kernel_line(text: str) -> KernelFact | None:
 
 
 def parse_message(message: str, level: int | None = None) -> KernelFact | None:
-    """The fact in a message of the kernel without any prefix. `level` is its severity (syslog(3)), where the record says it: no line
+    """The fact in a message of the kernel without any prefix. `level` is its severity (syslog(3)), where the
+    record says it: no line
     that the kernel holds for mere information takes a node away, but for rows that say so."""
     low = message.lower()
     about_user: frozenset[str] | None = None
@@ -282,7 +287,8 @@ def parse_message(message: str, level: int | None = None) -> KernelFact | None:
 
 
 def _rows_for_user_text(message: str) -> frozenset[str] | None:
-    """What a line may give that holds a user's words where a driver's would stand; None for a line that holds none there. One that has
+    """What a line may give that holds a user's words where a driver's would stand; None for a line that holds
+    none there. One that has
     two such forms was made to look like the other: it gives what both may."""
     forms = [form.rows for form in USER_TEXT if form.regex.match(message)]
     return frozenset.intersection(*forms) if forms else None
@@ -348,7 +354,8 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
 _ASKS_FOR_RESET = re.compile(
     r"\bgpu requires (?:a )?reset\b|\bgpu reset (?:is )?required\b|\bgpu needs to be reset\b|\brst: yes, d-rst: "
 )
-"""All longer than a program's name (15 characters), which may stand in the same place. That a GPU is to be reset some time (63, `reset gpu to
+"""All longer than a program's name (15 characters), which may stand in the same place. That a GPU is to be
+reset some time (63, `reset gpu to
 activate`) is none."""
 
 
@@ -365,7 +372,8 @@ def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:
 
 
 LINK_WENT_DOWN = 20034
-"""SXid of an NVSwitch's link that left the active state (Fabric Manager's guide): also when a GPU is reset on purpose."""
+"""SXid of an NVSwitch's link that left the active state (Fabric Manager's guide): also when a GPU is reset on
+purpose."""
 
 
 def _refine_sxid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:

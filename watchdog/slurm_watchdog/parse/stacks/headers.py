@@ -19,7 +19,8 @@ _WORDS_OF_FILES = (
 
 
 class DumpHeader(Struct, frozen=True):
-    """What is said of one process. `label` is a number in front of lines (`srun --label`): a task, whose or what is not known."""
+    """What is said of one process. `label` is a number in front of lines (`srun --label`): a task, whose or
+    what is not known."""
 
     host: str = ""
     rank: int | None = None
@@ -150,7 +151,8 @@ _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 @lru_cache(maxsize=4096)
 def parse_header(line: str) -> DumpHeader | None:
-    """What a line between dumps says of what follows, if it says nothing else: `=== n1 rank 3 ===`, `Node 48:`, `==> trace-n1.out <==`."""
+    """What a line between dumps says of what follows, if it says nothing else: `=== n1 rank 3 ===`, `Node
+    48:`, `==> trace-n1.out <==`."""
     if not 1 < len(line) <= 160 or line[:4] == "    ":
         return None
     shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
@@ -221,7 +223,8 @@ def _by_tokens(text: str, decorated: bool) -> DumpHeader | None:
 
 @lru_cache(maxsize=4096)
 def said_by_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
-    """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`. `pids` are those it holds."""
+    """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`.
+    `pids` are those it holds."""
     parts = path.split("/")
     said = _by_name(parts[-1], pids)
     for folder in reversed(parts[:-1][-3:]):
@@ -236,7 +239,8 @@ _HOST_FILE: Final = re.compile(
 
 
 def is_named_for_its_host(path: str) -> bool:
-    """Whether a file's name follows a custom of naming it for its node (`trace-jean-07.out`, `gpu07.txt`), and not for the occasion."""
+    """Whether a file's name follows a custom of naming it for its node (`trace-jean-07.out`, `gpu07.txt`),
+    and not for the occasion."""
     return _HOST_FILE.search(path) is not None
 
 
@@ -280,7 +284,8 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
 
 
 def said_by_command(command: str) -> DumpHeader:
-    """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`, `--nproc_per_node`."""
+    """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`,
+    `--nproc_per_node`."""
 
     def value(*names: str) -> int | None:
         for name in names:

@@ -1,4 +1,5 @@
-"""Stacks as JSON: what `py-spy dump --json` prints, our own evidence, and documents that hold such things with a rank and a host."""
+"""Stacks as JSON: what `py-spy dump --json` prints, our own evidence, and documents that hold such things
+with a rank and a host."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def _walk(node: Any, said: DumpHeader, depth: int) -> list[Found]:
 
 
 def _whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
-    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those that did not."""
+    """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those
+    that did not."""
     current: dict[Any, Any] = {}
     for dump in dumps:
         if dump.get("error") or not isinstance(dump.get("threads"), list):

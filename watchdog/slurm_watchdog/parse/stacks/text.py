@@ -1,6 +1,8 @@
-"""Reads stacks as people have them: py-spy's text and JSON, faulthandler, gdb, pystack; many in one text, with prefixes, in prose.
+"""Reads stacks as people have them: py-spy's text and JSON, faulthandler, gdb, pystack; many in one text,
+with prefixes, in prose.
 
-Nothing here judges. What is no stack is passed over; what says who is dumped (a header, a prefix, a command line) is kept.
+Nothing here judges. What is no stack is passed over; what says who is dumped (a header, a prefix, a command
+line) is kept.
 """
 
 from __future__ import annotations
@@ -260,7 +262,8 @@ class _Reader:
         gil: bool = False,
         shares: bool = False,
     ) -> None:
-        """A thread's header. Headers of main threads one below the other share the frames that follow: so people write groups."""
+        """A thread's header. Headers of main threads one below the other share the frames that follow: so
+        people write groups."""
         number = int(identity, 0) if re.fullmatch(r"0x[0-9A-Fa-f]+|[1-9]\d*|0", identity) else 0
         thread = ThreadStack(
             thread_id=number % 2**63,
@@ -372,7 +375,8 @@ class _Reader:
             self._take(stream, replace(thread, frames=frames))
 
     def _take(self, stream: _Stream, thread: ThreadStack) -> None:
-        """Into the process at hand, or a new one: no process has two main threads, and some tools print the main one last."""
+        """Into the process at hand, or a new one: no process has two main threads, and some tools print the
+        main one last."""
         main = _is_main(thread)
         has_main = any(_is_main(each) for each in stream.threads)
         last = stream.mode in ("fault", "gdb") and has_main
@@ -415,7 +419,8 @@ class _Reader:
 
 
 def _asked_pid(line: str) -> int | None:
-    """Of a command line that dumps a process, its pid, 0 where it does not say; None for any other line. In linear time of any line."""
+    """Of a command line that dumps a process, its pid, 0 where it does not say; None for any other line. In
+    linear time of any line."""
     tool = re.search(r"(?:py-spy|pystack)\b", line)
     asked = _DUMP_ASKED.search(line, tool.end()) if tool is not None else None
     if asked is not None:

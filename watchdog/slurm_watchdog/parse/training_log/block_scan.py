@@ -1,8 +1,11 @@
-"""Reads whole blocks of a log at once: a million lines a second, with the facts that parse_line would give line by line.
+"""Reads whole blocks of a log at once: a million lines a second, with the facts that parse_line would give
+line by line.
 
 Nearly all lines of a training log say nothing we know, and nearly all are alike: they differ in digits and punctuation.
-So the letters alone of each line, its *shape*, are compared first. A row of the tables can only match a line whose shape
-holds the letters of one of the row's needles; each different shape of a block is looked at once, and the lines of a shape
+So the letters alone of each line, its *shape*, are compared first. A row of the tables can only match a line
+whose shape
+holds the letters of one of the row's needles; each different shape of a block is looked at once, and the
+lines of a shape
 without any needle are done with. The others are parsed.
 
 What makes this exact: taking characters out of a text never takes out a needle, when all of them are taken out of both.
@@ -45,13 +48,15 @@ MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
 FEW = 4
-"""Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is known from the look before."""
+"""Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is
+known from the look before."""
 
 _KEPT = (string.ascii_letters + "%|\n").encode()
 _LOWER = bytes(range(256)).lower()
 _DELETED = bytes(code for code in range(256) if code not in _KEPT)
 _HEXADECIMAL = b"abcdef"
-# As in slurm_watchdog.parse.training_log.line, for bytes. A title (ESC ] … BEL) may hold any text: such lines are always parsed.
+# As in slurm_watchdog.parse.training_log.line, for bytes. A title (ESC ] … BEL) may hold any text: such lines
+# are always parsed.
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\n]")
 _TITLE = b"\x1b]"
 _KELVIN = "\u212a".encode()
@@ -60,7 +65,8 @@ _KELVIN = "\u212a".encode()
 
 @dataclass
 class Seen:
-    """How many lines of which shape have been parsed so far: one for each file and look, so that a flood stays bounded."""
+    """How many lines of which shape have been parsed so far: one for each file and look, so that a flood
+    stays bounded."""
 
     parsed: dict[bytes, int] = field(default_factory=dict)
     errors_in_full: int = IN_FULL
@@ -111,7 +117,8 @@ def letters(text: str | bytes) -> bytes:
 
 
 def cover(needles: Iterable[str]) -> tuple[bytes, ...]:
-    """The fewest of the needles' letters that are in all others: in the shape of a line that holds any needle, one of them is."""
+    """The fewest of the needles' letters that are in all others: in the shape of a line that holds any
+    needle, one of them is."""
     kept: list[bytes] = []
     for needle in sorted({letters(needle) for needle in needles}, key=lambda needle: (len(needle), needle)):
         if not any(shorter in needle for shorter in kept):
@@ -275,7 +282,8 @@ def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen
 
 
 def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
-    """Whether a shape holds one of the letters that are watched for; must come before `_loud_ones`, which notes what is known."""
+    """Whether a shape holds one of the letters that are watched for; must come before `_loud_ones`, which
+    notes what is known."""
     if shapes & seen.holding:
         return True
     new = shapes - seen.quiet - seen.done

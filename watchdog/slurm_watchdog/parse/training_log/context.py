@@ -1,11 +1,14 @@
-"""What a line of progress means after the lines before it, in one file: epochs that are named in a line of their own, epochs of
+"""What a line of progress means after the lines before it, in one file: epochs that are named in a line of
+their own, epochs of
 different lengths, bars inside of bars. Pure bookkeeping, bounded; one Context a file.
 
-A bar inside of the training's (an evaluation, a generation, DDIM steps: often without any label) counts something else: it shows
+A bar inside of the training's (an evaluation, a generation, DDIM steps: often without any label) counts
+something else: it shows
 that the program works, and it is no step. It is known by how bars stand to each other, not by its words:
 
 - a bar that is not at its end, and that has risen by itself STEADY times while no other bar began, is the training's (outer): a bar
-  of another total that begins then is inside of it. Epochs around batches never rise by themselves: there the batches are the steps;
+  of another total that begins then is inside of it. Epochs around batches never rise by themselves: there the
+  batches are the steps;
 - a bar with a loss is not inside of one that shows none;
 - of two bars that take turns, each drawn to its end, the shorter one (or the one without a loss) is inside.
 """
@@ -20,9 +23,11 @@ from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.line import LogFact
 
 LEFT_AFTER = 3
-"""Inner bars that were drawn to their ends one after the other, and the outer one never rose: it was left, and theirs is the training."""
+"""Inner bars that were drawn to their ends one after the other, and the outer one never rose: it was left,
+and theirs is the training."""
 STEADY = 2
-"""Rises of a bar with no other bar beginning between them, after which it is the training's: a bar of epochs has one."""
+"""Rises of a bar with no other bar beginning between them, after which it is the training's: a bar of epochs
+has one."""
 MAX_BARS = 32
 """Totals of one file that are remembered; of more, the one that was drawn longest ago goes."""
 MAX_PATTERNS = 32
@@ -69,7 +74,8 @@ class Context:
     _begins: int = 0
     _inner: float = 0.0
     _ended: int | None = None
-    """The step that the log called the last one: a bar that is closed after it, and whose epoch was cut short by it, is there."""
+    """The step that the log called the last one: a bar that is closed after it, and whose epoch was cut short
+    by it, is there."""
 
     def take(self, fact: LogFact) -> LogFact:
         """The fact of the next line, with what the lines before it add."""

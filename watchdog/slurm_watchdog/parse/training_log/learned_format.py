@@ -1,8 +1,12 @@
-"""Progress in a log of unknown format: a number that rises by the same amount, again and again, at a steady place of a steady line.
+"""Progress in a log of unknown format: a number that rises by the same amount, again and again, at a steady
+place of a steady line.
 
-A wrong clock hides a hang, or accuses a job that does well. So much has to come together, and one doubt is enough to stay
-silent: the line names something that only training has (a loss, a learning rate, an accuracy …), a number with decimals in it
-goes up and down as a loss does, the whole number beside it rose RISES times by the same amount over at least SPAN_S, at a steady
+A wrong clock hides a hang, or accuses a job that does well. So much has to come together, and one doubt is
+enough to stay
+silent: the line names something that only training has (a loss, a learning rate, an accuracy …), a number
+with decimals in it
+goes up and down as a loss does, the whole number beside it rose RISES times by the same amount over at least
+SPAN_S, at a steady
 pace, and not with the time of day. What is counted is not known: the number is a count, and never shown as a step.
 
 Pure bookkeeping, one Learner a file, bounded in memory and in time.
@@ -114,7 +118,8 @@ class _Column:
 
 
 def _median(values: list[float]) -> float:
-    """That of the statistics module, which every child of the agent would carry for this one line, with fractions and decimals."""
+    """That of the statistics module, which every child of the agent would carry for this one line, with
+    fractions and decimals."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
@@ -157,7 +162,8 @@ class Learner:
     """The form that counts. Others may count something else, and both together would be no count."""
 
     def feed(self, block: bytes, at: float) -> list[tuple[str, LogFact]]:
-        """Takes whole lines that were in the file at `at` (seconds, monotonic); returns those that say progress, with what they say."""
+        """Takes whole lines that were in the file at `at` (seconds, monotonic); returns those that say
+        progress, with what they say."""
         gap = len(block) > MAX_BYTES
         if gap:
             block = block[-MAX_BYTES:].partition(b"\n")[2]

@@ -96,10 +96,12 @@ class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pattern: str
     step: int | None = None
     count: float | None = None
-    """Where there is no step: a number that rises and is none (epochs, tokens, samples). It is never shown or subtracted as a step."""
+    """Where there is no step: a number that rises and is none (epochs, tokens, samples). It is never shown or
+    subtracted as a step."""
     total_steps: int | None = None
     epoch: int | None = None
-    """Epochs that were finished before, of a line that counts steps within one; `in_epoch` of `epoch_steps` are done of this one."""
+    """Epochs that were finished before, of a line that counts steps within one; `in_epoch` of `epoch_steps`
+    are done of this one."""
     in_epoch: int | None = None
     epoch_steps: int | None = None
     epochs: int | None = None
@@ -480,7 +482,8 @@ def _scaled(text: str, factor: float) -> float | None:
 
 
 def _loss(text: str) -> float | None:
-    """The loss, NaN too where it is left out and counted, or shows only in its gradient (half precision: a loss of zero)."""
+    """The loss, NaN too where it is left out and counted, or shows only in its gradient (half precision: a
+    loss of zero)."""
     lower = text.lower()
     match = LOSS.search(lower)
     if match is not None:

@@ -1,6 +1,8 @@
-"""Patterns of progress that a site wrote itself: what is refused when the configuration is loaded, and what they are on a node.
+"""Patterns of progress that a site wrote itself: what is refused when the configuration is loaded, and what
+they are on a node.
 
-Their form has to bound what they can cost (slurm_watchdog.base.regex_cost), and they see the first characters of a line only. Pure.
+Their form has to bound what they can cost (slurm_watchdog.base.regex_cost), and they see the first characters
+of a line only. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The ladder after the end of the run: exclude, drain, take the kill switch away, release, see the first new step. Pure."""
+"""The ladder after the end of the run: exclude, drain, take the kill switch away, release, see the first new
+step. Pure."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     wait_for_mounts,
 )
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, why_it_waits
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
 LATE_S = 60.0
-"""slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there, and is not taken back."""
+"""slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there,
+and is not taken back."""
 QUEUE_REASONS: dict[str, str] = {
     "JobArrayTaskLimit": "another element of its array runs, and the array allows no more at once (%)",
     "Resources": "there are not enough free nodes",
@@ -53,13 +55,13 @@ def after_requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
 
 def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
-    if done(run, Rung.RELEASE):
+    if done(run, Operation.RELEASE):
         return leave(run, world, "the job was released and then held again by a user")
     careful = _exclude(run, world, limits) or take_care(run, world)
     if careful is not None:
         return careful
     if switch_is_out(run):
-        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
     if world.stalled_mounts:
         return wait_for_mounts(run, world, limits)
     if world.paused:
@@ -68,53 +70,56 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return Wait(
             reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
         )
-    return again(run, world, Execute(rung=Rung.RELEASE, attempt=0))
+    return again(run, world, Execute(operation=Operation.RELEASE, attempt=0))
 
 
 def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
-    """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would hit the next run. A job
+    """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would
+    hit the next run. A job
     that is held takes no harm from it."""
-    before = tries(run, Rung.REQUEUE_HOLD)
-    doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is RungOutcome.UNKNOWN]
+    before = tries(run, Operation.REQUEUE_HOLD)
+    doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is OperationOutcome.UNKNOWN]
     return len(before) > 1 and any(world.now < at + LATE_S for at in doubtful)
 
 
 def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     """Adds the decision's nodes to the exclusions that are there, and drops those of ours that are too old."""
     assert world.job is not None
-    if refused(run, Rung.EXCLUDE) is not None or in_vain(run, world, limits, Rung.EXCLUDE):
+    if refused(run, Operation.EXCLUDE) is not None or in_vain(run, world, limits, Operation.EXCLUDE):
         return None
-    if any(r.outcome is RungOutcome.SKIPPED for r in tries(run, Rung.EXCLUDE)):
+    if any(r.outcome is OperationOutcome.SKIPPED for r in tries(run, Operation.EXCLUDE)):
         return None
     there = world.job.excluded_nodes
     missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
-        return again(run, world, Execute(rung=Rung.EXCLUDE, attempt=0, skip=world.exclude_objection))
+        return again(
+            run, world, Execute(operation=Operation.EXCLUDE, attempt=0, skip=world.exclude_objection)
+        )
     expired = [
         node for node in world.expired_exclusions if node in there and node not in run.decision.exclude
     ]
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
-    return again(run, world, Execute(rung=Rung.EXCLUDE, attempt=0, nodes=nodes))
+    return again(run, world, Execute(operation=Operation.EXCLUDE, attempt=0, nodes=nodes))
 
 
 def take_care(run: ActionRun, world: Observed) -> Move | None:
     """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job goes on."""
-    if not run.decision.drain or tried(run, Rung.DRAIN):
+    if not run.decision.drain or tried(run, Operation.DRAIN):
         return None
     if world.paused:
         return Wait(reason="paused: no node is drained until `slurm-watchdog resume`")
-    return Execute(rung=Rung.DRAIN, attempt=1, nodes=run.decision.drain)
+    return Execute(operation=Operation.DRAIN, attempt=1, nodes=run.decision.drain)
 
 
 def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """Released: the restart has worked when the new run has made its first new step."""
     assert world.job is not None
     if switch_is_out(run):
-        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
+        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
     if world.next_first_step is not None:
-        requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
+        requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
         return Finish(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
@@ -135,7 +140,7 @@ def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
 
 def _ended_well(run: ActionRun, world: Observed) -> ActionEnd:
     """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
-    requeued_at = next(r.intent_at for r in run.records if r.rung is Rung.REQUEUE_HOLD)
+    requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
     return ActionEnd(
         ok=True,
         ended_at=world.now,
@@ -152,20 +157,21 @@ def _take_back(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | 
     if not ours or world.exclude_objection is None or world.now - last_at < limits.step_s or world.paused:
         return None
     kept = tuple(node for node in world.job.excluded_nodes if node not in ours)
-    return Execute(rung=Rung.EXCLUDE, attempt=len(tries(run, Rung.EXCLUDE)) + 1, nodes=kept)
+    return Execute(operation=Operation.EXCLUDE, attempt=len(tries(run, Operation.EXCLUDE)) + 1, nodes=kept)
 
 
 def _free_stuck(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
-    """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where nothing is to be done."""
-    released_at = max((r.intent_at for r in tries(run, Rung.RELEASE)), default=world.now)
+    """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where
+    nothing is to be done."""
+    released_at = max((r.intent_at for r in tries(run, Operation.RELEASE)), default=world.now)
     if limits.set_down_after_s <= 0 or world.now - released_at < limits.set_down_after_s:
         return None
-    if done(run, Rung.SET_DOWN) or any(node.objection for node in world.stuck):
+    if done(run, Operation.SET_DOWN) or any(node.objection for node in world.stuck):
         return None
     if world.paused:
         return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
     nodes = tuple(node.name for node in world.stuck)
-    return attempt(run, world, limits, Execute(rung=Rung.SET_DOWN, attempt=0, nodes=nodes))
+    return attempt(run, world, limits, Execute(operation=Operation.SET_DOWN, attempt=0, nodes=nodes))
 
 
 def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: LadderLimits) -> Move:

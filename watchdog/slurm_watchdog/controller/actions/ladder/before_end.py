@@ -27,7 +27,7 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     why_failed,
 )
 from slurm_watchdog.knowledge.rungs import GENTLE
-from slurm_watchdog.model.actions import ActionRun, Rung, RungOutcome, Step
+from slurm_watchdog.model.actions import ActionRun, Operation, OperationOutcome, Rung
 from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 
 
@@ -42,7 +42,7 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
             return leave(run, world, "the job ended by itself before anything was done; it is not run again")
         if _goes_on(run, world):
             return leave(run, world, "the job makes steps again: it is left alone", needless=True)
-        if world.stalled_mounts and not tried(run, Rung.REQUEUE_HOLD):
+        if world.stalled_mounts and not tried(run, Operation.REQUEUE_HOLD):
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the job is not touched until `slurm-watchdog resume`")
@@ -53,7 +53,8 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
 
 
 def _goes_on(run: ActionRun, world: Observed) -> bool:
-    """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume` can take hours."""
+    """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume`
+    can take hours."""
     decided = run.decision.step_at_decision
     return (
         stands_still(run.decision) and decided is not None and world.step is not None and world.step > decided
@@ -63,9 +64,11 @@ def _goes_on(run: ActionRun, world: Observed) -> bool:
 def _asked(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Asked, and it runs: has it saved, does it end?"""
     if is_saved(run, world):
-        if not done(run, Rung.WAIT_CHECKPOINT):
-            return Execute(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
-        saved_at = next(r.intent_at for r in run.records if r.rung is Rung.WAIT_CHECKPOINT)
+        if not done(run, Operation.WAIT_CHECKPOINT):
+            return Execute(
+                operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
+            )
+        saved_at = next(r.intent_at for r in run.records if r.operation is Operation.WAIT_CHECKPOINT)
         asked_at = max(record.intent_at for record in asks(run))
         if world.now - max(saved_at, asked_at) < limits.exit_s:
             return Wait(
@@ -80,17 +83,17 @@ def _asked(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
 def _climb(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """The first step that is not over, of a run that goes on."""
     saved = is_saved(run, world)
-    for step in ladder_of(run.decision):
+    for rung in ladder_of(run.decision):
         move: Move | None = None
-        if step is Step.KILL_SWITCH and not saved:
+        if rung is Rung.KILL_SWITCH and not saved:
             move = _kill_switch(run, world, limits)
-        elif step is Step.SIGUSR1 and not saved:
-            move = _signal(run, world, limits, Rung.SIGNAL_USR1)
-        elif step is Step.SIGTERM and not (saved and tried(run, Rung.SIGNAL_TERM)):
-            move = _signal(run, world, limits, Rung.SIGNAL_TERM)
+        elif rung is Rung.SIGUSR1 and not saved:
+            move = _signal(run, world, limits, Operation.SIGNAL_USR1)
+        elif rung is Rung.SIGTERM and not (saved and tried(run, Operation.SIGNAL_TERM)):
+            move = _signal(run, world, limits, Operation.SIGNAL_TERM)
         if move is not None:
             return move
-    asked = any(step in GENTLE for step in ladder_of(run.decision))
+    asked = any(rung in GENTLE for rung in ladder_of(run.decision))
     hangs = world.loop_stuck and run.decision.asked_by is not None
     if asked and not (saved or hangs) and run.decision.loop_turns is not False and not run.decision.lose_work:
         return leave(run, world, _why_not_saved(run, world))
@@ -100,9 +103,9 @@ def _climb(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
 
 
 def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
-    if not done(run, Rung.WRITE_KILL_SWITCH):
-        return attempt(run, world, limits, Execute(rung=Rung.WRITE_KILL_SWITCH, attempt=0))
-    switched_at = tries(run, Rung.WRITE_KILL_SWITCH)[0].intent_at
+    if not done(run, Operation.WRITE_KILL_SWITCH):
+        return attempt(run, world, limits, Execute(operation=Operation.WRITE_KILL_SWITCH, attempt=0))
+    switched_at = tries(run, Operation.WRITE_KILL_SWITCH)[0].intent_at
     if world.loop_stuck or (
         world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
     ):
@@ -110,15 +113,15 @@ def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move 
     return Wait(reason="waiting for a complete checkpoint", until=switched_at + limits.checkpoint_s)
 
 
-def _signal(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung) -> Move | None:
+def _signal(run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation) -> Move | None:
     """Sent once. Only if it is known that nothing was sent (skipped) it is tried again."""
-    before = tries(run, rung)
-    if before and before[-1].outcome is not RungOutcome.SKIPPED:
+    before = tries(run, operation)
+    if before and before[-1].outcome is not OperationOutcome.SKIPPED:
         last = before[-1]
-        if last.outcome is RungOutcome.FAILED or world.now - last.intent_at > limits.signal_s:
+        if last.outcome is OperationOutcome.FAILED or world.now - last.intent_at > limits.signal_s:
             return None
         return Wait(
-            reason=f"{rung} was sent; waiting for a complete checkpoint or the end of the job",
+            reason=f"{operation} was sent; waiting for a complete checkpoint or the end of the job",
             until=last.intent_at + limits.signal_s,
         )
     if len(before) >= MIN_TRIES and world.now - before[0].intent_at > limits.step_s:
@@ -126,8 +129,8 @@ def _signal(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung) -
     if world.paused:
         return Wait(reason="paused: the job gets no signal until `slurm-watchdog resume`")
     if before and world.now - (before[-1].outcome_at or before[-1].intent_at) < RETRY_AFTER_S * len(before):
-        return Wait(reason=f"{rung} is tried again soon: {before[-1].detail}")
-    return Execute(rung=rung, attempt=len(before) + 1)
+        return Wait(reason=f"{operation} is tried again soon: {before[-1].detail}")
+    return Execute(operation=operation, attempt=len(before) + 1)
 
 
 def _why_not_saved(run: ActionRun, world: Observed) -> str:
@@ -135,18 +138,18 @@ def _why_not_saved(run: ActionRun, world: Observed) -> str:
     if world.loop_stuck:
         return "the job hangs now: its loop cannot see the kill switch. What is done about the hang is decided with its own incident"
     said = []
-    for step in ladder_of(run.decision):
-        rung = ASKING.get(step)
-        if rung is None or not tried(run, rung):
+    for rung in ladder_of(run.decision):
+        operation = ASKING.get(rung)
+        if operation is None or not tried(run, operation):
             continue
-        if rung is Rung.WRITE_KILL_SWITCH and not done(run, rung):
-            said.append(why_failed(run, rung))
-        elif rung is Rung.WRITE_KILL_SWITCH:
+        if operation is Operation.WRITE_KILL_SWITCH and not done(run, operation):
+            said.append(why_failed(run, operation))
+        elif operation is Operation.WRITE_KILL_SWITCH:
             said.append("no complete checkpoint in time: does the trainer look for the kill switch?")
-        elif refused(run, rung) is not None:
-            said.append(why_failed(run, rung))
+        elif refused(run, operation) is not None:
+            said.append(why_failed(run, operation))
         else:
-            said.append(f"no complete checkpoint after {rung}")
+            said.append(f"no complete checkpoint after {operation}")
     return "; ".join(said) + ". It runs and is left alone: ending it would lose its work"
 
 
@@ -162,8 +165,10 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
     if _made_last_step(world):
         why = "the job has made its last step and ended: it is finished"
         return leave(run, world, why, needless=True)
-    if not done(run, Rung.WAIT_CHECKPOINT):
-        return Execute(rung=Rung.WAIT_CHECKPOINT, attempt=len(tries(run, Rung.WAIT_CHECKPOINT)) + 1)
+    if not done(run, Operation.WAIT_CHECKPOINT):
+        return Execute(
+            operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
+        )
     if stage is Stage.ENDING:
         return Wait(reason="the job has saved and is ending")
     if world.paused:
@@ -185,7 +190,7 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
         if world.paused:
             return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
         return end_run(run, stage, world, limits)
-    if tried(run, Rung.WRITE_KILL_SWITCH) and not done(run, Rung.WRITE_KILL_SWITCH):
+    if tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.WRITE_KILL_SWITCH):
         return leave(
             run,
             world,
@@ -199,10 +204,15 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
 
 
 def _ended_by_our_signal(run: ActionRun, world: Observed) -> bool:
-    """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost nothing by that."""
+    """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost
+    nothing by that."""
     assert world.job is not None
-    signalled = any(r.rung is not Rung.WRITE_KILL_SWITCH and r.outcome is RungOutcome.DONE for r in asks(run))
-    # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had been requeued.
+    signalled = any(
+        r.operation is not Operation.WRITE_KILL_SWITCH and r.outcome is OperationOutcome.DONE
+        for r in asks(run)
+    )
+    # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had
+    # been requeued.
     hung = run.decision.loop_turns is False and not _goes_on(run, world)
     return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
 

@@ -1,4 +1,5 @@
-"""The ladder where a run is ended: requeue, resubmit, leave it to its chain, cancel; each the fallback of the ones before. Pure."""
+"""The ladder where a run is ended: requeue, resubmit, leave it to its chain, cancel; each the fallback of the
+ones before. Pure."""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     why_failed,
 )
 from slurm_watchdog.knowledge.rungs import ENDINGS
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, Step
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, Rung
 from slurm_watchdog.model.slurm import SlurmJob
 
 
 def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """The first way to end the run that Slurm has not refused. `stage` is SAME_RUN or FINISHED."""
     reasons = []
-    for step in ladder_of(run.decision):
-        if step not in ENDINGS:
+    for rung in ladder_of(run.decision):
+        if rung not in ENDINGS:
             continue
-        move, why = _ENDINGS[step](run, stage, world, limits)
+        move, why = _ENDINGS[rung](run, stage, world, limits)
         if move is not None:
             return move
         reasons.append(why)
@@ -62,19 +63,21 @@ Way = tuple[Move | None, str]
 
 
 def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
-    if refused(run, Rung.REQUEUE_HOLD) is not None:
-        return None, why_failed(run, Rung.REQUEUE_HOLD)
-    if in_vain(run, world, limits, Rung.REQUEUE_HOLD):
+    if refused(run, Operation.REQUEUE_HOLD) is not None:
+        return None, why_failed(run, Operation.REQUEUE_HOLD)
+    if in_vain(run, world, limits, Operation.REQUEUE_HOLD):
         # Nobody knows: it may happen yet, and then any other way would run the job twice.
-        return leave(run, world, why_failed(run, Rung.REQUEUE_HOLD)), ""
-    do = Execute(rung=Rung.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
+        return leave(run, world, why_failed(run, Operation.REQUEUE_HOLD)), ""
+    do = Execute(operation=Operation.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
     return again(run, world, do), ""
 
 
 def _resubmit(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     """Submitted first, held and behind the old job: if that is refused, the old one is as it was."""
-    move = attempt(run, world, limits, Execute(rung=Rung.RESUBMIT, attempt=0, nodes=run.decision.exclude))
-    return (None, why_failed(run, Rung.RESUBMIT)) if move is None else (move, "")
+    move = attempt(
+        run, world, limits, Execute(operation=Operation.RESUBMIT, attempt=0, nodes=run.decision.exclude)
+    )
+    return (None, why_failed(run, Operation.RESUBMIT)) if move is None else (move, "")
 
 
 def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
@@ -88,28 +91,28 @@ def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) 
 def _cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if stage is Stage.FINISHED:
         return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail="the job has ended")), ""
-    move = attempt(run, world, limits, Execute(rung=Rung.CANCEL, attempt=0))
-    return (None, why_failed(run, Rung.CANCEL)) if move is None else (move, "")
+    move = attempt(run, world, limits, Execute(operation=Operation.CANCEL, attempt=0))
+    return (None, why_failed(run, Operation.CANCEL)) if move is None else (move, "")
 
 
-_ENDINGS = {Step.REQUEUE: _requeue, Step.RESUBMIT: _resubmit, Step.CHAIN: _chain, Step.CANCEL: _cancel}
+_ENDINGS = {Rung.REQUEUE: _requeue, Rung.RESUBMIT: _resubmit, Rung.CHAIN: _chain, Rung.CANCEL: _cancel}
 
 
 def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """Cancelled, or tried to: the job has to end."""
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         return _wait_for_end(run, stage, world, limits)
-    if Step.CHAIN in ladder_of(run.decision) and world.behind:
+    if Rung.CHAIN in ladder_of(run.decision) and world.behind:
         return finish(run, world, _chain_end(run, world))
     detail = "the job was cancelled and has ended"
     return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=detail))
 
 
 def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
-    began = tries(run, Rung.CANCEL)[0].intent_at
-    if not done(run, Rung.CANCEL) and stage is Stage.SAME_RUN:
-        move = attempt(run, world, limits, Execute(rung=Rung.CANCEL, attempt=0))
-        return leave(run, world, why_failed(run, Rung.CANCEL)) if move is None else move
+    began = tries(run, Operation.CANCEL)[0].intent_at
+    if not done(run, Operation.CANCEL) and stage is Stage.SAME_RUN:
+        move = attempt(run, world, limits, Execute(operation=Operation.CANCEL, attempt=0))
+        return leave(run, world, why_failed(run, Operation.CANCEL)) if move is None else move
     if world.now - began > limits.end_s:
         return leave(
             run,
@@ -137,14 +140,14 @@ def _chain_end(run: ActionRun, world: Observed) -> ActionEnd:
 def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """A new job was submitted, held: the old one is ended, then the new one is let go."""
     new = world.submitted
-    if new is None and not done(run, Rung.RESUBMIT):
-        last = tries(run, Rung.RESUBMIT)[-1]
+    if new is None and not done(run, Operation.RESUBMIT):
+        last = tries(run, Operation.RESUBMIT)[-1]
         if not world.submission_looked_for or world.now < (last.outcome_at or last.intent_at) + LATE_S:
             return Wait(reason=f"whether a job was submitted is not known yet: {last.detail}")
         move, why = _resubmit(run, stage, world, limits)
         return leave(run, world, why) if move is None else move
     if new is None:
-        since = tries(run, Rung.RESUBMIT)[-1].outcome_at or world.now
+        since = tries(run, Operation.RESUBMIT)[-1].outcome_at or world.now
         if world.now - since > limits.step_s and world.submission_looked_for:
             return leave(run, world, "the job that was submitted in its place is gone: it was cancelled")
         return Wait(reason="the job that was submitted is not in Slurm's listing yet")
@@ -153,9 +156,9 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         if world.paused:
             return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")
-        if not tried(run, Rung.CANCEL):
+        if not tried(run, Operation.CANCEL):
             return (
-                Execute(rung=Rung.CANCEL, attempt=1)
+                Execute(operation=Operation.CANCEL, attempt=1)
                 if stage is Stage.SAME_RUN
                 else Wait(reason="it is ending")
             )
@@ -165,8 +168,8 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
 
 def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
     if switch_is_out(run):
-        return again(run, world, Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=0))
-    if new.held and not done(run, Rung.RELEASE):
+        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+    if new.held and not done(run, Operation.RELEASE):
         careful = take_care(run, world)
         if careful is not None:
             return careful
@@ -174,8 +177,8 @@ def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the new job stays held until `slurm-watchdog resume`")
-        return again(run, world, Execute(rung=Rung.RELEASE, attempt=0, instead=True))
-    begun_at = tries(run, Rung.RESUBMIT)[0].intent_at
+        return again(run, world, Execute(operation=Operation.RELEASE, attempt=0, instead=True))
+    begun_at = tries(run, Operation.RESUBMIT)[0].intent_at
     if world.next_first_step is not None:
         return Finish(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))
     return described_end(run, new, world, limits)

@@ -1,6 +1,6 @@
 """The ladder: what to do next for one action, from its journal and from the world. Pure.
 
-The world is asked first: whether a rung is done is read off Slurm, not off what we remember to have sent.
+The world is asked first: whether an operation is done is read off Slurm, not off what we remember to have sent.
 `Restarts` rises at the moment of a requeue (measured on Slurm 22.05 and 25.11), so the fence
 (job id, restart count, start time) tells the run that the decision is about from every other one.
 """
@@ -30,7 +30,14 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     tried,
     tries,
 )
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord, Step
+from slurm_watchdog.model.actions import (
+    ActionEnd,
+    ActionRun,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
+    Rung,
+)
 from slurm_watchdog.model.slurm_states import WAITING
 
 __all__ = [
@@ -60,28 +67,29 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:
         return _settle(lost, stage, run, world)
-    if tried(run, Rung.ABANDON) and can_be_abandoned(run):
-        return leave(run, world, tries(run, Rung.ABANDON)[-1].detail or "an operator ended the action")
-    if Step.HOLD in ladder_of(run.decision):
+    if tried(run, Operation.ABANDON) and can_be_abandoned(run):
+        return leave(run, world, tries(run, Operation.ABANDON)[-1].detail or "an operator ended the action")
+    if Rung.HOLD in ladder_of(run.decision):
         return _hold(run, world, limits)
-    if tried(run, Rung.RESUBMIT) and refused(run, Rung.RESUBMIT) is None:
+    if tried(run, Operation.RESUBMIT) and refused(run, Operation.RESUBMIT) is None:
         return go_on_elsewhere(run, stage, world, limits)
-    if tried(run, Rung.CANCEL) and stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED, Stage.GONE):
+    if tried(run, Operation.CANCEL) and stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED, Stage.GONE):
         return after_cancel(run, stage, world, limits)
     if stage is Stage.GONE:
         return leave(run, world, "Slurm does not know the job any more")
     if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
-        return Execute(rung=Rung.EVIDENCE, attempt=attempts(run, Rung.EVIDENCE) + 1)
+        return Execute(operation=Operation.EVIDENCE, attempt=attempts(run, Operation.EVIDENCE) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
-    if not tried(run, Rung.REQUEUE_HOLD):
+    if not tried(run, Operation.REQUEUE_HOLD):
         why = "the job was started again without this action: nothing is left to do"
         return leave(run, world, why, needless=True)
     return after_requeue(run, stage, world, limits)
 
 
 def _unknown(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
-    """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or answers badly, does not mend itself."""
+    """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or
+    answers badly, does not mend itself."""
     if world.refused:
         return leave(run, world, f"Slurm says nothing about the job: {world.refused}")
     if not world.unread:
@@ -96,56 +104,61 @@ def _job_id(run: ActionRun) -> str:
     return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
-def _settle(lost: RungRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
+def _settle(lost: OperationRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     new = world.submitted
-    if lost.rung is Rung.RESUBMIT and new is None and not world.submission_looked_for:
+    if lost.operation is Operation.RESUBMIT and new is None and not world.submission_looked_for:
         return Wait(reason="looking for the job that was submitted")
     shown = {
-        Rung.WAIT_CHECKPOINT: True,
-        Rung.REQUEUE_HOLD: requeued,
-        Rung.RELEASE: stage in (Stage.QUEUED, Stage.NEXT_RUN) if new is None else not new.held,
-        Rung.CANCEL: stage in (Stage.ENDING, Stage.FINISHED, Stage.GONE),
-        Rung.RESUBMIT: new is not None,
-        Rung.HOLD: world.job is not None and world.job.held,
-        Rung.SET_DOWN: stage is Stage.NEXT_RUN or (stage is Stage.QUEUED and not world.stuck),
-    }.get(lost.rung)
+        Operation.WAIT_CHECKPOINT: True,
+        Operation.REQUEUE_HOLD: requeued,
+        Operation.RELEASE: stage in (Stage.QUEUED, Stage.NEXT_RUN) if new is None else not new.held,
+        Operation.CANCEL: stage in (Stage.ENDING, Stage.FINISHED, Stage.GONE),
+        Operation.RESUBMIT: new is not None,
+        Operation.HOLD: world.job is not None and world.job.held,
+        Operation.SET_DOWN: stage is Stage.NEXT_RUN or (stage is Stage.QUEUED and not world.stuck),
+    }.get(lost.operation)
     detail = "the answer was lost; it is done again, which is harmless"
-    outcome = RungOutcome.UNKNOWN
-    if lost.rung is Rung.ABANDON:
-        outcome, detail = RungOutcome.DONE, "an operator cancelled the restart; the job was left as it is"
-    elif lost.rung in (Rung.SIGNAL_USR1, Rung.SIGNAL_TERM):
+    outcome = OperationOutcome.UNKNOWN
+    if lost.operation is Operation.ABANDON:
+        outcome, detail = (
+            OperationOutcome.DONE,
+            "an operator cancelled the restart; the job was left as it is",
+        )
+    elif lost.operation in (Operation.SIGNAL_USR1, Operation.SIGNAL_TERM):
         detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
     elif shown:
-        outcome, detail = RungOutcome.DONE, "the answer was lost; the world shows that it was done"
-        if lost.rung is Rung.RESUBMIT and new is not None:
+        outcome, detail = OperationOutcome.DONE, "the answer was lost; the world shows that it was done"
+        if lost.operation is Operation.RESUBMIT and new is not None:
             detail = f"the answer was lost; job {new.job_id} is there"
     elif shown is not None:
         detail = "the answer was lost; Slurm shows that it was not done"
-    return Reconcile(rung=lost.rung, attempt=lost.attempt, outcome=outcome, detail=detail)
+    return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=outcome, detail=detail)
 
 
 def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
-    """Before anything is done to the job, once; a second time only if the controller died over the first. An action that has
+    """Before anything is done to the job, once; a second time only if the controller died over the first. An
+    action that has
     begun is past it."""
-    tries = [record for record in run.records if record.rung is Rung.EVIDENCE]
+    tries = [record for record in run.records if record.operation is Operation.EVIDENCE]
     if (
         limits.evidence_s <= 0
-        or Step.EVIDENCE not in ladder_of(run.decision)
+        or Rung.EVIDENCE not in ladder_of(run.decision)
         or len(tries) < len(run.records)
     ):
         return False
-    return not tries or (len(tries) == 1 and tries[0].outcome is RungOutcome.UNKNOWN)
+    return not tries or (len(tries) == 1 and tries[0].outcome is OperationOutcome.UNKNOWN)
 
 
 def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
-    """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is told, never ended."""
+    """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is told,
+    never ended."""
     job, decision = world.job, run.decision
     if job is None:
         return leave(run, world, "Slurm does not know the job any more")
     if job.held and job.state != "COMPLETING":
-        ours = tried(run, Rung.HOLD)
+        ours = tried(run, Operation.HOLD)
         by = "the job is held: `scontrol release` lets it run" if ours else "the job is held already"
         return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=by))
     if job.state == "RUNNING":
@@ -161,7 +174,7 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return leave(run, world, f"the job is {job.state}: there is nothing to hold")
     if world.paused:
         return Wait(reason="paused: the job is not held until `slurm-watchdog resume`")
-    refusal = refused(run, Rung.HOLD)
+    refusal = refused(run, Operation.HOLD)
     if refusal is not None:
         return leave(run, world, f"hold was refused: {refusal.detail}")
-    return Execute(rung=Rung.HOLD, attempt=attempts(run, Rung.HOLD) + 1)
+    return Execute(operation=Operation.HOLD, attempt=attempts(run, Operation.HOLD) + 1)

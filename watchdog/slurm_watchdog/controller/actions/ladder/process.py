@@ -1,6 +1,8 @@
-"""The ladder of a process that outlived its job on a GPU: SIGTERM, a wait, SIGKILL, a wait; drain if it cannot be killed. Pure.
+"""The ladder of a process that outlived its job on a GPU: SIGTERM, a wait, SIGKILL, a wait; drain if it
+cannot be killed. Pure.
 
-The world is asked first here as well: the node says whether the process is there. A SIGTERM is sent once, whatever became of the
+The world is asked first here as well: the node says whether the process is there. A SIGTERM is sent once,
+whatever became of the
 answer; before each signal the node looks at everything again, and refuses if anything is not as it was told of.
 """
 
@@ -23,24 +25,26 @@ from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
     tries,
     why_failed,
 )
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Rung, RungOutcome, RungRecord
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome, OperationRecord
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import ProcessEnd
 
 MAX_TRIES = 6
 """Of one signal: what the node objects to has three quarters of a minute to pass."""
-SIGNALS: dict[Rung, str] = {Rung.TERM_PROCESS: "term", Rung.KILL_PROCESS: "kill"}
+SIGNALS: dict[Operation, str] = {Operation.TERM_PROCESS: "term", Operation.KILL_PROCESS: "kill"}
 
 
 def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, no process gets SIGTERM twice."""
     seen = world.process
     lost = next((record for record in run.records if record.outcome is None), None)
-    if lost is not None and (lost.rung is Rung.DRAIN or seen is not None or _is_silent(run, world, limits)):
+    if lost is not None and (
+        lost.operation is Operation.DRAIN or seen is not None or _is_silent(run, world, limits)
+    ):
         return _settle(lost, seen)
     if seen is not None and seen.gone:
         return _end(world, True, f"{name_of(process)} has ended: {gpus_of(process)} free again")
-    if seen is not None and seen.released and not _sent(run, Rung.KILL_PROCESS):
+    if seen is not None and seen.released and not _sent(run, Operation.KILL_PROCESS):
         return _end(world, True, f"{name_of(process)} has let go of {gpus_of(process)}")
     if seen is None and run.records:
         if _is_silent(run, world, limits):
@@ -52,10 +56,10 @@ def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladd
         return Wait(reason=f"{process.node} is asked what became of process {process.pid}")
     if not run.records and world.process_objection is not None:
         return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
-    if not _is_over(run, world, limits, Rung.TERM_PROCESS, limits.term_s):
-        return _signal(run, process, world, limits, Rung.TERM_PROCESS)
-    if not _is_over(run, world, limits, Rung.KILL_PROCESS, limits.kill_s):
-        return _signal(run, process, world, limits, Rung.KILL_PROCESS)
+    if not _is_over(run, world, limits, Operation.TERM_PROCESS, limits.term_s):
+        return _signal(run, process, world, limits, Operation.TERM_PROCESS)
+    if not _is_over(run, world, limits, Operation.KILL_PROCESS, limits.kill_s):
+        return _signal(run, process, world, limits, Operation.KILL_PROCESS)
     return _in_vain(run, process, world, limits)
 
 
@@ -65,54 +69,64 @@ def _is_silent(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     return world.process is None and world.now - max(last, world.taken_up_at) > limits.kill_s + limits.step_s
 
 
-def _settle(lost: RungRecord, seen: ProcessEnd | None) -> Reconcile:
+def _settle(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
     """The controller died, or the node did not answer, between intent and outcome."""
     if seen is not None and seen.gone:
         return Reconcile(
-            rung=lost.rung,
+            operation=lost.operation,
             attempt=lost.attempt,
-            outcome=RungOutcome.DONE,
+            outcome=OperationOutcome.DONE,
             detail="the answer was lost; the process has ended",
         )
     detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
-    if lost.rung is not Rung.TERM_PROCESS:
+    if lost.operation is not Operation.TERM_PROCESS:
         detail = "the answer was lost; it is done again, which is harmless"
-    return Reconcile(rung=lost.rung, attempt=lost.attempt, outcome=RungOutcome.UNKNOWN, detail=detail)
+    return Reconcile(
+        operation=lost.operation, attempt=lost.attempt, outcome=OperationOutcome.UNKNOWN, detail=detail
+    )
 
 
-def _is_over(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung, limit_s: float) -> bool:
+def _is_over(
+    run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation, limit_s: float
+) -> bool:
     """Whether a signal was sent, as far as is known, and had its time."""
-    sent = _sent(run, rung)
-    if rung is Rung.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
+    sent = _sent(run, operation)
+    if operation is Operation.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
         return False  # SIGKILL does no more the second time than the first: it is sent until that is known
     return bool(sent) and world.now - sent[-1].intent_at > limit_s
 
 
-def _sent(run: ActionRun, rung: Rung) -> list[RungRecord]:
+def _sent(run: ActionRun, operation: Operation) -> list[OperationRecord]:
     """Every time the signal was, or may have been, sent."""
-    return [each for each in tries(run, rung) if each.outcome in (RungOutcome.DONE, RungOutcome.UNKNOWN)]
+    return [
+        each
+        for each in tries(run, operation)
+        if each.outcome in (OperationOutcome.DONE, OperationOutcome.UNKNOWN)
+    ]
 
 
-def _is_sure(sent: list[RungRecord]) -> bool:
-    return any(each.outcome is RungOutcome.DONE for each in sent)
+def _is_sure(sent: list[OperationRecord]) -> bool:
+    return any(each.outcome is OperationOutcome.DONE for each in sent)
 
 
-def _signal(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, rung: Rung) -> Move:
-    sent = _sent(run, rung)
-    if _is_sure(sent) or (sent and rung is Rung.TERM_PROCESS):
-        return Wait(reason=f"{rung}: process {process.pid} on {process.node} has a moment to end")
+def _signal(
+    run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, operation: Operation
+) -> Move:
+    sent = _sent(run, operation)
+    if _is_sure(sent) or (sent and operation is Operation.TERM_PROCESS):
+        return Wait(reason=f"{operation}: process {process.pid} on {process.node} has a moment to end")
     if world.process_objection is not None:
         return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
-    if len(tries(run, rung)) >= MAX_TRIES:
-        return _end(world, False, f"{name_of(process)} was left alone: {tries(run, rung)[-1].detail}")
+    if len(tries(run, operation)) >= MAX_TRIES:
+        return _end(world, False, f"{name_of(process)} was left alone: {tries(run, operation)[-1].detail}")
     if world.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
-    return again(run, world, Execute(rung=rung, attempt=0))
+    return again(run, world, Execute(operation=operation, attempt=0))
 
 
 def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
     """SIGKILL had its time, and the process is there."""
-    if not _is_sure(_sent(run, Rung.KILL_PROCESS)):
+    if not _is_sure(_sent(run, Operation.KILL_PROCESS)):
         return _end(
             world,
             False,
@@ -124,12 +138,12 @@ def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladde
     drain = run.decision.drain
     if not drain:
         return _end(world, False, why)
-    if not done(run, Rung.DRAIN):
+    if not done(run, Operation.DRAIN):
         if world.paused:
             return Wait(reason=f"paused: {process.node} is not drained until `slurm-watchdog resume`")
-        move = attempt(run, world, limits, Execute(rung=Rung.DRAIN, attempt=0, nodes=drain))
-        return _end(world, False, f"{why}; {why_failed(run, Rung.DRAIN)}") if move is None else move
-    return _end(world, False, f"{why}; {tries(run, Rung.DRAIN)[-1].detail}")
+        move = attempt(run, world, limits, Execute(operation=Operation.DRAIN, attempt=0, nodes=drain))
+        return _end(world, False, f"{why}; {why_failed(run, Operation.DRAIN)}") if move is None else move
+    return _end(world, False, f"{why}; {tries(run, Operation.DRAIN)[-1].detail}")
 
 
 def name_of(process: GpuProcess) -> str:

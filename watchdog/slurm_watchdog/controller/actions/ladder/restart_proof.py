@@ -1,6 +1,7 @@
 """Whether a restarted run really trains again, and how many steps the restart cost. Pure.
 
-A line that merely appears proves nothing: a bar begins at `0/90`, a trainer prints the step of the checkpoint that it has loaded, and a run
+A line that merely appears proves nothing: a bar begins at `0/90`, a trainer prints the step of the checkpoint
+that it has loaded, and a run
 that hangs again has written both.
 """
 
@@ -33,7 +34,8 @@ class StepsLost(Struct, frozen=True, kw_only=True):
 
 
 def work_words(lost: StepsLost, step_s: float) -> str:
-    """The time that these steps took at `step_s` seconds a step, the median of the run that was ended: `3 s`, `4 s to 12 min`. An estimate."""
+    """The time that these steps took at `step_s` seconds a step, the median of the run that was ended: `3 s`,
+    `4 s to 12 min`. An estimate."""
     low, high = (_time(steps * step_s) for steps in (lost.at_least, lost.at_most))
     return high if low == high else f"{low} to {high}"
 
@@ -45,7 +47,8 @@ def _time(seconds: float) -> str:
 
 
 def first_step_if_proven(view: JobView | None, loaded_step: int | None) -> int | None:
-    """The first step that a new run made, once two steps above `loaded_step` were seen; 0 where it counts no steps but something else that
+    """The first step that a new run made, once two steps above `loaded_step` were seen; 0 where it counts no
+    steps but something else that
     rose twice; None as long as it is not proven to train."""
     progress = view.progress if view is not None else None
     if progress is None:
@@ -68,10 +71,14 @@ def steps_lost(
     *,
     by_epochs: bool = False,
 ) -> StepsLost:
-    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one `first_step` first, a line every
-    `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if its first line fits, else
-    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed. `by_epochs`: it counts by epochs,
-    and may have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that checkpoint fits."""
+    """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
+    `first_step` first, a line every
+    `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if
+    its first line fits, else
+    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed.
+    `by_epochs`: it counts by epochs,
+    and may have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be
+    lost unless that checkpoint fits."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
     confirmed = loaded_step is not None and earliest <= loaded_step <= latest

@@ -1,4 +1,5 @@
-"""What the ladder works with: the world at one moment, the moves it can answer with, and what a journal says of the rungs. Pure."""
+"""What the ladder works with: the world at one moment, the moves it can answer with, and what a journal says
+of the operations. Pure."""
 
 from __future__ import annotations
 
@@ -14,28 +15,28 @@ from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
     Decision,
+    Operation,
+    OperationOutcome,
+    OperationRecord,
     Rung,
-    RungOutcome,
-    RungRecord,
-    Step,
 )
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.model.slurm import SlurmJob  # fmt: skip
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
 MIN_TRIES = 3
-"""A limit ends a rung only after so many tries: the time may have passed while Slurm was away."""
+"""A limit ends an operation only after so many tries: the time may have passed while Slurm was away."""
 RETRY_AFTER_S = 3.0
-"""Between two tries of the same rung: Slurm's rate limit gives a user 2 calls a second."""
+"""Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second."""
 START_SLACK_S = 2.0
 """Two start times of one run differ by no more: Slurm counts whole seconds."""
 
-ASKING: dict[Step, Rung] = {
-    Step.KILL_SWITCH: Rung.WRITE_KILL_SWITCH,
-    Step.SIGUSR1: Rung.SIGNAL_USR1,
-    Step.SIGTERM: Rung.SIGNAL_TERM,
+ASKING: dict[Rung, Operation] = {
+    Rung.KILL_SWITCH: Operation.WRITE_KILL_SWITCH,
+    Rung.SIGUSR1: Operation.SIGNAL_USR1,
+    Rung.SIGTERM: Operation.SIGNAL_TERM,
 }
-"""The rung in which the job itself is asked."""
+"""The operation in which the job itself is asked."""
 
 
 class Stage(StrEnum):
@@ -56,12 +57,12 @@ class Stage(StrEnum):
 
 
 class LadderLimits(Struct, frozen=True, kw_only=True):
-    """How long each rung may take, in seconds."""
+    """How long each operation may take, in seconds."""
 
     kill_switch_s: float
     checkpoint_s: float
     exit_s: float
-    """For a job that has saved to end by itself, before the next rung is tried although it runs."""
+    """For a job that has saved to end by itself, before the next operation is tried although it runs."""
     step_s: float
     mount_s: float
     confirm_s: float
@@ -104,7 +105,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     complete_checkpoint_step: int | None = None
     """Step of the newest complete checkpoint that came after the job was asked to save."""
     next_first_step: int | None = None
-    """First step that the new run logged as made, once it is proven to train: see slurm_watchdog.controller.actions.ladder.restart_proof."""
+    """First step that the new run logged as made, once it is proven to train: see
+    slurm_watchdog.controller.actions.ladder.restart_proof."""
     next_stride: int = 1
     """Steps between two lines of its log, the most of the recent ones."""
     next_by_epochs: bool = False
@@ -126,11 +128,13 @@ class Observed(Struct, frozen=True, kw_only=True):
     exclude_objection: str | None = None
     """Why the nodes of the decision must not be excluded: too few would be left."""
     process: ProcessEnd | None = None
-    """Of a decision about a process: what its node says of it, once anything was tried; None while it has not answered."""
+    """Of a decision about a process: what its node says of it, once anything was tried; None while it has not
+    answered."""
     process_objection: str | None = None
     """Why that process must not be touched, by what Slurm and its node say now."""
     loop_stuck: bool = False
-    """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no kill switch."""
+    """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no
+    kill switch."""
     stuck: tuple[StuckNode, ...] = ()
     """Where the old run of the requeued job has not ended."""
     expired_exclusions: tuple[str, ...] = ()
@@ -138,26 +142,27 @@ class Observed(Struct, frozen=True, kw_only=True):
 
 
 class Execute(Struct, frozen=True, kw_only=True):
-    """Carry this rung out now."""
+    """Carry this operation out now."""
 
-    rung: Rung
+    operation: Operation
     attempt: int
     nodes: tuple[str, ...] = ()
-    """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain, or to set DOWN."""
+    """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain,
+    or to set DOWN."""
     only_unfinished: bool = True
     """For REQUEUE_HOLD: leave a job alone that has ended by itself."""
     instead: bool = False
     """For RELEASE: of the job that was submitted in place of this one."""
     skip: str = ""
-    """Why nothing is done for this rung: its outcome is `skipped`, with these words."""
+    """Why nothing is done for this operation: its outcome is `skipped`, with these words."""
 
 
 class Reconcile(Struct, frozen=True, kw_only=True):
-    """Write down the outcome of a rung whose answer was lost: the world shows it."""
+    """Write down the outcome of an operation whose answer was lost: the world shows it."""
 
-    rung: Rung
+    operation: Operation
     attempt: int
-    outcome: RungOutcome
+    outcome: OperationOutcome
     detail: str
 
 
@@ -194,13 +199,13 @@ def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
     return Stage.NEXT_RUN if job.restarts > fence.restarts else Stage.GONE
 
 
-def ladder_of(decision: Decision) -> tuple[Step, ...]:
+def ladder_of(decision: Decision) -> tuple[Rung, ...]:
     """The steps of a decision; those of older releases say only the action."""
     if decision.ladder:
         return decision.ladder
     if decision.action is Action.GRACEFUL_RESTART:
-        return (Step.KILL_SWITCH, Step.REQUEUE)
-    return (Step.EVIDENCE, Step.REQUEUE) if decision.asked_by is None else (Step.REQUEUE,)
+        return (Rung.KILL_SWITCH, Rung.REQUEUE)
+    return (Rung.EVIDENCE, Rung.REQUEUE) if decision.asked_by is None else (Rung.REQUEUE,)
 
 
 def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:
@@ -211,45 +216,46 @@ def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:
 # ------------------------------------------------------------------------------------------- what was tried
 
 
-def tries(run: ActionRun, rung: Rung) -> list[RungRecord]:
-    """All attempts of a rung, oldest first."""
-    return [record for record in run.records if record.rung is rung]
+def tries(run: ActionRun, operation: Operation) -> list[OperationRecord]:
+    """All attempts of an operation, oldest first."""
+    return [record for record in run.records if record.operation is operation]
 
 
-def tried(run: ActionRun, rung: Rung) -> bool:
-    return any(record.rung is rung for record in run.records)
+def tried(run: ActionRun, operation: Operation) -> bool:
+    return any(record.operation is operation for record in run.records)
 
 
-def attempts(run: ActionRun, rung: Rung) -> int:
-    return len(tries(run, rung))
+def attempts(run: ActionRun, operation: Operation) -> int:
+    return len(tries(run, operation))
 
 
-def done(run: ActionRun, rung: Rung) -> bool:
-    return any(r.outcome in (RungOutcome.DONE, RungOutcome.SKIPPED) for r in tries(run, rung))
+def done(run: ActionRun, operation: Operation) -> bool:
+    return any(r.outcome in (OperationOutcome.DONE, OperationOutcome.SKIPPED) for r in tries(run, operation))
 
 
-def refused(run: ActionRun, rung: Rung) -> RungRecord | None:
+def refused(run: ActionRun, operation: Operation) -> OperationRecord | None:
     """The attempt that was refused for good, if there is one."""
-    return next((r for r in tries(run, rung) if r.outcome is RungOutcome.FAILED), None)
+    return next((r for r in tries(run, operation) if r.outcome is OperationOutcome.FAILED), None)
 
 
-def asks(run: ActionRun) -> list[RungRecord]:
+def asks(run: ActionRun) -> list[OperationRecord]:
     """Every time the job itself was, or may have been, asked to save or to end."""
     return [
         record
         for record in run.records
-        if record.rung in ASKING.values() and record.outcome not in (RungOutcome.FAILED, RungOutcome.SKIPPED)
+        if record.operation in ASKING.values()
+        and record.outcome not in (OperationOutcome.FAILED, OperationOutcome.SKIPPED)
     ]
 
 
 def is_saved(run: ActionRun, world: Observed) -> bool:
     """Whether a complete checkpoint is known that came after the job was asked."""
-    return world.complete_checkpoint_step is not None or tried(run, Rung.WAIT_CHECKPOINT)
+    return world.complete_checkpoint_step is not None or tried(run, Operation.WAIT_CHECKPOINT)
 
 
 def switch_is_out(run: ActionRun) -> bool:
     """Whether a kill switch of ours may still lie somewhere."""
-    return tried(run, Rung.WRITE_KILL_SWITCH) and not done(run, Rung.REMOVE_KILL_SWITCH)
+    return tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.REMOVE_KILL_SWITCH)
 
 
 def stands_still(decision: Decision) -> bool:
@@ -259,40 +265,40 @@ def stands_still(decision: Decision) -> bool:
     return not decision.loop_turns
 
 
-def limit_s(rung: Rung, limits: LadderLimits) -> float:
-    return limits.kill_switch_s if rung is Rung.WRITE_KILL_SWITCH else limits.step_s
+def limit_s(operation: Operation, limits: LadderLimits) -> float:
+    return limits.kill_switch_s if operation is Operation.WRITE_KILL_SWITCH else limits.step_s
 
 
-def in_vain(run: ActionRun, world: Observed, limits: LadderLimits, rung: Rung) -> bool:
-    """Whether a rung was tried for as long as it may take, and often enough."""
-    all_tries = tries(run, rung)
-    return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(rung, limits)
+def in_vain(run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation) -> bool:
+    """Whether an operation was tried for as long as it may take, and often enough."""
+    all_tries = tries(run, operation)
+    return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(operation, limits)
 
 
 def again(run: ActionRun, world: Observed, do: Execute) -> Move:
-    """The rung, if it was not tried a moment ago."""
-    before = tries(run, do.rung)
+    """The operation, if it was not tried a moment ago."""
+    before = tries(run, do.operation)
     if before:
         last = before[-1]
         if world.now - (last.outcome_at or last.intent_at) < RETRY_AFTER_S * min(10, len(before)):
-            return Wait(reason=f"{do.rung} is tried again soon: {last.detail}")
+            return Wait(reason=f"{do.operation} is tried again soon: {last.detail}")
     return msgspec.structs.replace(do, attempt=len(before) + 1)
 
 
 def attempt(run: ActionRun, world: Observed, limits: LadderLimits, do: Execute) -> Move | None:
-    """The rung until it is refused, or its limit is over: then None."""
-    if refused(run, do.rung) is not None or in_vain(run, world, limits, do.rung):
+    """The operation until it is refused, or its limit is over: then None."""
+    if refused(run, do.operation) is not None or in_vain(run, world, limits, do.operation):
         return None
     return again(run, world, do)
 
 
-def why_failed(run: ActionRun, rung: Rung) -> str:
-    """Why a rung that was tried is over, a sentence."""
-    refusal = refused(run, rung)
+def why_failed(run: ActionRun, operation: Operation) -> str:
+    """Why an operation that was tried is over, a sentence."""
+    refusal = refused(run, operation)
     if refusal is not None:
-        return f"{rung} was refused: {refusal.detail}"
-    last = tries(run, rung)[-1]
-    return f"{rung} did not succeed in time: {last.detail}"
+        return f"{operation} was refused: {refusal.detail}"
+    last = tries(run, operation)[-1]
+    return f"{operation} did not succeed in time: {last.detail}"
 
 
 def leave(run: ActionRun, world: Observed, why: str, *, needless: bool = False) -> Move:
@@ -304,26 +310,26 @@ def finish(run: ActionRun, world: Observed, end: ActionEnd) -> Move:
     """Ends the action, after its kill switch was removed."""
     why = end.detail
     if switch_is_out(run):
-        before = tries(run, Rung.REMOVE_KILL_SWITCH)
+        before = tries(run, Operation.REMOVE_KILL_SWITCH)
         if not before or world.now - (before[-1].outcome_at or before[-1].intent_at) >= RETRY_AFTER_S * min(
             20, len(before)
         ):
-            return Execute(rung=Rung.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
+            return Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
         return Wait(reason=f"{why}; the kill switch has to be removed first")
-    if not end.ok and stage_of(run, world.job) is Stage.HELD and not done(run, Rung.RELEASE):
+    if not end.ok and stage_of(run, world.job) is Stage.HELD and not done(run, Operation.RELEASE):
         why = f"{why}; the job stays held: `scontrol release` lets it run"
     if not end.ok and world.submitted is not None and world.submitted.held:
         why = f"{why}; job {world.submitted.job_id}, submitted in its place, stays held"
     return Finish(end=msgspec.structs.replace(end, detail=why))
 
 
-IRREVERSIBLE = (Rung.REQUEUE_HOLD, Rung.CANCEL, Rung.RESUBMIT, Rung.SIGNAL_TERM)
-"""Rungs after which a run may have ended, and an action can only be brought to its end."""
+IRREVERSIBLE = (Operation.REQUEUE_HOLD, Operation.CANCEL, Operation.RESUBMIT, Operation.SIGNAL_TERM)
+"""Operations after which a run may have ended, and an action can only be brought to its end."""
 
 
 def can_be_abandoned(run: ActionRun) -> bool:
     """Whether nothing was done to the job yet but to ask it to save."""
-    return not any(tried(run, rung) for rung in IRREVERSIBLE)
+    return not any(tried(run, operation) for operation in IRREVERSIBLE)
 
 
 def wait_for_mounts(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:

@@ -1,4 +1,5 @@
-"""Why a requeued job does not start: processes of its old run that do not end, where, and what can be done about it. Pure."""
+"""Why a requeued job does not start: processes of its old run that do not end, where, and what can be done
+about it. Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +34,10 @@ def stuck_nodes(
     processes: Callable[[str], Sequence[Process]],
     unkillable_s: float,
 ) -> tuple[StuckNode, ...]:
-    """The nodes that a requeued job which is COMPLETING still has. `allowed_out`: how many nodes may be out of service before we
-    set one DOWN; `processes` are those of the job that the node's agent reports now; one that has been in state D for `unkillable_s` cannot be killed."""
+    """The nodes that a requeued job which is COMPLETING still has. `allowed_out`: how many nodes may be out
+    of service before we
+    set one DOWN; `processes` are those of the job that the node's agent reports now; one that has been in
+    state D for `unkillable_s` cannot be killed."""
     if job.state != "COMPLETING":
         return ()
     out = sum(1 for node in listed.values() if is_out(node.state))

@@ -188,7 +188,7 @@ function stackGroups(diagnosis, taken) {
 function incident(found) {
   const it = found.incident;
   const who = it.culprits.map((each) => ({ cells: [each.node ? link(each.node, "node", each.node) : "-", known(each.rank), known(each.pid), known(each.gpu_uuid), each.path || each.mount || "-", each.reason || ""] }));
-  const rungs = found.actions.flatMap((action) => action.rungs.map((rung) => ({ late: rung.outcome === "failed", cells: [action.action, rung.rung, known(rung.attempt), rung.outcome || "under way", rung.detail || "", clock(rung.intent_at)] })));
+  const operations = found.actions.flatMap((action) => action.operations.map((operation) => ({ late: operation.outcome === "failed", cells: [action.action, operation.operation, known(operation.attempt), operation.outcome || "under way", operation.detail || "", clock(operation.intent_at)] })));
   return [
     make("h2", {}, `${it.kind} · ${it.state}`),
     make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
@@ -197,7 +197,7 @@ function incident(found) {
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
     ...stackGroups(found.diagnosis, found.taken),
     it.decisions.length ? table("Decisions", ["Action", "Verdict", "By", "Why", "Outcome"], it.decisions.map((each) => ({ cells: [each.action, each.verdict, each.by, each.reason, each.outcome || "-"] }))) : null,
-    rungs.length ? table("Rungs of the ladder", ["Action", "Rung", "Try", "Outcome", "Detail", "At"], rungs) : null,
+    operations.length ? table("Operations", ["Action", "Operation", "Try", "Outcome", "Detail", "At"], operations) : null,
     make("h2", {}, "Timeline"), make("ol", { class: "timeline" }, ...found.timeline.map((each) => make("li", {}, make("time", { datetime: new Date(each.at * 1000).toISOString() }, clock(each.at)), each.text))),
     found.evidence.length ? make("h2", {}, "Download") : null,
     found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(each.incident)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`), ` ${each.taken}`)))

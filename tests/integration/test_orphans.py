@@ -50,7 +50,7 @@ import json, os, sys, time
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.helper.requests import Dispatch
 from slurm_watchdog.agent.own_requests import OWN_TASKS
-from slurm_watchdog.agent.gpu.holders import GpuHolders
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -58,7 +58,7 @@ from slurm_watchdog.model.observations import Gpu
 devices, jobs, grace_s, interval_s = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 probes = WorkerPool(Dispatch(OWN_TASKS, True, print, own=os.getuid()))
 processes = ProcessReader(probes, read_mounts)
-holders = GpuHolders(probes, grace_s, devices=devices)
+holders = OrphanGpuProcesses(probes, grace_s, devices=devices)
 gpus = (Gpu(uuid="GPU-a", index=1, minor=0), Gpu(uuid="GPU-b", index=0, minor=1))
 while True:
     now = clock.monotonic()

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
-from slurm_watchdog.agent.gpu.holders import GpuHolders, HolderMemory
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
 from slurm_watchdog.agent.logs.followed_job import LogMemory
 from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
@@ -34,7 +34,7 @@ from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settin
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
 from slurm_watchdog.model.protocol import JobWatch
-from tests.unit.agent.test_gpu_holders import GRACE_S, Node
+from tests.unit.agent.test_orphan_processes import GRACE_S, Node
 
 MODEST = settings_of(parse_config("agent: {metrics_listen: '', state_directory: ''}"))
 
@@ -213,7 +213,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
                 rows=((LogFile(job_id="4", path=odd, offset=2**40), 100.0),),
                 recent=((99.0, Event(kind=EventKind.PROGRESS, job_id="4", age_s=1.0, source=odd)),),
             ),
-            "gpu_holders": HolderMemory(since=(((7, 70), 50.0),), seen_running=("4",)),
+            "orphan_gpu_process": OrphanMemory(since=(((7, 70), 50.0),), seen_running=("4",)),
         },
         jobs=JobsMemory(watch=(JobWatch(job_id="4", uid=1000, restarts=0),), running=(("4",), 98.0)),
         commands=("c1",),
@@ -313,7 +313,7 @@ def test_an_orphan_that_was_told_of_is_told_of_by_the_next_agent_at_once(tmp_pat
         node.tick(1)
         (before,) = node.tick(GRACE_S + 1)
         memory = node.holders.memory()
-        node.holders = GpuHolders(probes, GRACE_S, devices=node.devices, trusts_nvml=True)
+        node.holders = OrphanGpuProcesses(probes, GRACE_S, devices=node.devices, trusts_nvml=True)
         node.holders.remember(memory)
         (after,) = node.tick(1)
         assert (before.pid, after.pid) == (pid, pid)

@@ -180,4 +180,4 @@ class Agent:
 
     def _objection_to_ending(self, command: EndProcess, now: float) -> str | None:
         table, ours = self.context.processes.table.entries, self.context.processes.ours
-        return self.context.gpu_holders.objection(command, table, ours, self.jobs.running(now))
+        return self.context.orphan_gpu_processes.objection(command, table, ours, self.jobs.running(now))

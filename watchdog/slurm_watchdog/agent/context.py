@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
-from slurm_watchdog.agent.gpu.holders import GpuHolders
 from slurm_watchdog.agent.gpu.open_devices import links_of
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.kernel.kmsg import KmsgFile
@@ -63,7 +63,7 @@ def make_context(
             workers, node, settings.mount_probe_interval, frozenset(settings.mount_probe_write), stagger=not once
         ),
         gpus=GpuReader(workers),
-        gpu_holders=GpuHolders(workers, settings.orphan_grace, links_of=far.devices_of if far else links_of),
+        orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace, links_of=far.devices_of if far else links_of),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
     )  # fmt: skip
 

@@ -124,7 +124,7 @@ class GpuSection(Struct, frozen=True, kw_only=True):
     node_events_dropped: int = 0
 
 
-class GpuHolderSection(Struct, frozen=True, kw_only=True):
+class OrphanGpuProcessSection(Struct, frozen=True, kw_only=True):
     """Processes that hold a GPU without a job."""
 
     gpu_holders: tuple[GpuHolder, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from slurm_watchdog.agent.collectors.presentation import Counters, Family, Table
-from slurm_watchdog.agent.gpu.holders import GpuHolders
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.kernel.kmsg import Device
 from slurm_watchdog.agent.logs.job_logs import JobLogs
@@ -123,7 +123,7 @@ class CollectorContext:
     logs: JobLogs
     mounts: MountProber
     gpus: GpuReader
-    gpu_holders: GpuHolders
+    orphan_gpu_processes: OrphanGpuProcesses
     open_kernel_log: Callable[[str], Device]
 
 

@@ -7,11 +7,11 @@ from typing import Final
 from slurm_watchdog.agent.collectors import (
     checkpoint,
     gpu,
-    gpu_holders,
     job_directives,
     job_log,
     kernel_log,
     mount,
+    orphan_gpu_process,
     process,
 )
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
@@ -22,7 +22,7 @@ COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
     mount.SPEC,
     checkpoint.SPEC,
     gpu.SPEC,
-    gpu_holders.SPEC,
+    orphan_gpu_process.SPEC,
     kernel_log.SPEC,
     job_directives.SPEC,
 )

@@ -52,7 +52,7 @@ class _Held:
     readable: bool
 
 
-class HolderMemory(msgspec.Struct, frozen=True, kw_only=True):
+class OrphanMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Since when who has been without a job, and which jobs were here, for the agent that this one becomes."""
 
     since: tuple[tuple[Key, float], ...] = ()
@@ -60,7 +60,7 @@ class HolderMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class GpuHolders:
+class OrphanGpuProcesses:
     """Remembers who was seen holding what, and since when without a job."""
 
     probes: WorkerPool
@@ -87,11 +87,11 @@ class GpuHolders:
         self._has_uptime = is_the_kernels("/proc/uptime")
         self._is_gpu = gpu_pattern(self.devices)
 
-    def memory(self) -> HolderMemory:
+    def memory(self) -> OrphanMemory:
         """What `remember` of the next agent takes."""
-        return HolderMemory(since=tuple(self._since.items()), seen_running=tuple(self._seen_running))
+        return OrphanMemory(since=tuple(self._since.items()), seen_running=tuple(self._seen_running))
 
-    def remember(self, memory: HolderMemory) -> None:
+    def remember(self, memory: OrphanMemory) -> None:
         """Before the first look: an orphan that was told of is not let go of for a grace, to be told of again."""
         self._since |= dict(memory.since)
         self._seen_running |= dict.fromkeys(memory.seen_running)

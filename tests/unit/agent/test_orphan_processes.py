@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.gpu.holders import NVML_AGE_S, UNSEEN_JOB_GRACE_S, GpuHolders
+from slurm_watchdog.agent.gpu.orphan_processes import NVML_AGE_S, UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
@@ -36,7 +36,7 @@ class Node:
         self.devices = f"{directory}/nvidia"
         for name in ("0", "1", "ctl", "-uvm", "-modeset"):
             Path(self.devices + name).touch()
-        self.holders = GpuHolders(probes, GRACE_S, devices=self.devices, trusts_nvml=True)
+        self.holders = OrphanGpuProcesses(probes, GRACE_S, devices=self.devices, trusts_nvml=True)
         self.table: dict[int, Entry] = {}
         self.started: list[subprocess.Popen[bytes]] = []
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""Processes that hold a GPU without a job: see slurm_watchdog.agent.gpu.holders, which finds them.
+"""Processes that hold a GPU without a job: see slurm_watchdog.agent.gpu.orphan_processes, which finds them.
 
 Sees: processes that hold a GPU and belong to no job that Slurm has here
 From: NVML's lists, links to `/dev/nvidiaN` in `/proc/PID/fd`
@@ -14,31 +14,31 @@ from collections.abc import Iterable
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
-from slurm_watchdog.agent.gpu.holders import HolderMemory
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
 from slurm_watchdog.model.observations import GpuHolder
-from slurm_watchdog.model.report import GpuHolderSection, GpuSection, Report
+from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
 
 
-class GpuHolderCollector:
+class OrphanGpuProcessCollector:
     """Who holds a GPU outside of running jobs."""
 
     def __init__(self, context: CollectorContext):
-        self._holders, self._reader = context.gpu_holders, context.processes
+        self._holders, self._reader = context.orphan_gpu_processes, context.processes
         self._jobs, self._sections = context.jobs, context.sections
 
-    def collect(self, now: float) -> GpuHolderSection:
+    def collect(self, now: float) -> OrphanGpuProcessSection:
         """The longest first."""
         gpus = self._sections.of(GpuSection).gpus
         table, ours = self._reader.table.entries, self._reader.ours
-        return GpuHolderSection(
+        return OrphanGpuProcessSection(
             gpu_holders=self._holders.collect(now, table, ours, gpus, self._jobs.running(now))
         )
 
-    def memory(self) -> HolderMemory:
+    def memory(self) -> OrphanMemory:
         """Since when each has been without a job."""
         return self._holders.memory()
 
-    def remember(self, memory: HolderMemory) -> None:
+    def remember(self, memory: OrphanMemory) -> None:
         """Before the first tick."""
         self._holders.remember(memory)
 
@@ -74,5 +74,10 @@ def metrics(report: Report) -> Iterable[Family]:
 
 
 SPEC = CollectorSpec(
-    "gpu_holders", GpuHolderSection, GpuHolderCollector, tables, metrics, memory=HolderMemory
+    "orphan_gpu_process",
+    OrphanGpuProcessSection,
+    OrphanGpuProcessCollector,
+    tables,
+    metrics,
+    memory=OrphanMemory,
 )

@@ -1,13 +1,12 @@
 """The story of case 1 and its sequels, live on this machine: `make demo`.
 
-Three acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data loader while
-PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT {json}`: for each of the
-acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s", "culprit", "action", "resumed_at_step",
-"steps_lost"}. The exit code is 0 if all three did.
-The nodes' GPUs are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml.
-Without a C compiler
-there are none, and culprits have no GPU.
-With KEEP=1 in the environment everything stays up after the story until Ctrl-C, to be looked at.
+Three acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data
+loader while PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT
+{json}`: for each of the acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s",
+"culprit", "action", "resumed_at_step", "steps_lost"}. The exit code is 0 if all three did. The nodes' GPUs
+are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml. Without a C compiler
+there are none, and culprits have no GPU. With KEEP=1 in the environment everything stays up after the story
+until Ctrl-C, to be looked at.
 """
 
 from __future__ import annotations

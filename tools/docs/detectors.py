@@ -2,8 +2,8 @@
 tools.docs detectors`.
 
 A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:`,
-`Acts:` or `Note:`; its options,
-its ladder, what explains it and what to try next come from the tables that the program uses.
+`Acts:` or `Note:`; its options, its ladder, what explains it and what to try next come from the tables that
+the program uses.
 """
 
 from __future__ import annotations

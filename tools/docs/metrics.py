@@ -2,8 +2,7 @@
 tools.docs metrics`.
 
 Names, types, labels and help come from the registries themselves; what a label holds, and queries that join
-our series with those of
-other exporters, are tables here. The queries are run by promtool in the tests.
+our series with those of other exporters, are tables here. The queries are run by promtool in the tests.
 """
 
 from __future__ import annotations

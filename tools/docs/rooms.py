@@ -88,8 +88,7 @@ def upward(imports: Imports, order: tuple[str, ...] = ORDER) -> list[str]:
 
 def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Sets of nodes that reach each other, of two or more: what is left when all that has no way in or no way
-    out is taken away,
-    again and again, grouped by which reach each other."""
+    out is taken away, again and again, grouped by which reach each other."""
     below = {node: set(others) & graph.keys() for node, others in graph.items()}
     while ends := {n for n, others in below.items() if not others} | (
         below.keys() - set().union(*below.values())

@@ -1,10 +1,9 @@
 """A virtual environment that may be moved, made without network of what `make venv` has installed from the lock.
 
 The distributions that the controller needs (the agent's are a part of them) are copied file by file as their
-RECORD lists
-them, and each file's hash is checked: what is shipped is what was tested. The interpreter is not shipped:
-`bin/python3` is
-a link to the system's interpreter of the same minor version, for which compiled modules are built.
+RECORD lists them, and each file's hash is checked: what is shipped is what was tested. The interpreter is not
+shipped: `bin/python3` is a link to the system's interpreter of the same minor version, for which compiled
+modules are built.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def python_version() -> str:
 
 def make_environment(target: Path, final: str, interpreter: str = "") -> None:
     """Makes the environment in the new directory `target`; `final` is where it will lie (only tracebacks show
-    it), `interpreter`
-    what `bin/python3` will link to (empty: /usr/bin/pythonX.Y). Raises PackageError."""
+    it), `interpreter` what `bin/python3` will link to (empty: /usr/bin/pythonX.Y). Raises PackageError."""
     interpreter = interpreter or f"/usr/bin/python{python_version()}"
     library = target / "lib" / f"python{python_version()}" / "site-packages"
     library.mkdir(parents=True)
@@ -153,16 +151,7 @@ def build(kind: str, folder: Path, project: Path = CHECKOUT) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.iterdir())
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "build",
-            f"--{kind}",
-            "--no-isolation",
-            "--outdir",
-            str(folder),
-            str(project),
-        ],
+        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(project)],
         capture_output=True,
         text=True,
         timeout=300,

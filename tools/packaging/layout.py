@@ -63,8 +63,7 @@ def stage_pages(share: Path) -> None:
 
 def stage_system(root: Path) -> None:
     """What a package adds to an environment that was staged below `root`: the command with its manual page
-    and completions, units, users,
-    directories, configuration."""
+    and completions, units, users, directories, configuration."""
     copy(CHECKOUT / "deploy/config.yaml", root / CONFIG)
     copy(CHECKOUT / "LICENSE", root / COPYRIGHT)
     for source, target in system_files().items():

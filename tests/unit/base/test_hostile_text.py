@@ -1,6 +1,5 @@
 """Names of jobs, users and partitions, log lines and paths are written by users. Whatever they hold: nobody
-is mentioned, nothing is a
-link, nothing is markup, no cursor moves, and there is no series more.
+is mentioned, nothing is a link, nothing is markup, no cursor moves, and there is no series more.
 
 A bounded share of the strings runs here; 100,000 of them, and those of the page in a real Chromium, with
 `make hostile`.

@@ -1,8 +1,8 @@
 """A user's keys of every kind, planted in each kind of text, go the real way and are found nowhere.
 
 The way: the agent's functions, its report, the judge, the journal, and from there every answer of socket and
-page, the bundle, Slack, a webhook,
-Alertmanager, and the service's log. Rows are the table of kinds times the places where text enters.
+page, the bundle, Slack, a webhook, Alertmanager, and the service's log. Rows are the table of kinds times the
+places where text enters.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.agent_settings import (
     AgentSettings,
     SecuritySettings,
@@ -24,7 +25,6 @@ from slurm_watchdog.config.agent_settings import (
     write_settings,
 )
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.config.schema import Agent
 from tests import helper_process
 
 TEXT = """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.config.schema import Jobs
+from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line

@@ -1,10 +1,9 @@
 """Containers with a cap: how much of one a node, a user or a job may fill, and what was left out. Pure bookkeeping.
 
 Every container of the controller that reports can fill is one of these, or is bounded by one that is, so that
-no node and no user
-can end the controller, or displace what is known of others: shares belong to owners, and an owner who has
-used up his share
-loses his own entries. What was left out is counted (a metric) and said for a while with its owner (`status`).
+no node and no user can end the controller, or displace what is known of others: shares belong to owners, and
+an owner who has used up his share loses his own entries. What was left out is counted (a metric) and said for
+a while with its owner (`status`).
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ class Capped(Generic[K, V]):
     """A mapping in which each owner has a share.
 
     An owner is a path, from the wider to the narrower: `("n1", 1500)` is a user on a node, and counts for the
-    share of the node as
-    well. With `oldest_goes` a new entry takes the place of that owner's oldest one, otherwise it is refused.
+    share of the node as well. With `oldest_goes` a new entry takes the place of that owner's oldest one,
+    otherwise it is refused.
     """
 
     __slots__ = ("_left_out", "_lost", "_of", "_oldest_goes", "_owners", "_shares", "_values", "_what")

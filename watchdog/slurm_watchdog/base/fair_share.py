@@ -16,8 +16,8 @@ def fair_share(
     """At most `limit` of `rows`, in their order, and how many were left out of each owner's.
 
     The owners take turns, one row each, until the limit is reached: 50,000 rows of one user cost another user
-    none of his few.
-    Within an owner's rows those that are lowest by `order` come first, else those that stand first.
+    none of his few. Within an owner's rows those that are lowest by `order` come first, else those that stand
+    first.
     """
     if len(rows) <= limit:
         return tuple(rows), Counter()

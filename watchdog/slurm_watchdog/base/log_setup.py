@@ -33,8 +33,7 @@ class _JournalFormatter(MaskingFormatter):
 
 def set_up(level: str = "INFO", *, for_person: bool = False) -> None:
     """Sends all records of `level` and above to standard error; dates only where journald does not add them.
-    `for_person`: between
-    the lines of his own command, so without names of modules."""
+    `for_person`: between the lines of his own command, so without names of modules."""
     handler = logging.StreamHandler(sys.stderr)
     if os.environ.get("JOURNAL_STREAM"):
         handler.setFormatter(_JournalFormatter("%(name)s: %(message)s"))

@@ -36,8 +36,7 @@ class Isolated:
 
 def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
     """Runs one part of a tick. If it raises, `seen` gets a sentence about it, the log a traceback, and
-    `default` comes back. The time of
-    parts with the same name adds up."""
+    `default` comes back. The time of parts with the same name adds up."""
     began = clock.monotonic()
     try:
         return work()
@@ -85,8 +84,7 @@ class Signals:
 
     def hold(self) -> None:
         """From now on they wait for `install` of the program that this process becomes by exec: none is lost,
-        and a SIGHUP in between
-        would end it."""
+        and a SIGHUP in between would end it."""
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         if self.reload:
             os.kill(os.getpid(), signal.SIGHUP)  # came too late to be looked at: it is the next one's
@@ -161,10 +159,9 @@ def run_cadence(
     """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.anew` is set.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at
-    `wanted_at()`. Ticks stay on their grid:
-    one that took long, or a pause of the whole process, delays the next tick and never causes a burst of them.
-    After each tick that returns True, because it was whole, and only then, systemd is told that we are alive.
-    `took` hears how long each tick took.
+    `wanted_at()`. Ticks stay on their grid: one that took long, or a pause of the whole process, delays the
+    next tick and never causes a burst of them. After each tick that returns True, because it was whole, and
+    only then, systemd is told that we are alive. `took` hears how long each tick took.
     """
     due = clock.monotonic()
     ready = False

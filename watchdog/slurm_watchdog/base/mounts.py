@@ -50,8 +50,7 @@ def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
 
 class MountNews:
     """Tells whether mounts have come or gone since it was asked last, without reading them: the kernel marks
-    the open table (proc(5),
-    poll of mountinfo). Where it can't be opened, always yes."""
+    the open table (proc(5), poll of mountinfo). Where it can't be opened, always yes."""
 
     def __init__(self, path: str = "/proc/self/mountinfo") -> None:
         self._poll = select.poll()
@@ -72,8 +71,7 @@ class MountNews:
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     """The mounts in the text of /proc/PID/mountinfo (see proc(5)), in its order; lines it does not understand
-    are left out, and what
-    is served by users beyond MAX_OF_USERS."""
+    are left out, and what is served by users beyond MAX_OF_USERS."""
     mounts: list[Mount] = []
     of_users = 0
     for line in text.split(

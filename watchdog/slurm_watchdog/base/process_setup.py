@@ -19,8 +19,7 @@ def be_unobtrusive() -> None:
     because it woke up.
 
     SCHED_BATCH (see sched(7)) changes no weight: on a core that is busy we wait for the end of a slice, some
-    milliseconds,
-    and get our share. Our deadlines are seconds.
+    milliseconds, and get our share. Our deadlines are seconds.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,10 +1,9 @@
 """Secrets of users in text: masked where the text enters, once. Pure, and linear in the length of the text.
 
 The kinds are rows of slurm_watchdog.base.secret_kinds; beside them stand long words without any order, as
-generated keys are. Masking what is
-masked already changes nothing, and what surrounds a secret stays. A masked run id costs less than a key that
-was sent to a colleague;
-hexadecimal words are the exception, for commits and digests are read all the time: see the table's head.
+generated keys are. Masking what is masked already changes nothing, and what surrounds a secret stays. A
+masked run id costs less than a key that was sent to a colleague; hexadecimal words are the exception, for
+commits and digests are read all the time: see the table's head.
 
 Who cuts text masks it first (`mask_cut`): half a secret is no kind that anybody knows, and still half a secret.
 """

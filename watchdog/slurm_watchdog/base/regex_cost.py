@@ -1,10 +1,9 @@
 """Whether the form of a regular expression bounds what it can cost: for those that a site writes itself.
 
 A regular expression may take indefinitely. One is accepted only if its form bounds its cost: nothing variable
-is repeated, few repeats may take
-characters from one another, at most two match nearly any character, and it does not begin with one of these.
-It still has to be tried on the first
-SEEN_CHARS characters of a line only. Pure.
+is repeated, few repeats may take characters from one another, at most two match nearly any character, and it
+does not begin with one of these. It still has to be tried on the first SEEN_CHARS characters of a line only.
+Pure.
 """
 
 from __future__ import annotations
@@ -61,9 +60,8 @@ class _Cost:
 
 def why_costly(text: str, *, anchored: bool = False) -> str | None:
     """Why the expression `text` may take very long on some lines; None if its form bounds it. `anchored`: it
-    is matched from the beginning of a
-    text, and not searched for in it. Raises re.error or a Warning for what is
-    no expression."""
+    is matched from the beginning of a text, and not searched for in it. Raises re.error or a Warning for what
+    is no expression."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

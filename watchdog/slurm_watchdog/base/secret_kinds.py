@@ -1,17 +1,13 @@
 """Secrets of users as they are written in logs, command lines, paths and variables: one row for each kind.
 
 A row is tried where one of its `needles` (lower case) is in the text; what its expression's group `secret`
-matches is masked, and the
-rest stays readable. Every repetition has an upper bound and every expression begins with a fixed text or a
-border, so that the time is linear
-in the text. `samples` are how it is met in life; the tests fill `{alphabet:length}` with random characters
-and look for these.
+matches is masked, and the rest stays readable. Every repetition has an upper bound and every expression
+begins with a fixed text or a border, so that the time is linear in the text. `samples` are how it is met in
+life; the tests fill `{alphabet:length}` with random characters and look for these.
 
 Sources: the vendors' documentation of their formats, and the public rule sets of gitleaks 8.18 and GitHub's
-secret scanning.
-Bare hexadecimal words are hashes of commits, files and caches far more often than keys: they are masked only
-near a word that
-says key (row `hexadecimal_key`), and kept otherwise.
+secret scanning. Bare hexadecimal words are hashes of commits, files and caches far more often than keys: they
+are masked only near a word that says key (row `hexadecimal_key`), and kept otherwise.
 """
 
 from __future__ import annotations

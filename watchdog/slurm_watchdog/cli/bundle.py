@@ -1,8 +1,7 @@
 """`explain --bundle`: an incident with all its evidence as one file, for a colleague, a vendor, or the day after.
 
 Readable text where people look, JSON beside it for programs. What looks like a secret is masked once more on
-its way out; the
-names of files are made of harmless letters only.
+its way out; the names of files are made of harmless letters only.
 """
 
 from __future__ import annotations

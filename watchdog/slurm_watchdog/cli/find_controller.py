@@ -29,8 +29,7 @@ def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun
 
 def choose(socket_path: str | None, config_file: str | None) -> Client:
     """A client for the controller that was named, this machine's, or the user's own and only run; ends with
-    code 2 if there are
-    several."""
+    code 2 if there are several."""
     own = own_instead(socket_path, config_file)
     if len(own) > 1:
         click.echo(f"{len(own)} of your runs answer; name one with --socket:", err=True)
@@ -53,8 +52,7 @@ def choose_or_journal(
     socket_path: str | None, config_file: str | None, journal: str | None, incident_id: str | None = None
 ) -> Client:
     """The same for what a journal can answer: the one that was named, else that of the user's newest run that
-    has ended, or of the
-    newest that has the incident. Raises ClientError."""
+    has ended, or of the newest that has the incident. Raises ClientError."""
     from slurm_watchdog.cli.past import client_of_journal
 
     if journal is not None:

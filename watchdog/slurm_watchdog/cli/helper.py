@@ -82,8 +82,7 @@ def helper(
 
 def trusted_config(file: str) -> Config | None:
     """A configuration that nobody but root may write; none, with the reason on standard error, of another
-    one: without a helper the agent
-    would see little."""
+    one: without a helper the agent would see little."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:

@@ -108,9 +108,8 @@ def table(
     """A table: drawn and wrapped on a terminal, columns of plain text without any wrapping elsewhere.
 
     `styles` has one for each row, or is empty. `wanted` are the columns in the order in which a narrow
-    terminal leaves room for them;
-    without it a table that is too wide becomes paragraphs. `wraps` is the column of sentences: it gets the
-    width that is left.
+    terminal leaves room for them; without it a table that is too wide becomes paragraphs. `wraps` is the
+    column of sentences: it gets the width that is left.
     """
     if not rows:
         return

@@ -1,8 +1,8 @@
 """The agent's settings as plain values: what is left of the configuration once it has been checked.
 
 The schema is slurm_watchdog.config.schema, which needs pydantic: 14 MiB that the agent does without. The
-command `agent` loads and checks
-the file, writes these values down and becomes the agent, a fresh interpreter that has never seen the rest.
+command `agent` loads and checks the file, writes these values down and becomes the agent, a fresh interpreter
+that has never seen the rest.
 """
 
 from __future__ import annotations

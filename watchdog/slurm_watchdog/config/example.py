@@ -7,9 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.config.types import (
-    Section,
-)
+from slurm_watchdog.config.types import Section
 
 
 def example_config() -> str:

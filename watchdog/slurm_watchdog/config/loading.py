@@ -41,8 +41,8 @@ class ConfigError(Exception):
 
 def load_config(file: str, *, with_knowledge: bool = True) -> Config:
     """Reads and checks a configuration file, and with it the site's knowledge files (`knowledge.directory`),
-    unless the caller needs neither
-    their rows nor their errors. Raises ConfigError with every problem in them."""
+    unless the caller needs neither their rows nor their errors. Raises ConfigError with every problem in
+    them."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

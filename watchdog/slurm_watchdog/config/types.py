@@ -1,8 +1,7 @@
 """The words of the configuration: durations, sizes and sections, strict. A bare number is no duration.
 
 Durations need a unit (`5s`, `10min`, `1h30min`), sizes too (`8MiB`): nobody can tell seconds from
-milliseconds at 3 a.m.
-In Python every duration is seconds and every size is bytes.
+milliseconds at 3 a.m. In Python every duration is seconds and every size is bytes.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from slurm_watchdog.identity.tls import make_context, read_expiry
 MAX_ANSWER: Final = 8 << 20
 TIME: Final = re.compile(r'"time":([0-9.]+(?:[eE][0-9]+)?)')
 """In the answer of /healthz. Its metrics would say it, too, and cost it a thousand times as much: all nodes
-may ask in one moment,
-where doctor is Slurm's HealthCheckProgram."""
+may ask in one moment, where doctor is Slurm's HealthCheckProgram."""
 
 
 def read_controller(url: str, files: TlsFiles | None) -> tuple[str | None, float | None]:

@@ -2,11 +2,9 @@
 program openssl.
 
 DIRECTORY/ca.crt and ca.key are the authority. DIRECTORY/nodes/NAME holds agent.crt and agent.key,
-DIRECTORY/controllers/NAME
-controller.crt and controller.key, DIRECTORY/clients/NAME client.crt and client.key, each with a copy of
-ca.crt: the three files that
-machine gets. Keys are made with mode 0600, in a directory that only its owner may enter, and are never in an
-argument or a variable.
+DIRECTORY/controllers/NAME controller.crt and controller.key, DIRECTORY/clients/NAME client.crt and
+client.key, each with a copy of ca.crt: the three files that machine gets. Keys are made with mode 0600, in a
+directory that only its owner may enter, and are never in an argument or a variable.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Final, Literal
 
 Transport = Literal["tls", "munge", "unix"]
 """tls: certificates. munge: a credential of MUNGE, then HMACs. unix: one ordinary user's own socket
-(`slurm-watchdog run`). There is no
-other: whoever only holds an address has proven nothing."""
+(`slurm-watchdog run`). There is no other: whoever only holds an address has proven nothing."""
 
 _CREDENTIALS: Final = "3i"
 """struct ucred of socket(7): pid, uid, gid."""

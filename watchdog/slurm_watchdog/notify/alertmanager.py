@@ -1,9 +1,8 @@
 """Alertmanager's own API: an alert for each incident that fires, told again while it does, and its end.
 
 Without Prometheus in between, an incident rings as soon as it fires, with its sentence. What is not told
-again ends after Alertmanager's
-`resolve_timeout` (5 min), so a controller that is gone leaves no alert behind:
-https://prometheus.io/docs/alerting/latest/alerts_api/
+again ends after Alertmanager's `resolve_timeout` (5 min), so a controller that is gone leaves no alert
+behind: https://prometheus.io/docs/alerting/latest/alerts_api/
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ def alerts_json(
     notice: Notice, cluster: str, acting: Collection[str] = (), places: Places = NOWHERE
 ) -> list[dict[str, Any]]:
     """The alert that begins with this notice; or those that end: the one that calls a person, and the one
-    while an action was under
-    way."""
+    while an action was under way."""
     if notice.topic is not Topic.RESOLVED:
         return [alert_json(notice, cluster, acted_on=notice.incident.id in acting, places=places)]
     both = [alert_json(notice, cluster, acted_on=acted_on, places=places) for acted_on in (False, True)]

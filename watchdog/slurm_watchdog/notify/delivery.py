@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.notification import (
-    Delivery,
-    Topic,
-)
+from slurm_watchdog.notify.notification import Delivery, Topic
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
@@ -65,8 +62,7 @@ class Channel(Protocol):
         """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
 
         Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
-        what comes first still
-        to be done, and JournalError. `now` is a date.
+        what comes first still to be done, and JournalError. `now` is a date.
         """
         ...
 

@@ -2,8 +2,7 @@
 to whoever takes them.
 
 Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
-channel (Slack, a webhook,
-Alertmanager) has its own rows, its own worker and its own failures.
+channel (Slack, a webhook, Alertmanager) has its own rows, its own worker and its own failures.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ HELD_S = 30.0
 """A decision that is about to be replaced is sent only if it still stands after this time."""
 PASSING = frozenset({"blind", "evidence", *BUSY})
 """Guards whose word is mostly over in seconds: the controller sees again, the stacks are in and the job's own
-limit is passed, or
-the action that is under way for the job ends this incident, too."""
+limit is passed, or the action that is under way for the job ends this incident, too."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")
@@ -144,8 +142,7 @@ class Notifier:
 
     def decided(self, incident: Incident, decision: Decision) -> None:
         """Announce what was decided. That nothing is done for the moment, by a guard of PASSING, is held
-        back: mostly another decision
-        follows within seconds."""
+        back: mostly another decision follows within seconds."""
         key = (incident.id, decision.process or ("" if decision.fence is None else decision.fence.job_id))
         self._held.pop(key, None)
         if decision.verdict is Verdict.SUPPRESSED and decision.by in PASSING:

@@ -89,8 +89,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     @property
     def needs_person(self) -> bool:
         """Whether a person has to do something about a critical incident: an action has failed, or none is
-        done. While one is under
-        way nobody needs to be woken."""
+        done. While one is under way nobody needs to be woken."""
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:
             return (

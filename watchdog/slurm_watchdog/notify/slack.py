@@ -29,8 +29,8 @@ OF_THE_MESSAGE = frozenset(
     }
 )  # fmt: skip
 """Errors of chat.postMessage and chat.update that the same message will meet for ever. All others (a token
-that was revoked, a channel that
-was archived, an outage of theirs) may be mended: https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
+that was revoked, a channel that was archived, an outage of theirs) may be mended:
+https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
 OF_THE_THREAD = frozenset(
     {"thread_not_found", "message_not_found", "cannot_reply_to_message", "invalid_thread_ts", "cant_update_message"}
 )  # fmt: skip

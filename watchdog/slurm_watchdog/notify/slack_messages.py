@@ -1,9 +1,8 @@
 """How messages look in Slack. Pure: values in, the document that Slack takes out.
 
 Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters
-and put into plain
-text, where nothing is a link or mentions anybody. The blocks that are no plain text hold ids and addresses of the
-configuration only.
+and put into plain text, where nothing is a link or mentions anybody. The blocks that are no plain text hold
+ids and addresses of the configuration only.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
 BLOCK_LIMIT = 2900
 """Slack takes 3000 characters in one block of text; all blocks of a message together may have some 10,000,
-which it documents nowhere
-(slackapi/bolt-js#2867): three of ours are below that."""
+which it documents nowhere (slackapi/bolt-js#2867): three of ours are below that."""
 FACT_LIMIT = 12
 HEADER_LIMIT: Final = 150
 """https://docs.slack.dev/reference/block-kit/blocks/header-block"""
@@ -99,8 +97,7 @@ def parent(
 
 def said_of(story: Sequence[Notice]) -> list[Message]:
     """The words for the notices. What ended an incident is said once: where an action did, as the outcome of
-    that action; and so is what
-    is alike of several processes."""
+    that action; and so is what is alike of several processes."""
     details = {
         notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
     }

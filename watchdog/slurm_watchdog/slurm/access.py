@@ -17,8 +17,8 @@ TOKEN_WARNING_S = 600.0
 """A token that ends so soon is reported: `scontrol token` gives one for 30 min if nothing else is asked for."""
 CANCELS_HET_JOBS = ((25, 5), (26, 5))
 """Releases from the first up to, without, the second: 25.11.7 cancels a running heterogeneous job with an
-srun over its components
-when it is requeued (12 of 12); 22.05.8, 24.11.5 and 26.05.5 requeue it. 25.05 was not tried."""
+srun over its components when it is requeued (12 of 12); 22.05.8, 24.11.5 and 26.05.5 requeue it. 25.05 was
+not tried."""
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
     like: str = ""
     """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks,
-    CPUs, memory,
-    GPUs, constraints, output files, its index in an array); `options` win over that."""
+    CPUs, memory, GPUs, constraints, output files, its index in an array); `options` win over that."""
     uid: int
     """Whose job it shall be. For another's than our own user we have to be root."""
     workdir: str
@@ -113,8 +112,8 @@ class SlurmReads(Protocol):
     async def read_view(self) -> SlurmView:
         """All jobs, finished ones included while Slurm remembers them, and all nodes, in one listing of each.
 
-        `excluded_nodes` of these jobs may be empty: only `read_job` is sure to know it.
-        Raises SlurmUnavailable rather than return a list with something missing.
+        `excluded_nodes` of these jobs may be empty: only `read_job` is sure to know it. Raises
+        SlurmUnavailable rather than return a list with something missing.
         """
         ...
 

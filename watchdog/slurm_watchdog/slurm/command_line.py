@@ -1,8 +1,8 @@
 """SlurmClient by way of squeue, sinfo, scontrol, scancel and sbatch.
 
 It has to run as root, SlurmUser or an operator, or Slurm hides jobs (PrivateData) and refuses to change them.
-What is asked
-about is checked first, and no exit code is believed where Slurm is known to be silent: the world is read afterwards.
+What is asked about is checked first, and no exit code is believed where Slurm is known to be silent: the
+world is read afterwards.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FUL
 class CommandLineSlurm:
     """Slurm's commands, each request within `deadline_s`; see SlurmClient for what they do and raise.
 
-    `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF, PATH);
-    None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or unavailable.
-    `listings`: who answers questions, squeue and sinfo if nobody else does. `token_file`: holds SLURM_JWT,
-    read for each command.
-    `uid`: the user that asks, None for our own: what Slurm hides from it is looked up, and nothing is hidden from root.
+    `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF,
+    PATH); None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or
+    unavailable. `listings`: who answers questions, squeue and sinfo if nobody else does. `token_file`: holds
+    SLURM_JWT, read for each command. `uid`: the user that asks, None for our own: what Slurm hides from it is
+    looked up, and nothing is hidden from root.
     """
 
     def __init__(

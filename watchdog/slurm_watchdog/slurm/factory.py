@@ -30,10 +30,9 @@ def make_client(
 ) -> CommandLineSlurm:
     """A client for the site's Slurm.
 
-    `pyslurm`: questions go to pyslurm, and without it nothing is known. `auto`: they do if `pyslurm_python`, or our own
-    interpreter where that is empty, has it, and to the commands whenever it can't be started. `command_line`:
-    never, nor
-    with a `token_file`: pyslurm reads its token once.
+    `pyslurm`: questions go to pyslurm, and without it nothing is known. `auto`: they do if `pyslurm_python`,
+    or our own interpreter where that is empty, has it, and to the commands whenever it can't be started.
+    `command_line`: never, nor with a `token_file`: pyslurm reads its token once.
     """
     environ = os.environ if environ is None else environ
     listings: Listings | None = None

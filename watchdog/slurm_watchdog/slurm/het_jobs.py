@@ -1,8 +1,7 @@
 """Pure: the components of a heterogeneous job become one job, the first component's.
 
 They start and end together, one srun may run over all of them, and every rank has the first one's id as
-SLURM_JOB_ID: to judge them
-one by one would tear one training apart, and one hang would be two incidents.
+SLURM_JOB_ID: to judge them one by one would tear one training apart, and one hang would be two incidents.
 """
 
 from __future__ import annotations

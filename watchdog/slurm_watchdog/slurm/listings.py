@@ -20,10 +20,9 @@ T = TypeVar("T")
 
 LISTING = ("--local", "--all", "--states=all", "--array")
 """This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its
-own: otherwise
-squeue puts all that wait on one line, also those that have run, were requeued and are jobs of their own.
-(22.05 has a finer
-option for it, --array-unique, that later releases lack.) parse_jobs folds the unstarted rest again."""
+own: otherwise squeue puts all that wait on one line, also those that have run, were requeued and are jobs of
+their own. (22.05 has a finer option for it, --array-unique, that later releases lack.) parse_jobs folds the
+unstarted rest again."""
 NODE_LISTING = ("--local", "--all", "--Node")
 
 

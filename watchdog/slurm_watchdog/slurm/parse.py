@@ -1,12 +1,11 @@
 """Pure: what Slurm's commands print, into values. Measured on Slurm 22.05.8.
 
-A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the listing prints
-them raw. So every field ends with a mark that is drawn anew for each call (`Marks`), and what stands between two marks
-is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is). For a field that
-squeue does not
-know it prints an empty column without a title and still exits with 0: so the header is asked for and must
-have a title for
-each field (which title differs between releases), and an answer without a header is no empty queue.
+A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the
+listing prints them raw. So every field ends with a mark that is drawn anew for each call (`Marks`), and what
+stands between two marks is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as
+it is). For a field that squeue does not know it prints an empty column without a title and still exits with
+0: so the header is asked for and must have a title for each field (which title differs between releases), and
+an answer without a header is no empty queue.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[s
 
 def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[list[str]], list[str]]:
     """The rows that have as many fields as were asked for, and a sentence about each other one. Raises
-    ParseError if the header is
-    not as asked for, or if the end is missing."""
+    ParseError if the header is not as asked for, or if the end is missing."""
     *records, rest = text.split(marks.record + "\n")
     if rest:
         raise ParseError(f"the answer ends in the middle of a record: {rest[-80:]!r}")
@@ -218,8 +216,7 @@ def _job(row: dict[str, str]) -> SlurmJob:
 
 def output_of(path: str, row: dict[str, str], in_array: bool) -> str:
     """The pattern of an output path. For an element of an array without --output 22.05 lists the default of a
-    single job
-    (`slurm-19.out`), while the file is `slurm-2_1.out`; later releases say so."""
+    single job (`slurm-19.out`), while the file is `slurm-2_1.out`; later releases say so."""
     if in_array and path == f"{row['workdir'].rstrip('/')}/slurm-{row['jobid']}.out":
         return path.removesuffix(f"{row['jobid']}.out") + "%A_%a.out"
     return path
@@ -255,8 +252,7 @@ def checked_id(text: str) -> str:
     """squeue's own id as scontrol takes it: the first component of a heterogeneous job, `16+0`, is `16` there.
 
     `16+1` and the unsplit rest of an array, `6_[2-9%2]`, stay as they are: no command takes them. Of a rest
-    with many gaps
-    squeue prints the first 64 characters (SLURM_BITSTR_LEN); it becomes `6_[0,2,4,...]`.
+    with many gaps squeue prints the first 64 characters (SLURM_BITSTR_LEN); it becomes `6_[0,2,4,...]`.
     """
     text = text.removesuffix("+0")
     if "[" in text and "]" not in text:
@@ -306,8 +302,8 @@ def expand_path(path: str, workdir: str, names: Names) -> str | None:
     """The file that a batch script's output goes to, from its pattern (`--output`); None if there is no path.
 
     Patterns as 22.05 fills them in: %A %a %j %J %N %n %s %t %u %x %%, numbers padded by a width (`%4j`);
-    others stay as they
-    are. A path with a backslash has none and loses its backslashes. Later releases list the path filled in already.
+    others stay as they are. A path with a backslash has none and loses its backslashes. Later releases list
+    the path filled in already.
     """
     if path in {"", "(null)", "N/A"} or "\0" in path:
         return None

@@ -1,13 +1,11 @@
 """A process that reads from Slurm by pyslurm: `PYTHON -I pyslurm_child.py`, asked and answering by frames.
 
 It is a process of its own because libslurm ends the whole one on `import pyslurm` if it finds no slurm.conf,
-and because a
-request to a slurmctld that stands still cannot be given up, only killed. The interpreter is the one that has
-pyslurm, often the
-system's: standard library only, Python 3.9 or later, nothing of ours. A frame is the length in bytes, a line
-feed, and JSON.
-On starting it sends {"pyslurm": version} or {"failed": why}. Then each request {"call": …} gets {"rows": …},
-{"refused": Slurm's words} or {"failed": why}. It ends when its standard input does.
+and because a request to a slurmctld that stands still cannot be given up, only killed. The interpreter is the
+one that has pyslurm, often the system's: standard library only, Python 3.9 or later, nothing of ours. A frame
+is the length in bytes, a line feed, and JSON. On starting it sends {"pyslurm": version} or {"failed": why}.
+Then each request {"call": …} gets {"rows": …}, {"refused": Slurm's words} or {"failed": why}. It ends when
+its standard input does.
 """
 
 from __future__ import annotations

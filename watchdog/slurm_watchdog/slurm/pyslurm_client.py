@@ -1,11 +1,10 @@
 """Listings by pyslurm, in a child process; what changes something goes by Slurm's commands all the same.
 
-For that pyslurm (22.5 to 25.11) is no help: its requeue lacks the condition that keeps a finished job from running
-again; it names jobs by number only, and the last element of an array has the number of the whole array; and
-after a signal
-it raises the error that was left over from an earlier request. What it can't say in a listing: that a job is
-STOPPED, SIGNALING,
-STAGE_OUT, REVOKED or RESV_DEL_HOLD (it cuts off the higher flags of a state, and gives the state below them).
+For that pyslurm (22.5 to 25.11) is no help: its requeue lacks the condition that keeps a finished job from
+running again; it names jobs by number only, and the last element of an array has the number of the whole
+array; and after a signal it raises the error that was left over from an earlier request. What it can't say in
+a listing: that a job is STOPPED, SIGNALING, STAGE_OUT, REVOKED or RESV_DEL_HOLD (it cuts off the higher flags
+of a state, and gives the state below them).
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class PyslurmListings:
 
 FIRST_ANSWER_S = 8.0
 """The first answer of a client that has never given one may take so long, well within the deadline of a
-request (slurm.deadline): one
-that was built for another release of Slurm may hang."""
+request (slurm.deadline): one that was built for another release of Slurm may hang."""
 FAILURES = 3
 """So many in a row, and the other one is asked too: slurmctld may have been upgraded under it."""
 
@@ -96,9 +94,8 @@ class FallbackListings:
     """`first` as long as it answers at all, otherwise `second`.
 
     That Slurm does not answer is no reason to change: but as long as `first` has never once answered, or not
-    the last few times, nobody
-    knows whether it is Slurm or `first` that is at fault (pyslurm of another release than slurmctld), and so
-    `second` is asked as well.
+    the last few times, nobody knows whether it is Slurm or `first` that is at fault (pyslurm of another
+    release than slurmctld), and so `second` is asked as well.
     """
 
     def __init__(self, first: Listings, second: Listings) -> None:

@@ -203,8 +203,7 @@ def job_id_of(row: JobRow) -> str:
 
 def _element(row: JobRow) -> int | None:
     """Which element of its array it is. pyslurm says None for the element 0, for a job that is none, and for
-    the record of
-    an array that ended before its last elements had started."""
+    the record of an array that ended before its last elements had started."""
     if not row.array_id or _waiting(row):
         return None
     if row.id == row.array_id and row.state in OVER and not row.allocated_nodes:

@@ -3,13 +3,11 @@
 The table of states is `slurm_watchdog.model.slurm_states`.
 
 Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job
-requeued in held
-state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason. Exclusions may be
-set and the job released in both. Then PENDING with reason BeginTime until the credential's lifetime is over.
-`requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs, decided by
-slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and the command
-says nothing and
-exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
+requeued in held state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason.
+Exclusions may be set and the job released in both. Then PENDING with reason BeginTime until the credential's
+lifetime is over. `requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs,
+decided by slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and
+the command says nothing and exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
 """
 
 from __future__ import annotations

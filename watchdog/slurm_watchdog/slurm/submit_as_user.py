@@ -1,11 +1,10 @@
 """A small program that becomes a user and turns into sbatch: `python -I submit_as_user.py UID SBATCH ARGUMENT…`.
 
-On its standard input stand the length of what follows in eight digits, that many bytes of JSON (the job's environment,
-or null for a login's), and the job script, which is left for sbatch. The environment is not ours until we are
-that user: a
-user's LD_PRELOAD must not be root's. Looking a user up may wait for a directory server that does not answer; here that
-stops a process with a deadline, and not the controller. Standard library only. Ends with 120 if it can't
-become that user.
+On its standard input stand the length of what follows in eight digits, that many bytes of JSON (the job's
+environment, or null for a login's), and the job script, which is left for sbatch. The environment is not ours
+until we are that user: a user's LD_PRELOAD must not be root's. Looking a user up may wait for a directory
+server that does not answer; here that stops a process with a deadline, and not the controller. Standard
+library only. Ends with 120 if it can't become that user.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 controller where it was called.
 
 No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and
-that step, being the
-same user's, may read the stacks of its ranks. Everything that both sides need lies in one directory that all nodes see.
+that step, being the same user's, may read the stacks of its ranks. Everything that both sides need lies in
+one directory that all nodes see.
 """
 
 from __future__ import annotations
@@ -240,8 +240,7 @@ async def _until_over(
     slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
 ) -> tuple[str, int]:
     """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is
-    over for good: how it
-    ended, for a sentence with the job as its subject, and its restarts meanwhile."""
+    over for good: how it ended, for a sentence with the job as its subject, and its restarts meanwhile."""
     newest = first
     over_since: float | None = None
     loop = asyncio.get_running_loop()

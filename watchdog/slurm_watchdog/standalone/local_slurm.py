@@ -2,9 +2,8 @@
 the process that started it.
 
 The words are Slurm's, so everything above (incidents, ladder, journal, guards) is the same as on a cluster: a
-requeue counts a restart
-at once and ends the run, a held job starts when it is released, a job that has ended can be requeued if that
-is what was asked for.
+requeue counts a restart at once and ends the run, a held job starts when it is released, a job that has ended
+can be requeued if that is what was asked for.
 """
 
 from __future__ import annotations

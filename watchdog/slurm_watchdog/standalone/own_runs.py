@@ -2,8 +2,7 @@
 without being told where.
 
 They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share:
-a run is alive if its
-socket answers here.
+a run is alive if its socket answers here.
 """
 
 from __future__ import annotations

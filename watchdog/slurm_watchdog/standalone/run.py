@@ -80,11 +80,7 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
     own: dict[str, Any] = {
         "cluster_name": base.cluster_name if "cluster_name" in base.model_fields_set else node,
         "mode": wanted.mode,
-        "agent": {
-            "node_name": node,
-            "metrics_listen": "",
-            "state_directory": str(directory / "agent"),
-        },
+        "agent": {"node_name": node, "metrics_listen": "", "state_directory": str(directory / "agent")},
         "controller": {
             "page_listen": page_listen,
             "socket": str(directory / "controller.sock"),
@@ -129,7 +125,8 @@ def run(base: Config, wanted: Wanted) -> int:
     """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises
     OSError and JournalError.
 
-    Agent and controller trust each other for being one user's: the kernel says so of both ends of their socket."""
+    Agent and controller trust each other for being one user's: the kernel says so of both ends of their
+    socket."""
     if os.geteuid() == 0:
         log.warning(AS_ROOT)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

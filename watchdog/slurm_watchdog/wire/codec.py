@@ -26,9 +26,8 @@ _SHAPE: Final = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
 _LONG: Final = b":" + b"7" * 19
 _LONG_NEGATIVE: Final = b":-" + b"7" * 19
 """Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no
-end, and then become no float.
-What follows a point is a fraction, and what follows a quotation mark is a string: both may be as long, and
-often are."""
+end, and then become no float. What follows a point is a fraction, and what follows a quotation mark is a
+string: both may be as long, and often are."""
 _LARGEST: Final = 2**63
 
 _encoder = msgspec.json.Encoder()

@@ -1,10 +1,9 @@
 """Reports that carry what has changed: how an agent makes one, and how a controller makes it whole again. Pure.
 
 Only lists of things that stay (processes, GPUs, logs, checkpoints, holders) are ever left out. What is said
-once (events, probes of
-mounts, results, problems) is always there. Nothing is gone because it is missing: what has gone is named. A
-report of changes builds
-on one report, by its number, and is of no use without it: whoever lacks that one asks for a full one.
+once (events, probes of mounts, results, problems) is always there. Nothing is gone because it is missing:
+what has gone is named. A report of changes builds on one report, by its number, and is of no use without it:
+whoever lacks that one asks for a full one.
 """
 
 from __future__ import annotations

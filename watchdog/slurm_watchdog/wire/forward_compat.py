@@ -2,8 +2,7 @@
 the rest is understood.
 
 Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so
-their words are closed,
-and new ones take a new version of the wire.
+their words are closed, and new ones take a new version of the wire.
 """
 
 from __future__ import annotations

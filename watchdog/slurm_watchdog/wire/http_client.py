@@ -1,8 +1,8 @@
 """One connection to the controller: HTTP/1.1 POST and its answer, each within a deadline, redirects not followed.
 
 The standard library's client costs 6 MiB (it parses headers as e-mail, and loads TLS in any case) and bounds
-every single read,
-not the whole answer: a server that sends a byte a second holds it for days. Here TLS is loaded for https only.
+every single read, not the whole answer: a server that sends a byte a second holds it for days. Here TLS is
+loaded for https only.
 """
 
 from __future__ import annotations
@@ -77,8 +77,7 @@ class Connection:
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
         With `files` it shows its certificate, and sends nothing to anybody whom the authority in them does
-        not vouch for. Without them
-        it speaks no TLS.
+        not vouch for. Without them it speaks no TLS.
         """
         address = urlsplit(url)
         self._https = address.scheme == "https"
@@ -136,8 +135,7 @@ class Connection:
 
     def certificates(self) -> dict[str, float]:
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch; empty without
-        certificates, or before they
-        were used."""
+        certificates, or before they were used."""
         return {} if self._ours is None else self._ours.expires
 
     def look_at_files(self) -> None:

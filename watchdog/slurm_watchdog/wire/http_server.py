@@ -1,10 +1,9 @@
 """The agents' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus and health checks speak, and not more.
 
 Ten thousand kept connections and two thousand requests a second leave no room for a framework: a connection
-here is one small object
-without a task of its own, and a request is parsed where it lies. Everything is bounded: the head, the body,
-the time for both, the
-answers that somebody does not fetch. What is not understood is refused, and the connection closed.
+here is one small object without a task of its own, and a request is parsed where it lies. Everything is
+bounded: the head, the body, the time for both, the answers that somebody does not fetch. What is not
+understood is refused, and the connection closed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 the value passes. Pure.
 
 Which fields hold text is read from the types, so that a new field is masked without anybody's thinking of it;
-NAMES lists those that are no
-text: identifiers, letters and words of ours, which are compared and of which there are thousands in each report.
+NAMES lists those that are no text: identifiers, letters and words of ours, which are compared and of which
+there are thousands in each report.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ NAMES: Final[Mapping[type, frozenset[str]]] = {
     )
 }
 """No text of users, or too short to hold a secret (`comm` has 15 characters); lines of events and of the
-kernel are masked where they are
-cut. Directives (`wishes`) and mounts are used as they are, and masked where they become words."""
+kernel are masked where they are cut. Directives (`wishes`) and mounts are used as they are, and masked where
+they become words."""
 REMEMBERED: Final = 8192
 """Texts whose masked form is known: frames, paths and sentences come again in every report."""
 MAX_REMEMBERED: Final = 1000

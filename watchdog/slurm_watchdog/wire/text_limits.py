@@ -1,10 +1,9 @@
 """How long a single text of a report may be. Pure.
 
 A report has at most 8 MiB, and its rows are counted (slurm_watchdog.controller.state.report_bounds); that one
-of them holds 4 MiB in a name would
-make every bound in rows worthless. Agents cut what they send far below this, so what is cut here comes from a
-node that is not ours any
-more. Results are no part of it: their evidence is bounded by the report, and kept within shares of a day.
+of them holds 4 MiB in a name would make every bound in rows worthless. Agents cut what they send far below
+this, so what is cut here comes from a node that is not ours any more. Results are no part of it: their
+evidence is bounded by the report, and kept within shares of a day.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def has_long(data: bytes) -> bool:
     if len(data) <= MAX_NAME:
         return False
     # Without escaped backslashes every `\"` is within a text, and of what the other quotation marks divide
-    # every second piece is one.
-    # What lies between two texts counts nothing: the numbers of eight ranks are longer than any name, in each report.
+    # every second piece is one. What lies between two texts counts nothing: the numbers of eight ranks are
+    # longer than any name, in each report.
     plain = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
     return max(map(len, plain.split(b'"')[1::2]), default=0) > MAX_NAME
 

@@ -23,8 +23,7 @@ READ: Final = 16 * 1024
 LINGER_S: Final = 1.0
 SLICE: Final = 2 * 1024
 """Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: with
-8 KiB each connection
-took 36 KiB, with 2 it takes 28, and no more time."""
+8 KiB each connection took 36 KiB, with 2 it takes 28, and no more time."""
 KEPT: Final = ("subject", "subjectAltName")
 """What of a certificate is kept as long as its connection."""
 

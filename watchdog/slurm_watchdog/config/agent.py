@@ -1,0 +1,111 @@
+"""The section `agent` of the configuration."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, check_template, refuse, split_address
+
+
+class Agent(Section):
+    """The daemon on every compute node."""
+
+    controller_url: str = Field(
+        "",
+        description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, https:// with certificates. Required "
+        "on nodes: an agent without it does not start.",
+    )
+    node_name: str = Field(
+        "auto",
+        description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name.",
+    )
+    interval: Span = Field(5.0, description="Time between two reports.")
+    metrics_listen: str = Field(
+        "127.0.0.1:9766",
+        description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty = none.",
+    )
+    spool_bytes: Bytes = Field(
+        8 * 1024**2, description="Reports kept in memory while the controller is away."
+    )
+    spool_age: Span = Field(
+        600.0, description="Reports older than this are dropped from the spool, and counted."
+    )
+    give_up_after: Seconds = Field(
+        0.0,
+        description="An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of "
+        "`slurm-watchdog attach` have 10min.",
+    )
+    probe_deadline: Span = Field(
+        10.0,
+        description="A child that has not answered by then is reported as hung; it gets no new requests and is not replaced.",
+    )
+    state_directory: str = Field(
+        "/var/lib/slurm-watchdog-agent",
+        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Not the "
+        "controller's directory, for a node may run both.",
+    )
+    kernel_log: str = Field(
+        "/dev/kmsg",
+        description="The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read.",
+    )
+    helper_socket: str = Field(
+        "/run/slurm-watchdog-helper/socket",
+        description="Where the helper listens that does what takes rights, for an agent that has none. Not used by root, nor where "
+        "there is none or this user may not write to it; empty = never.",
+    )
+    core_debugger: bool = Field(
+        False,
+        description="Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a program of that user outside "
+        "of the job's limits, and the user can take it over (ptrace, /proc/PID/mem). The helper needs --core-debugger as well.",
+    )
+    mount_probe_interval: Span = Field(
+        60.0, description="Time between two probes of each filesystem that a job on this node uses."
+    )
+    mount_probe_write: list[str] = Field(
+        [],
+        description="Mount points on which the probe also writes and reads back a small file, in a directory and as the owner of "
+        "a job that runs there, such as [/scratch]. Without it, it only looks, which a frozen filesystem still answers.",
+    )
+    checkpoint_interval: Span = Field(
+        30.0, description="Time between two looks at the checkpoint directories of a job (by its batch host)."
+    )
+    orphan_grace: Seconds = Field(
+        60.0,
+        description="Time a job's processes get after its end to let go of their GPUs before they are reported.",
+    )
+    log_patterns: list[str] = Field(
+        [],
+        description="Further logs of a job to follow, besides what Slurm and its processes name: "
+        "paths with {job_id} {user} {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out.",
+    )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Agent:
+        problems: list[str] = []
+        if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
+            problems.append(
+                f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
+            )
+        if self.metrics_listen:
+            split_address(self.metrics_listen, problems, "agent.metrics_listen")
+        places = {
+            "state_directory": self.state_directory,
+            "kernel_log": self.kernel_log,
+            "helper_socket": self.helper_socket,
+        }
+        for name, path in places.items():
+            if path and not path.startswith("/"):
+                problems.append(f"agent.{name}: must be an absolute path or empty, got {path!r}")
+        for index, mount in enumerate(self.mount_probe_write):
+            if not mount.startswith("/"):
+                problems.append(
+                    f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
+                )
+        for index, template in enumerate(self.log_patterns):
+            check_template(
+                template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
+            )
+        refuse(problems)
+        return self

@@ -1,0 +1,91 @@
+"""The sections `controller` and `slurm` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, refuse, split_address
+
+
+class Controller(Section):
+    """The daemon on the management node."""
+
+    listen: str = Field("127.0.0.1:9765", description="Address for agents, /metrics and /healthz.")
+    page_listen: str = Field(
+        "127.0.0.1:9767",
+        description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 HOST); empty = none.",
+    )
+    socket: str = Field(
+        "/run/slurm-watchdog/controller.sock",
+        description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
+    )
+    socket_group: str = Field(
+        "slurm-watchdog-users",
+        description="The group of those who may use the commands; empty = the controller's own. Whose evidence they see: security.operators.",
+    )
+    state_directory: str = Field(
+        "/var/lib/slurm-watchdog", description="The journal lies here: on a local disk."
+    )
+    journal_url: str = Field(
+        "", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`."
+    )
+    tick: Span = Field(1.0, description="Time between two judgements.")
+    report_lifetime: Span = Field(
+        30.0, description="Reports older than this are kept for the record and never judged."
+    )
+    agent_silent_after: Span = Field(
+        40.0, description="After this time without a report, what a node's processes do counts as unknown."
+    )
+    resolve_after: Seconds = Field(
+        10.0, description="A condition has to be gone this long before its incident closes."
+    )
+    warm_up: Seconds = Field(
+        60.0, description="After its start, or its own pause, the controller only looks on."
+    )
+    evidence_spread: Span = Field(
+        20.0,
+        description="When an incident fires, the stacks of every rank of its job are dumped three times over this time, to tell "
+        "stuck from busy. Nothing is stopped for it.",
+    )
+    evidence_keep: Span = Field(
+        2592000.0,
+        description="Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and decisions stay.",
+    )
+    evidence_per_day: Bytes = Field(
+        2 * 1024**3,
+        description="No more evidence than this is kept of one day, packed; beyond it incidents are judged and told, and the evidence is "
+        "not kept. Times `evidence_keep`, this bounds the journal.",
+    )
+    evidence_per_user: Bytes = Field(512 * 1024**2, description="… and no more of the jobs of one user.")
+
+    @model_validator(mode="after")
+    def _checks(self) -> Controller:
+        problems: list[str] = []
+        split_address(self.listen, problems, "controller.listen")
+        if self.page_listen:
+            split_address(self.page_listen, problems, "controller.page_listen")
+        refuse(problems)
+        return self
+
+
+class Slurm(Section):
+    """How the controller talks to Slurm."""
+
+    client: Literal["auto", "pyslurm", "command_line"] = Field(
+        "auto",
+        description="Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs in a process of "
+        "its own, or squeue and sinfo. auto = pyslurm where it is installed and starts. Changes always go by Slurm's commands.",
+    )
+    pyslurm_python: str = Field(
+        "",
+        description="The interpreter that has pyslurm, such as /usr/bin/python3; empty = the watchdog's own.",
+    )
+    bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
+    token_file: str = Field(
+        "",
+        description="File that holds the token SLURM_JWT, read for each command, so that it can be renewed; empty = the environment's, if there is one.",
+    )
+    poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
+    deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")

@@ -1,0 +1,91 @@
+"""The section `jobs` of the configuration: which jobs are watched, and where their files are."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from slurm_watchdog.config.types import Section, check_template, refuse
+from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
+from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
+
+
+class Jobs(Section):
+    """Which jobs are watched, and what is known about them."""
+
+    partitions: list[str] = Field([], description="Watch jobs of these partitions only; empty = all.")
+    kill_switch: str = Field(
+        "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill",
+        description="File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on "
+        "every node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own.",
+    )
+    kill_switch_prefixes: list[str] = Field(
+        [],
+        description="Directories on shared filesystems, such as /scratch, below which a kill switch may lie as well: `kill_switch`, or "
+        "what a job's owner names (Megatron's --kill-switch-path). The node's helper takes them from this file too, if it is root's.",
+    )
+    checkpoint_trackers: list[str] = Field(
+        [],
+        description="Files that hold the step of the newest complete checkpoint, such as "
+        "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read anyway.",
+    )
+    checkpoint_directories: list[str] = Field(
+        [],
+        description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP, "
+        "Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found anyway.",
+    )
+    progress_patterns: list[str] = Field(
+        [],
+        description="Regular expressions for log lines of your own trainers, tried before those that are built in: 'it (?P<step>[0-9]+)/"
+        "(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They "
+        "see a line's first 300 characters; one that may take very long on some line is refused.",
+    )
+    progress_files: list[str] = Field(
+        [],
+        description="Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no step: a heartbeat file "
+        "('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. That one is changed counts "
+        "as progress. Never name a file that anything else may write, such as the log.",
+    )
+    opt_out_comment: str = Field(
+        "watchdog=off", description="A job with these words in its --comment is watched and never touched."
+    )
+
+    @model_validator(mode="after")
+    def _checks(self) -> Jobs:
+        problems: list[str] = []
+        check_template(
+            self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
+        )
+        if "{job_id}" not in self.kill_switch:
+            problems.append(
+                "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
+            )
+        for index, prefix in enumerate(self.kill_switch_prefixes):
+            if (problem := problem_of_prefix(prefix, hidden=True)) is not None:
+                problems.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
+        if not problems and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
+            problems.append(f"jobs.kill_switch: {problem}")
+        for index, template in enumerate(self.checkpoint_trackers):
+            check_template(
+                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
+            )
+        for index, template in enumerate(self.checkpoint_directories):
+            check_template(
+                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
+            )
+        for index, template in enumerate(self.progress_files):
+            check_template(template, {"job_id", "user", "workdir"}, f"jobs.progress_files[{index}]", problems)
+        if len(self.progress_patterns) > MAX_PATTERNS:
+            problems.append(f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns")
+        for index, pattern in enumerate(self.progress_patterns):
+            problem = problem_of(pattern)
+            if problem is not None:
+                problems.append(f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}")
+        refuse(problems)
+        return self
+
+
+def _misplaced(template: str, prefixes: list[str]) -> str | None:
+    """Why no run's switch could lie where the template says; where a job works is only known when it runs."""
+    workdir = f"{prefixes[0].rstrip('/')}/x" if prefixes else "/home/ann"
+    values = {"job_id": "1", "restarts": "0", "user": "ann", "workdir": workdir}
+    return problem_of_path(template.format_map(values), prefixes)

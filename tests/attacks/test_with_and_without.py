@@ -50,7 +50,7 @@ from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.incidents.open_limit import within_room
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.policy.policy import decide
+from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.actions import Verdict
@@ -492,7 +492,7 @@ ROWS = {
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.line.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
-    "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.policy.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
+    "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
     "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.take", nothing),)),

@@ -22,7 +22,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView  # fmt: skip
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 EPOCH = 1_700_000_000.0

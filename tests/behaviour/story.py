@@ -22,16 +22,9 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.journal.database import Database, JournalError
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import (  # fmt: skip
-    ActionEnd,
-    ActionRun,
-    Decision,
-    Operation,
-    OperationOutcome,
-    Verdict,
-)
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity  # fmt: skip
-from slurm_watchdog.model.slurm import SlurmJob  # fmt: skip
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Verdict
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import Notifier
 from tests.behaviour.cluster import EPOCH, Job, Scripted
 from tests.simulation.timeline import Killed, SimLoop, Timeline

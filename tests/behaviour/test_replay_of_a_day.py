@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.controller.policy.policy import GUARDS
+from slurm_watchdog.controller.policy.guards import GUARDS
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Kind

@@ -11,8 +11,8 @@ from slurm_watchdog.config.loading import load_config
 from slurm_watchdog.config.policy import Override
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.from_config import rule_book_of
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.owner_directives import VARIABLES
-from slurm_watchdog.controller.policy.policy import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.registry import KINDS, MAY_ACT
 from slurm_watchdog.knowledge.rungs import GENTLE, ORDER

@@ -24,13 +24,7 @@ from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Seen, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
-from slurm_watchdog.controller.policy.access import (
-    STRANGER,
-    Operators,
-    Person,
-    may_see,
-    public_sentence,
-)
+from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person, may_see, public_sentence
 from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis

@@ -14,14 +14,9 @@ from slurm_watchdog.controller.policy.by_user import (
     over_budget,
     spent_on_jobs,
 )
-from slurm_watchdog.controller.policy.policy import (
-    GUARDS,
-    Limits,
-    PolicyInput,
-    decide,
-    is_storm,
-    is_storm_of_one,
-)
+from slurm_watchdog.controller.policy.decision import decide
+from slurm_watchdog.controller.policy.guards import GUARDS, is_storm, is_storm_of_one
+from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
 from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
 from slurm_watchdog.model.slurm import SlurmJob

@@ -7,21 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.policy.policy import (  # fmt: skip
-    ASKED_FOR,
-    GUARDS,
-    Limits,
-    PolicyInput,
-    broken_under,
-    decide,
-    is_final,
-    is_news,
-)
+from slurm_watchdog.controller.policy.broken_hardware import broken_under
+from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
+from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict  # fmt: skip
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity  # fmt: skip
-from slurm_watchdog.model.slurm import SlurmNode  # fmt: skip
+from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.views import slurm_job
 
 LIMITS = Limits(

@@ -21,12 +21,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
-from slurm_watchdog.knowledge.rungs import (
-    ENDINGS,
-    HARMLESS,
-    ORDER,
-    problem_of,
-)
+from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of
 from slurm_watchdog.model.actions import Action, Rung
 from slurm_watchdog.model.incidents import Kind
 from slurm_watchdog.model.slurm import SlurmNode

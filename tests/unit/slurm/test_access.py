@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.policy.guards import why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.controller.policy.policy import why_not
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.access import (

@@ -15,20 +15,14 @@ from slurm_watchdog.actuate import kill_switch
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.policy.broken_hardware import broken_under
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
+from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
+from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, fill, wish_of
-from slurm_watchdog.controller.policy.policy import (
-    PolicyInput,
-    broken_under,
-    decide,
-    is_final,
-    is_news,
-    is_storm,
-    is_storm_of_one,
-    with_process,
-)
+from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts

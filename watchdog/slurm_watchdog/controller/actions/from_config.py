@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
-from slurm_watchdog.controller.policy.policy import Limits
+from slurm_watchdog.controller.policy.policy_input import Limits
 from slurm_watchdog.controller.policy.rules import Change, Match, Override, RuleBook
 from slurm_watchdog.detect.registry import KINDS
 

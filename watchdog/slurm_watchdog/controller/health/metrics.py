@@ -15,7 +15,7 @@ from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.controller.health.cluster import Health, is_announced
 from slurm_watchdog.controller.health.gpu_time import GpuTime
 from slurm_watchdog.controller.health.job import Level
-from slurm_watchdog.controller.policy.policy import GUARDS
+from slurm_watchdog.controller.policy.guards import GUARDS
 from slurm_watchdog.controller.state.crowds import MAX_CROWDS
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.knowledge.log_signatures import log_table

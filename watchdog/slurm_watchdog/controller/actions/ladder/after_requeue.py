@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.controller.actions.ladder.restart_proof import steps_lost, work_words
-from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
     LadderLimits,

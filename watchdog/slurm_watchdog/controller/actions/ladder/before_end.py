@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.controller.actions.ladder.end_run import end_run
-from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.state import (
     ASKING,
     MIN_TRIES,
     RETRY_AFTER_S,

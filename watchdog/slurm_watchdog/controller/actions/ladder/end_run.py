@@ -9,7 +9,7 @@ from slurm_watchdog.controller.actions.ladder.after_requeue import (
     end_of_restart,
     take_care,
 )
-from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
     LadderLimits,

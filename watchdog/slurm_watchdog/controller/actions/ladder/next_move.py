@@ -11,7 +11,7 @@ from slurm_watchdog.controller.actions.ladder import process
 from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
 from slurm_watchdog.controller.actions.ladder.before_end import before_end
 from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, go_on_elsewhere
-from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
     LadderLimits,

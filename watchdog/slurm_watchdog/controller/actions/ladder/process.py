@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from slurm_watchdog.controller.actions.ladder.state import (  # fmt: skip
+from slurm_watchdog.controller.actions.ladder.state import (
     MIN_TRIES,
     Execute,
     Finish,

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from slurm_watchdog.base.structs import Struct  # fmt: skip
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
 from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import (
@@ -21,7 +21,7 @@ from slurm_watchdog.model.actions import (
     Rung,
 )
 from slurm_watchdog.model.protocol import ProcessEnd
-from slurm_watchdog.model.slurm import SlurmJob  # fmt: skip
+from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
 MIN_TRIES = 3

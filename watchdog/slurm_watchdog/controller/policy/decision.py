@@ -1,0 +1,153 @@
+"""What may be done about an incident, and which guard takes it away. Pure: permits and never executes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, why_not
+from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.controller.policy.rules import Rule, action_of
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.knowledge.rungs import ENDINGS
+from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
+from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.slurm_states import is_out
+
+
+def decide(incident: Incident, situation: PolicyInput, limits: Limits, decision_id: str) -> Decision:
+    """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
+    rule, job = situation.rule, situation.job
+    if incident.kind != Kind.OPERATOR_RESTART:  # a person says himself what to avoid
+        avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
+        incident = replace(incident, exclude_nodes=tuple(avoided))
+    # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
+    ladder, left_out = _possible(rule.ladder, situation)
+    asked = incident.kind == Kind.OPERATOR_RESTART
+    action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
+    verdict, by, reason = Verdict.ALLOWED, str(incident.kind), _why_allowed(incident, asked=asked)
+    if action is Action.NONE:
+        reason = _why_none(incident, rule)
+    else:
+        for name, guard in GUARDS:
+            objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)
+            if objection is not None:
+                verdict, by, reason = Verdict.SUPPRESSED, name, objection
+                break
+        else:
+            if rule.mode != "act" and not asked:
+                verdict, by = Verdict.OBSERVED, "mode"
+                reason = f"the mode is {rule.mode}, not act"
+    exclude, kept_in = _to_exclude(incident, situation)
+    drain, not_drained = _to_drain(incident, situation, limits)
+    if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
+        told = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
+        reason = "; ".join((reason, *left_out, *told, *kept_in, *not_drained))
+    return Decision(
+        id=decision_id,
+        incident_id=incident.id,
+        action=action,
+        verdict=verdict,
+        by=by,
+        reason=reason,
+        decided_at=situation.now_wall,
+        fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
+        exclude=exclude,
+        nodes=() if job is None else job.nodes,
+        step_at_decision=situation.step,
+        wait_until_responding=incident.mounts,
+        ladder=ladder,
+        rule=rule.source,
+        loop_turns=situation.loop_turns,
+        lose_work=rule.lose_work,
+        signal_to=rule.signal_to,
+        rung_limits=rule.rung_limits,
+        drain=drain,
+        step_s=situation.step_s,
+        process=situation.process,
+        process_since=situation.process_since,
+        uid=None if job is None else job.uid,
+    )
+
+
+def _why_allowed(incident: Incident, *, asked: bool) -> str:
+    if asked:
+        return "a person asked for it and no guard holds it back"
+    return "the evidence is clear and no guard holds it back"
+
+
+def _why_none(incident: Incident, rule: Rule) -> str:
+    if rule.mode == "off" and rule.ladder:
+        return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
+    return (
+        spec_of(incident.kind).why_no_action
+        or "this kind of incident is reported, and nothing is done about it"
+    )
+
+
+def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
+    """What of a ladder makes sense for this job, and a sentence for each step that does not.
+
+    If no way of ending it is left they all stay: then a guard says why.
+    """
+    job = situation.job
+    reasons: dict[Rung, str] = {}
+    for rung in ladder:
+        if rung is Rung.KILL_SWITCH and situation.loop_turns is False:
+            reasons[rung] = "no kill switch: a loop that does not turn would not see it"
+        elif rung in ENDINGS and job is not None and (why := why_not(rung, job)) is not None:
+            reasons[rung] = f"no {rung}: {why}"
+    endings = [rung for rung in ladder if rung in ENDINGS]
+    if endings and all(rung in reasons for rung in endings):
+        return ladder, ()
+    left = tuple(rung for rung in ladder if rung not in reasons)
+    return left, tuple(reasons.values())
+
+
+def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes that the restart avoids, and why one of them is not avoided, if one is not."""
+    if s.job is None or not incident.exclude_nodes:
+        return incident.exclude_nodes, ()
+    if not s.rule.exclude_nodes:
+        return (), (
+            f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",
+        )
+    objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
+    return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
+
+
+def _to_drain(incident: Incident, s: PolicyInput, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Nodes to drain, within both budgets, and why a node is not drained."""
+    nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
+    if not s.rule.drain or not nodes:
+        return (), ()
+    allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
+    out = [node for node in s.nodes if is_out(node.state)]
+    room = allowed - max(s.drained_by_us, len(out))
+    if len(nodes) > room:
+        names = ", ".join(nodes)
+        return (), (f"{names} not drained: {len(out)} nodes are out already, and {allowed} may be",)
+    return nodes, ()
+
+
+def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
+    """Whether a decision differs from the last one on its incident: only then it is written and told.
+
+    Evidence comes and goes with every report, and sight with every start of the controller: that there is none at
+    this moment is told once, if nothing else was.
+    """
+    last = earlier[-1] if earlier else None
+    if last is not None and decision.verdict is Verdict.SUPPRESSED and decision.by in ("evidence", "blind"):
+        return False
+    return last is None or (last.verdict, last.by, last.action) != (
+        decision.verdict,
+        decision.by,
+        decision.action,
+    )
+
+
+def is_final(decision: Decision) -> bool:
+    """Whether a decision ends the matter: an action that was allowed is never decided again."""
+    return decision.verdict is Verdict.ALLOWED

@@ -1,0 +1,220 @@
+"""Guards: each may take an action away, with its reason in words, and none may add one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
+from slurm_watchdog.controller.policy.orphan_process import same
+from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
+from slurm_watchdog.model.actions import Decision, Rung
+from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
+
+Guard = Callable[[Incident, PolicyInput, Limits], str | None]
+"""Returns the reason to take the action away, or None."""
+
+
+def _paused(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    return f"actions are paused ({s.paused})" if s.paused is not None else None
+
+
+def _unsure(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    return s.job.unsure or None if s.job is not None else None
+
+
+def _blind(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    return s.blind
+
+
+def _process_changed(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    return s.process_objection if s.process is not None else None
+
+
+def _job_changed(incident: Incident, s: PolicyInput, _: Limits) -> str | None:
+    if s.process is not None:
+        return None  # its job is over: that is what the incident says
+    if s.job is None:
+        return "Slurm does not know the job (any more)"
+    runs = dict(incident.runs)
+    if s.job.job_id not in runs:
+        return "the job's run was not known when the incident fired"
+    if Rung.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
+        return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
+    if s.job.restarts != runs[s.job.job_id]:
+        return f"the job has restarted since (restart {s.job.restarts}, the incident is about {runs[s.job.job_id]})"
+    if s.job.state not in RESTARTABLE:
+        return f"the job is {s.job.state}"
+    return None
+
+
+def _opted_out(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    job = s.job or s.process_job
+    if job is not None and limits.opt_out_comment and limits.opt_out_comment in job.comment:
+        return f"the job's comment says {limits.opt_out_comment}"
+    return s.rule.refused or None
+
+
+def _not_possible(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    endings = [rung for rung in s.rule.ladder if rung in ENDINGS]
+    reasons = [] if s.job is None else [why_not(rung, s.job) for rung in endings]
+    return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
+
+
+def why_not(ending: Rung, job: SlurmJob) -> str | None:
+    """Why a job cannot be ended this way, known before it is tried; None if it may."""
+    if ending is Rung.REQUEUE and not job.is_batch:
+        return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
+    if ending is Rung.REQUEUE and job.requeueable is False:
+        return "the job was submitted with --no-requeue; add #SBATCH --requeue"
+    if ending is Rung.REQUEUE and job.not_requeueable:
+        return job.not_requeueable
+    if ending is Rung.RESUBMIT and job.het_job_id:
+        return "a heterogeneous job is not submitted again: its components' options are not known"
+    if ending is Rung.RESUBMIT and not job.is_batch:
+        return "there is no stored script of a job that was started by srun or salloc"
+    if ending is Rung.RESUBMIT and "_" in job.job_id:
+        return "an element of an array is not submitted again alone"
+    return None
+
+
+def _evidence(incident: Incident, _: PolicyInput, __: Limits) -> str | None:
+    return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
+
+
+def _storage(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    if s.mounts_stalled:
+        return f"{', '.join(s.mounts_stalled)} does not answer: a restart would hang as well"
+    return None
+
+
+def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+    return "another action on this job has not ended yet" if s.busy else None
+
+
+def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
+    asks = any(rung in GENTLE for rung in s.rule.ladder)
+    if s.hang is None or s.hang == incident.id or not asks or incident.kind == Kind.OPERATOR_RESTART:
+        return None
+    return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
+
+
+def _cooldown(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
+    cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
+    if last is not None and s.now_wall - last < cooldown_s:
+        return f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown {cooldown_s / 60:.0f} min)"
+    return None
+
+
+def _budget(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
+    round. A share is of the
+    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count
+    as one. One user has half."""
+    process, window_s = s.process, limits.budget_window_s
+    if process is None:
+        spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
+        uid, others = None if s.job is None else s.job.uid, s.users_running > 1
+    else:
+        spent, whole = spent_on_processes(s.recent, process, s.now_wall, window_s), s.nodes_known
+        uid, others = process.uid, True
+    allowed = min(limits.budget, max(1, int(whole * limits.budget_percent / 100)))
+    why = over_budget(spent, uid, allowed, limits.budget, others)
+    if why is None:
+        return None
+    done = spent.total()
+    return f"{done} action{'s' if done != 1 else ''} in the last {window_s / 60:.0f} min, and {why}"
+
+
+def _storm(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    if s.users_in_trouble >= limits.storm_jobs:
+        return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
+    if s.jobs_in_trouble >= limits.storm_jobs:
+        return (
+            f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: it is what they share"
+        )
+    if s.users_with_orphans >= limits.storm_jobs:
+        return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
+    if s.jobs_with_orphans >= limits.storm_jobs:
+        return f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they share, or Slurm"
+    if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
+        return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
+    if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
+        return f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s to recover by itself"
+    return None
+
+
+def is_storm(s: PolicyInput, limits: Limits) -> bool:
+    """Whether so much is wrong at once that it is nobody's fault, at this moment."""
+    return s.users_in_trouble >= limits.storm_jobs or (
+        s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
+    )
+
+
+def is_storm_of_one(s: PolicyInput, limits: Limits) -> bool:
+    """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have
+    nothing to do with it."""
+    return s.jobs_in_trouble >= limits.storm_jobs
+
+
+def _attempts(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
+    attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
+    what = _what(s)
+    return f"{done} actions on this {what} already: a person has to look" if done >= attempts else None
+
+
+def _crash_loop(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
+    if s.crash_loop is None or incident.kind == Kind.CRASH_LOOP:
+        return None
+    return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
+
+
+def _exclusions(incident: Incident, s: PolicyInput, limits: Limits) -> str | None:
+    if s.job is not None and s.rule.exclude_nodes:
+        total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
+        if incident.exclude_nodes and total > limits.max_excluded_nodes:
+            return (
+                f"the job would have {total} excluded nodes, at most {limits.max_excluded_nodes} are allowed"
+            )
+    return None
+
+
+GUARDS: tuple[tuple[str, Guard], ...] = (
+    ("paused", _paused),
+    ("blind", _blind),
+    ("unsure", _unsure),
+    ("job_changed", _job_changed),
+    ("process_changed", _process_changed),
+    ("opted_out", _opted_out),
+    ("not_possible", _not_possible),
+    ("evidence", _evidence),
+    ("storage", _storage),
+    ("busy", _busy),
+    ("job_hangs", _job_hangs),
+    ("cooldown", _cooldown),
+    ("budget", _budget),
+    ("storm", _storm),
+    ("attempts", _attempts),
+    ("crash_loop", _crash_loop),
+    ("exclusions", _exclusions),
+)
+"""In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
+ASKED_FOR: frozenset[str] = frozenset(
+    {"paused", "blind", "unsure", "job_changed", "not_possible", "storage", "busy", "exclusions"}
+)
+"""The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
+
+
+def _what(situation: PolicyInput) -> str:
+    return "job" if situation.process is None else "process"
+
+
+def _is_about(decision: Decision, situation: PolicyInput) -> bool:
+    if situation.process is not None:
+        return same(decision.process, situation.process)
+    fence, job = decision.fence, situation.job
+    return fence is not None and job is not None and fence.job_id == job.job_id

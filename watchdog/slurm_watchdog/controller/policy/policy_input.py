@@ -1,0 +1,105 @@
+"""What a decision depends on: the limits of the configuration, and the cluster at the moment of the decision. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.controller.policy.by_user import orphans_at_once
+from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s
+from slurm_watchdog.controller.policy.rules import Rule
+from slurm_watchdog.model.actions import Decision
+from slurm_watchdog.model.incidents import GpuProcess, Incident
+from slurm_watchdog.model.node_view import NodeView
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """The configuration's `policy` block; durations in seconds."""
+
+    cooldown_s: float
+    attempts: int
+    budget: int
+    budget_percent: float
+    budget_window_s: float
+    storm_jobs: int
+    storm_nodes_percent: float
+    max_excluded_nodes: int
+    opt_out_comment: str
+    storm_cooldown_s: float = 0.0
+    max_drained_nodes: int = 0
+    drained_percent: float = 0.0
+
+
+class PolicyInput(Struct, frozen=True, kw_only=True):
+    """The world at the moment of a decision."""
+
+    now_wall: float
+    rule: Rule
+    """What the configuration and the job's owner say; see slurm_watchdog.controller.policy.rules."""
+    job: SlurmJob | None
+    """The job as Slurm has it now, None if Slurm does not know it."""
+    paused: str | None
+    blind: str | None
+    """Why the controller cannot see well enough: just started, just woken, Slurm not answering."""
+    recent: tuple[Decision, ...]
+    """Actions that were allowed within the longest window, newest last."""
+    busy: bool
+    """Another action on this job has not ended."""
+    running_jobs: int
+    jobs_in_trouble: int
+    """Jobs of the same user with a firing incident of the same kind, this one included."""
+    nodes_known: int
+    nodes_silent: int
+    mounts_stalled: tuple[str, ...]
+    """Filesystems with an open outage that this job is known to use."""
+    step: int | None = None
+    step_s: float | None = None
+    loop_turns: bool | None = None
+    """Whether the job makes steps within its limit; None: not known."""
+    nodes: tuple[SlurmNode, ...] = ()
+    """All of the cluster, as Slurm listed them last."""
+    crash_loop: str | None = None
+    """The sentence of an open incident that says that the job restarts and dies again and again."""
+    storm_over_s: float | None = None
+    """Since when the last storm is over; None if there was none."""
+    drained_by_us: int = 0
+    process: GpuProcess | None = None
+    """What is decided about, of an incident about processes: this one, and no job."""
+    process_since: float | None = None
+    """Since when it has had no job, a date."""
+    process_objection: str | None = None
+    """Why it must not be touched now; see slurm_watchdog.controller.policy.orphan_process."""
+    process_job: SlurmJob | None = None
+    """The job that it came from, while Slurm remembers it."""
+    users_in_trouble: int = 0
+    """Users of jobs with a firing incident of the same kind, this one's included."""
+    users_running: int = 1
+    """Users who have jobs that run."""
+    jobs_with_orphans: int = 0
+    """Jobs of the same user of which processes became orphans at about the same time, this one's included."""
+    users_with_orphans: int = 0
+    hang: str | None = None
+    """The open incident that proves that the job's loop does not turn."""
+    broken: tuple[tuple[str, str], ...] = ()
+    """(node, what broke there under this job): see `broken_under`."""
+
+
+def with_process(
+    situation: PolicyInput, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
+    reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Collection[Incident],
+) -> PolicyInput:  # fmt: skip
+    """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
+    crowd, node = orphans_at_once(incident, process, incidents), view(process.node)
+    orphan_s = orphan_for_s(process, node)
+    return replace(
+        situation,
+        process=process,
+        process_since=None if orphan_s is None else situation.now_wall - orphan_s,
+        process_objection=objection(process, node, process.node in reporting, jobs),
+        process_job=job_of(process, jobs),
+        jobs_with_orphans=crowd.own,
+        users_with_orphans=crowd.users,
+    )

@@ -45,7 +45,7 @@ from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence import collector
+from slurm_watchdog.controller.evidence import collector, store
 from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.incidents.open_limit import within_room
@@ -327,9 +327,9 @@ def evidence_without_end(stage: Stage) -> bool:
     settings = Config.model_validate({}).controller
     share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
     kept = sum(
-        collector.MAX_KEPT_BYTES
+        store.MAX_COLLECTION_BYTES
         for _ in range(288)
-        if share.take(MALLORY, collector.MAX_KEPT_BYTES, 0.0) is None
+        if share.take(MALLORY, store.MAX_COLLECTION_BYTES, 0.0) is None
     )
     return kept > 10 << 30 or share.take(VICTIM, 1 << 20, 0.0) is not None
 
@@ -338,7 +338,7 @@ def places_for_evidence(stage: Stage) -> bool:
     """A hundred jobs of Mallory's hang: the victim's evidence waits for all of them."""
 
     async def run() -> bool:
-        slots = FairSlots(collector.AT_ONCE, collector.OF_ONE_USER)
+        slots = FairSlots(collector.LIMITS.at_once, collector.LIMITS.of_one_user)
         leave, began = asyncio.Event(), asyncio.Event()
 
         async def hold(uid: int) -> None:
@@ -496,7 +496,7 @@ ROWS = {
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
     "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.take", nothing),)),
-    "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
+    "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.LIMITS", replace(collector.LIMITS, of_one_user=collector.LIMITS.at_once)),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),

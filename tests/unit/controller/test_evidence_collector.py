@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.controller.evidence import collector
-from slurm_watchdog.controller.evidence.collector import Collector
+from slurm_watchdog.controller.evidence import collector, store
+from slurm_watchdog.controller.evidence.collector import CollectionLimits, Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
@@ -42,8 +42,8 @@ ladder: {evidence_limit: 500ms}
 agent: {interval: 250ms, probe_deadline: 1s}
 detectors: {filesystem_stall: {blocked_for: 6s}}
 """
-SLACK_S = 0.2
-"""What a node may take here; three intervals come on top of it."""
+LIMITS = CollectionLimits(slack_s=0.2, silence_every_s=0.05)
+"""`slack_s`: what a node may take here; three intervals come on top of it."""
 
 
 class Judge:
@@ -73,18 +73,18 @@ class Controller:
         self.journal = Journal(f"sqlite:///{directory}/journal.sqlite")
         self.judge, self.notifier = Judge(), Notifier()
         self.notes: list[str] = []
-        self.collector = self.collecting(slack_s=SLACK_S, silence_every_s=0.05)
+        self.collector = self.collecting(LIMITS)
         self.listed = tuple(SlurmNode(name=node, address=node, state="IDLE") for node in nodes)
         self.run(restarts=0)
         for node in nodes:
             self.report(node)
 
-    def collecting(self, **timing: float) -> Collector:
+    def collecting(self, limits: CollectionLimits) -> Collector:
         ports = EvidencePorts(
             journal=self.journal, writer=self, cluster=self.state, judgement=self.judge, agents=self.desk,
             probes=self.evidence, news=self.notifier,
         )  # fmt: skip
-        return Collector(self.config, ports, **timing)
+        return Collector(self.config, ports, limits)
 
     def forgets_everything(self) -> None:
         self.state.__init__(silent_after_s=600, report_lifetime_s=60)  # type: ignore[misc]
@@ -257,7 +257,7 @@ def test_a_node_that_never_answers_is_a_row_with_the_reason_and_the_others_count
 
 
 def test_a_node_that_falls_silent_is_not_waited_for(controller: Controller) -> None:
-    controller.collector = controller.collecting(slack_s=300.0, silence_every_s=0.02)
+    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0, silence_every_s=0.02))
     agents = Agents(controller, n2=silent)
 
     async def story() -> Collected:
@@ -385,7 +385,7 @@ def test_what_is_too_much_for_the_journal_is_judged_and_not_kept(controller: Con
 
     async def story() -> Collected:
         found = controller.collector.collect(controller.job, clock.monotonic(), "i")
-        found.kept_bytes = collector.MAX_KEPT_BYTES - 1000  # as if much had come before
+        found.kept_bytes = store.MAX_COLLECTION_BYTES - 1000  # as if much had come before
         return await over(found)
 
     found = play(agents, story())
@@ -421,13 +421,13 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
 
 @pytest.mark.parametrize("by", ["fire", "operation"])
 def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch, by: str
+    controller: Controller, by: str
 ) -> None:
     """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a
     minute later, or at once
     where an action waits for it."""
     apart_s = 0.4
-    monkeypatch.setattr(collector, "APART_S", apart_s)
+    controller.collector = controller.collecting(replace(LIMITS, apart_s=apart_s))
     agents = Agents(controller)
 
     async def story() -> tuple[Collected, Collected]:
@@ -452,9 +452,9 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
 
 
 def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_and_not_taken_for_ours(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch
+    controller: Controller,
 ) -> None:
-    monkeypatch.setattr(collector, "APART_S", 0.0)
+    controller.collector = controller.collecting(replace(LIMITS, apart_s=0.0))
 
     async def story() -> tuple[Collected, Collected]:
         first = controller.collector.collect(controller.job, clock.monotonic(), "i")
@@ -537,7 +537,9 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return answer(node, command)
 
     agents = Agents(controller, n1=count)
-    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(collector.KEPT + 20)]
+    jobs = [
+        replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(LIMITS.finished_kept + 20)
+    ]
 
     async def story() -> list[Collected]:
         made = [controller.collector.collect(job, clock.monotonic()) for job in jobs]
@@ -551,8 +553,8 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return made
 
     made = play(agents, story())
-    assert Out.most <= collector.AT_ONCE
-    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= collector.KEPT
+    assert Out.most <= LIMITS.at_once
+    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= LIMITS.finished_kept
 
 
 # ---------------------------------------------------------------------------------------- the operation of an action
@@ -565,7 +567,7 @@ def test_the_rung_waits_for_the_evidence_and_says_what_came(controller: Controll
 
 
 def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(controller: Controller) -> None:
-    controller.collector = controller.collecting(slack_s=300.0)
+    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0))
 
     async def story() -> None:
         began = clock.monotonic()
@@ -667,9 +669,9 @@ def test_the_verdict_waits_for_the_nodes_that_are_asked_about_a_blocked_filesyst
 
 
 def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch
+    controller: Controller,
 ) -> None:
-    monkeypatch.setattr(collector, "PROBES_S", 0.1)
+    controller.collector = controller.collecting(replace(LIMITS, probes_s=0.1))
     controller.report("n2", process(2, blocked=blocked(60.0), state="D"), process(3))
     controller.judge.view = controller.state.view(clock.monotonic())
 

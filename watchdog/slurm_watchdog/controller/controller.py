@@ -296,7 +296,7 @@ class Controller:
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self._tell_changes(changes, now)
             yield from self.decider.pieces(clock.monotonic())
-            self.collector.prune(now)
+            self.collector.store.prune(now)
             self.metrics.show(
                 self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations()
             )
@@ -420,7 +420,7 @@ class Controller:
             if view is not None:
                 views[job_id] = view
                 if not self.writer.is_behind:
-                    self.collector.keep_view(incident, view)
+                    self.collector.store.keep_view(incident, view)
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:

@@ -20,9 +20,10 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state.evidence_collection import (
@@ -50,39 +51,39 @@ from slurm_watchdog.model.incidents import Incident, Kind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import CollectEvidence
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.wire.redact_values import masked
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 4
-"""Jobs of which evidence is collected at the same time; the others wait."""
-OF_ONE_USER: Final = 3
-"""… of one user: whose jobs all hang leaves a place for another's, and those who wait take turns."""
-AGAIN_S: Final = 300.0
-"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not
-collected a second time for it."""
-APART_S: Final = 60.0
-"""Between the beginnings of two collections of one run that nobody waits for: each stops nothing, but costs
-its nodes. A person or an
-action that waits for one has it begun at once; budgets and cooldowns bound these."""
-SLACK_S: Final = 30.0
-"""For a node to fetch its command, to read everything but stacks, and to send the answer."""
-KEPT: Final = 64
-"""Collections that are remembered when they are over, without their stacks, for those who asked for them and
-lest they be made twice."""
-PROBES_S: Final = 15.0
-"""For the answers of nodes that are still being asked about a filesystem when all evidence is in: a probe's
-deadline and a report."""
 MAX_ERROR: Final = 300
 """Characters of a node's reason that are kept."""
-MAX_KEPT_BYTES: Final = 96 << 20
-"""Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
-LARGE_BYTES: Final = 1 << 20
-"""A document of this size is compressed in a thread."""
-SILENCE_EVERY_S: Final = 2.0
-"""Between two looks whether a node that is waited for still reports."""
-PRUNE_EVERY_S: Final = 3600.0
 NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
+
+
+class CollectionLimits(Struct, frozen=True, kw_only=True):
+    """Bounds of all collections; durations in seconds."""
+
+    at_once: int = 4
+    """Jobs of which evidence is collected at the same time; the others wait."""
+    of_one_user: int = 3
+    """… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
+    reusable_s: float = 300.0
+    """Evidence of the same run that is younger than this, and that was taken since an incident began, is not
+    collected a second time for it."""
+    apart_s: float = 60.0
+    """Between the starts of two collections of one run that nobody waits for: each stops nothing, but costs
+    its nodes. One that a person or an action waits for starts at once; budgets and cooldowns bound these."""
+    slack_s: float = 30.0
+    """For a node to fetch its command, to read everything but stacks, and to send the answer."""
+    finished_kept: int = 64
+    """Collections that are remembered when they are over, without their stacks, for those who asked for them."""
+    probes_s: float = 15.0
+    """For the answers of nodes that are still being asked about a filesystem when all evidence is in: a
+    probe's deadline and a report."""
+    silence_every_s: float = 2.0
+    """Between two checks whether a node that is waited for still reports."""
+
+
+LIMITS: Final = CollectionLimits()
 
 
 class Collector:
@@ -92,16 +93,14 @@ class Collector:
         self,
         config: Config,
         ports: EvidencePorts,
-        *,
-        slack_s: float = SLACK_S,
-        silence_every_s: float = SILENCE_EVERY_S,
+        limits: CollectionLimits = LIMITS,
     ):
         self._journal, self._writer, self._news = ports.journal, ports.writer, ports.news
         self._cluster, self._judgement = ports.cluster, ports.judgement
         self._agents, self._probes = ports.agents, ports.probes
-        self._slack_s, self._silence_every_s = slack_s, silence_every_s
+        self._limits = limits
+        self.store = EvidenceStore(config, ports.journal, ports.writer, ports.cluster.left_out, self._spawn)
         self._spread_s = config.controller.evidence_spread
-        self._keep_s = config.controller.evidence_keep
         self._limit_s = config.ladder.evidence_limit
         self._interval_s = config.agent.interval
         self._blocked_for_s = config.detectors.of(FilesystemStall).blocked_for
@@ -111,11 +110,7 @@ class Collector:
         self._over: deque[Collected] = deque()
         """Those that are over, the newest last."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
-        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_user)
-        self._told_of_share: deque[str] = deque(maxlen=KEPT)
-        """Incidents in whose timeline it says that evidence was not kept."""
-        self._pruned = float("-inf")
+        self._slots = FairSlots(limits.at_once, limits.of_one_user)
 
     # ------------------------------------------------------------------------------------ who wants it
 
@@ -147,7 +142,7 @@ class Collector:
         """The collection that counts for an incident whose trouble began at `opened_at` (date): made since
         then, or a new one."""
         for found in self._of(job):
-            lately = found.incident_id is not None and now - found.began < AGAIN_S
+            lately = found.incident_id is not None and now - found.began < self._limits.reusable_s
             if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
                 return self._store(found, incident_id)
         return self._new(job, now, incident_id)
@@ -174,7 +169,7 @@ class Collector:
         if found.incident_id is None:
             found.incident_id = incident_id
             for packed in found.packed:
-                self._keep(found, "node", packed)
+                self.store.keep(found, "node", packed)
             found.packed.clear()
         else:
             stored_with = found.incident_id
@@ -186,7 +181,7 @@ class Collector:
     def _is_over(self, found: Collected) -> None:
         """Forgets the oldest of those that are over; one that runs is somebody's answer."""
         self._over.append(found)
-        while len(self._over) > KEPT:
+        while len(self._over) > self._limits.finished_kept:
             oldest = self._over.popleft()
             del self._known[oldest.id]
             left = [each for each in self._of_run[oldest.key] if each is not oldest]
@@ -237,7 +232,9 @@ class Collector:
             if before is not None:
                 await before.finished.wait()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(found.hurry.wait(), before.began + APART_S - clock.monotonic())
+                    await asyncio.wait_for(
+                        found.hurry.wait(), before.began + self._limits.apart_s - clock.monotonic()
+                    )
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._want_probes(found)
@@ -270,7 +267,7 @@ class Collector:
         """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
         mounts = self._want_probes(found)
         if mounts:
-            await self._probes.answered(mounts, PROBES_S)
+            await self._probes.answered(mounts, self._limits.probes_s)
 
     def _view(self, now: float) -> ClusterView:
         """As the last tick saw everything, with the filesystems as they are now."""
@@ -286,7 +283,7 @@ class Collector:
                     tasks[node].cancel()
                     progress = found.nodes[node]
                     progress.state, progress.error = "failed", f"the agent on {node} does not report"
-                await asyncio.wait([tasks[node] for node in pending], timeout=self._silence_every_s)
+                await asyncio.wait([tasks[node] for node in pending], timeout=self._limits.silence_every_s)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -297,7 +294,7 @@ class Collector:
 
     async def _ask(self, found: Collected, node: str) -> None:
         progress = found.nodes[node]
-        expires_s = self._spread_s + self._slack_s
+        expires_s = self._spread_s + self._limits.slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
@@ -320,42 +317,12 @@ class Collector:
             evidence = replace(evidence, node=node)
         packed = await asyncio.to_thread(_pack, evidence)
         if found.incident_id is not None:
-            self._keep(found, "node", packed)
+            self.store.keep(found, "node", packed)
         else:
             found.packed.append(packed)
         assert found.shared is not None
         found.rows += [Row(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
-
-    def _keep(self, found: Collected, kind: str, packed: str) -> None:
-        incident_id = found.incident_id
-        if incident_id is None:
-            return
-        if kind == "node" and found.kept_bytes + len(packed) > MAX_KEPT_BYTES:
-            found.not_kept += 1
-            return
-        if not self._has_share(incident_id, found.job, len(packed), needed=kind == "diagnosis"):
-            found.not_kept += 1
-            return
-        found.kept_bytes += len(packed)
-        self._writer.write(
-            lambda: self._journal.add_packed_evidence(incident_id, clock.wall(), kind, packed, found.id)
-        )
-
-    def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
-        """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and
-        counts. That its share is
-        used up is said once an incident, which is judged and decided about as any other."""
-        why = self._share.take(job.uid, size, clock.monotonic())
-        if why is None or needed:
-            return True
-        self._cluster.left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
-        if incident_id not in self._told_of_share:
-            self._told_of_share.append(incident_id)
-            self._writer.write(
-                lambda: self._journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
-            )
-        return False
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -371,7 +338,7 @@ class Collector:
         if incident is not None:
             found.diagnosis = came_late(found.diagnosis, incident.kind, clock.wall() - incident.opened_at)
         document = {"job_id": found.job.job_id, **diagnosis_json(found)}
-        self._keep(found, "diagnosis", pack(msgspec.json.encode(document)))
+        self.store.keep(found, "diagnosis", pack(msgspec.json.encode(document)))
         for incident_id in (found.incident_id, *sorted(found.shared_with)):
             self._report(found, incident_id)
 
@@ -403,34 +370,6 @@ class Collector:
             blocked_for_s=self._blocked_for_s,
             limit_s=self._judgement.limits_s.get(found.job.job_id),
         )
-
-    # ------------------------------------------------------------------------------------ keeping and forgetting
-
-    def keep_view(self, incident: Incident, view: JobView) -> None:
-        """What the controller itself knows of a job, with its incident."""
-        # Its paths, comment and script are used as they are; what is kept is for people.
-        document = msgspec.json.encode(replace(view, job=masked(view.job)))
-        at = clock.wall()
-        if len(document) < LARGE_BYTES:
-            packed = pack(document)
-            if not self._has_share(incident.id, view.job, len(packed)):
-                return
-            self._writer.write(lambda: self._journal.add_packed_evidence(incident.id, at, "job", packed))
-        else:
-            self._spawn(self._keep_large(incident.id, view.job, at, document))
-
-    async def _keep_large(self, incident_id: str, job: SlurmJob, at: float, document: bytes) -> None:
-        packed = await asyncio.to_thread(pack, document)
-        if not self._has_share(incident_id, job, len(packed)):
-            return
-        self._writer.write(lambda: self._journal.add_packed_evidence(incident_id, at, "job", packed))
-
-    def prune(self, now: float) -> None:
-        """Once an hour: evidence beyond its time goes."""
-        if now - self._pruned < PRUNE_EVERY_S:
-            return
-        self._pruned = now
-        self._writer.write(lambda: self._journal.forget_evidence(clock.wall() - self._keep_s))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

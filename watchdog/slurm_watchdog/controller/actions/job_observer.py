@@ -1,0 +1,235 @@
+"""What an action about a job sees of the world: the job in Slurm, its run in the agents' reports, and what earlier
+observations leave to remember."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from slurm_watchdog.actuate import cancel_resubmit
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.actions.dependents import jobs_behind
+from slurm_watchdog.controller.actions.ladder.next_move import Observed
+from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
+from slurm_watchdog.controller.actions.ladder.state import asks
+from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
+from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.diagnose.filesystem import CONVICTS_FOR_S
+from slurm_watchdog.model.actions import ActionRun, Decision, Operation
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import is_known
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class JobObserver:
+    """Observes the job of one decision, for as long as its action lasts."""
+
+    def __init__(self, decision: Decision, tools: Tools, taken_up_at: float):
+        """`taken_up_at`: date at which this controller took the action up."""
+        self._decision, self._tools, self._taken_up_at = decision, tools, taken_up_at
+        self._job_id = decision.fence.job_id if decision.fence is not None else ""
+        self._step = decision.step_at_decision
+        self._total_steps: int | None = None
+        self._stride = 1
+        """Steps between two log lines of the run that the decision is about."""
+        self._saved: int | None = None
+        """Step of the newest complete checkpoint that was seen of it."""
+        self._submission_noticed: float | None = None
+        """Monotonic: since when a job is searched for that may have been submitted."""
+        self._refused = self._unread = ""
+        """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
+        self._unread_since: float | None = None
+        self.held_up_on: tuple[str, ...] = ()
+        """Nodes on which the old run of the requeued job does not end."""
+
+    async def observe(self, run: ActionRun) -> Observed:
+        """The job as Slurm has it at this moment, and its run as the agents report it."""
+        known, job = await self.read_job()
+        now = clock.monotonic()
+        stuck = self._stuck(job)
+        self.held_up_on = tuple(node.name for node in stuck)
+        unread_s = 0.0 if self._unread_since is None else now - self._unread_since
+        if job is not None:
+            self._tools.state.apply_job(job, now, clock.wall())
+        view = self._tools.state.job_view(self._job_id, now)
+        fence = self._decision.fence
+        assert fence is not None
+        before = view if view is not None and view.job.restarts == fence.restarts else None
+        after = view if view is not None and view.job.restarts > fence.restarts else None
+        submitted = submitted_job(run, self._tools.state.jobs.values())
+        if submitted is not None:
+            after = self._tools.state.job_view(submitted.job_id, now)
+        if before is not None and before.progress is not None and before.progress.step_known:
+            self._step = max(self._step or 0, before.progress.step)
+            self._total_steps, self._stride = before.progress.total_steps, before.progress.widest_stride
+        if before is not None and before.checkpoint is not None:
+            self._saved = max(self._saved or 0, before.checkpoint.step)
+        loaded_step = self._loaded_step(after)
+        return Observed(
+            now=clock.wall(),
+            job_known=known,
+            unread=self._unread,
+            unread_s=unread_s,
+            refused=self._refused,
+            job=job,
+            step=self._step,
+            total_steps=self._total_steps,
+            complete_checkpoint_step=self._saved_step(run, before),
+            next_first_step=first_step_if_proven(after, loaded_step),
+            stride=self._stride,
+            loaded_step=loaded_step,
+            next_stride=after.progress.widest_stride
+            if after is not None and after.progress is not None
+            else 1,
+            next_by_epochs=after is not None and after.progress is not None and after.progress.by_epochs,
+            stalled_mounts=self._stalled_mounts(now),
+            paused=self._tools.paused(),
+            taken_up_at=self._taken_up_at,
+            submitted=submitted,
+            submission_looked_for=self._has_looked_for_submission(run, now),
+            behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
+            exclude_objection=self._exclude_objection(job),
+            loop_stuck=self._tools.loop_stuck(self._job_id),
+            expired_exclusions=self._expired_exclusions(job),
+            stuck=stuck,
+        )
+
+    def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
+        """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
+        fence, state, limits = self._decision.fence, self._tools.state, self._tools.limits
+        if job is None or fence is None or job.restarts != fence.restarts + 1:
+            return ()
+        listed = {node.name: node for node in state.slurm_nodes}
+        allowed = min(limits.max_drained_nodes, int(len(listed) * limits.drained_percent / 100))
+        partial = state.slurm_partial or (
+            "" if state.slurm_at is not None else "Slurm has not listed its jobs yet"
+        )
+        return stuck_nodes(
+            job,
+            listed,
+            tuple(state.jobs.values()),
+            partial,
+            allowed,
+            lambda node: processes_there(self._tools, node, job),
+            limits.set_down_after_s,
+        )
+
+    def _loaded_step(self, after: JobView | None) -> int | None:
+        """Of the newest complete checkpoint of the run that the decision is about, as far as it is known.
+        What was saved last of all may be
+        newer than the last step that was read; that run's last step is noted, too: it may have made steps
+        while it was ended."""
+        fence = self._decision.fence
+        past = after.past if after is not None else ()
+        of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
+        if of_past is not None:
+            self._stride = max(self._stride, of_past.stride)
+            self._step = max(
+                (step for step in (self._step, of_past.last_step) if step is not None), default=None
+            )
+        known = (of_past.checkpoint_step if of_past is not None else None, self._saved)
+        return max((step for step in known if step is not None), default=None)
+
+    def _has_looked_for_submission(self, run: ActionRun, now: float) -> bool:
+        """Whether Slurm has listed its jobs since the last try, or since we took the action up."""
+        open_try = any(r.operation is Operation.RESUBMIT for r in run.records)
+        if not open_try:
+            self._submission_noticed = None
+            return False
+        self._submission_noticed = now if self._submission_noticed is None else self._submission_noticed
+        listed_at = self._tools.state.slurm_at
+        return (
+            listed_at is not None
+            and listed_at > self._submission_noticed + self._tools.listing_is_new_after_s
+        )
+
+    def _exclude_objection(self, job: SlurmJob | None) -> str | None:
+        """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept
+        from already count."""
+        exclude = self._decision.exclude
+        if job is None or not exclude:
+            return None
+        return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
+
+    def _expired_exclusions(self, job: SlurmJob | None) -> tuple[str, ...]:
+        """Nodes that we once kept from this job, longer ago than such a thing lasts."""
+        if job is None or not job.held or not job.excluded_nodes:
+            return ()
+        oldest = clock.wall() - self._tools.limits.exclusion_s
+        entries = self._tools.journal.node_entries("excluded", self._job_id)
+        young = {entry.node for entry in entries if entry.at >= oldest}
+        return tuple(
+            sorted({entry.node for entry in entries if entry.at < oldest and entry.node not in young})
+        )
+
+    async def read_job(self) -> tuple[bool, SlurmJob | None]:
+        """Whether the job is known, and the job, None if Slurm says that there is none."""
+        self._refused = self._unread = ""
+        try:
+            job = await self._tools.slurm.read_job(self._job_id)
+        except SlurmRefused as error:
+            log.warning("job %s cannot be read: %s", self._job_id, error)
+            self._refused = str(error)
+            return False, None
+        except SlurmUnavailable as error:
+            log.warning("job %s cannot be read: %s", self._job_id, error)
+            return self._not_read(str(error) if error.answered else "")
+        if job is not None and (job.unsure or not is_known(job.state)):
+            return self._not_read(job.unsure or f"Slurm has the job as {job.state}, which is not known here")
+        self._unread_since = None
+        return True, job
+
+    def _not_read(self, why: str) -> tuple[bool, None]:
+        """Slurm's answer is of no use for this reason; empty: there was none."""
+        self._unread = why
+        if not why:
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = clock.monotonic()
+        return False, None
+
+    def _saved_step(self, run: ActionRun, view: JobView | None) -> int | None:
+        """Step of a checkpoint that was completed after the job was asked to save."""
+        asked = asks(run)
+        if view is None or view.checkpoint is None or not asked:
+            return None
+        completed_at = clock.wall() - view.checkpoint.age_s
+        return view.checkpoint.step if completed_at >= asked[0].intent_at else None
+
+    def _stalled_mounts(self, now: float) -> tuple[str, ...]:
+        """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere."""
+        concerned = set(self._decision.wait_until_responding)
+        if not concerned:
+            return ()
+        exempt = set(self._decision.exclude)
+        stalled = set()
+        for filesystem in self._tools.state.view(now).filesystems:
+            nodes = {
+                node
+                for node, answer in filesystem.answers
+                if not answer.responding and answer.same_filesystem and answer.age_s <= CONVICTS_FOR_S
+            }
+            if filesystem.mount in concerned and nodes - exempt:
+                stalled.add(filesystem.mount)
+        return tuple(sorted(stalled))
+
+
+def submitted_job(run: ActionRun, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
+    """The job that was submitted in place of the run's, identified by its comment; of several the first one."""
+    if not any(record.operation is Operation.RESUBMIT for record in run.records):
+        return None
+    mark = cancel_resubmit.mark_of(run.decision)
+    found = [job for job in jobs if mark in job.comment.split()]
+    return min(found, key=lambda job: (len(job.job_id), job.job_id), default=None)
+
+
+def processes_there(tools: Tools, node: str, job: SlurmJob) -> tuple[Process, ...]:
+    """The job's processes on a node whose agent reports at this moment; none of a silent one, whose last report
+    may be out of date."""
+    state = tools.state
+    return state.processes_on(node, job) if node in state.reporting_nodes(clock.monotonic()) else ()

@@ -1,6 +1,5 @@
 """Rows of the case book as traces without stacks, and the healthy things that look like them: what is found,
-who is named, and that
-nothing else is told beside it."""
+who is named, and that nothing else is told beside it."""
 
 from __future__ import annotations
 

@@ -48,8 +48,7 @@ EXPECTED: dict[str, Expected] = {
     # Its last words say why it died: they explain its death, and that the job lingers explains both.
     "dead_rank_zombie": Expected(("log_error",), (("n1", 3),), 20, also=("lingering_job",)),
     # It is gone only when it was missed twice; until then nobody knows. Its error is not held back for as
-    # long as the job is merely
-    # suspected to linger.
+    # long as the job is merely suspected to linger.
     "dead_rank_not_listed": Expected(
         ("lingering_job", "dead_rank"),
         (("n1", 3),),

@@ -71,8 +71,7 @@ def moved(still_s: float, *, trained: int = 5, looks: int = 4, pauses: tuple[flo
 
 def stepless(*places: tuple[str, ...], cpu_s: float = 0.0, **changes: Any) -> JobView:
     """A run of as many ranks as `places`, no step of which was ever read; each stands where it stood, and
-    uses `cpu_s` from one dump to
-    the next, 100 s later. As if it had trained and then stopped 700 s ago."""
+    uses `cpu_s` from one dump to the next, 100 s later. As if it had trained and then stopped 700 s ago."""
     ranks = [replace(seen(r), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(len(places))]
     dumps = tuple(
         snapshot(210 - 100 * n, [stack(r, p, cpu_s=cpu_s * n) for r, p in enumerate(places)])

@@ -1,6 +1,6 @@
 """Of every detector in the registry, on a cluster in which it has something to tell: what is lost of that
-makes no detector tell
-more, and in what order things are listed changes no verdict. A detector without such a cluster here fails."""
+makes no detector tell more, and in what order things are listed changes no verdict. A detector without such a
+cluster here fails."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """How a process died, in launchers' words: the same material gives the same class and rank live (line by
-line, as agents report it) and
-with `scan-log`, and nobody is accused who only ended after another one."""
+line, as agents report it) and with `scan-log`, and nobody is accused who only ended after another one."""
 
 from __future__ import annotations
 

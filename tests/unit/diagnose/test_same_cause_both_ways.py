@@ -1,6 +1,5 @@
 """The same failed run gives the same cause and culprit with `scan-log` on its whole log and live, from the
-lines that agents report: through
-trace, state, detectors and correlation."""
+lines that agents report: through trace, state, detectors and correlation."""
 
 from __future__ import annotations
 

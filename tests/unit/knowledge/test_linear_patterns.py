@@ -1,9 +1,7 @@
 """No expression of ours takes much longer than its text is long: logs, stacks, kernel lines, variables and
-names are users' words, and a
-pattern that backtracks lets one line stop the agent or the controller. The rows are all patterns that there
-are in the package, those
-written within functions included; the texts are made of each pattern's own parts, so that they nearly match,
-again and again."""
+names are users' words, and a pattern that backtracks lets one line stop the agent or the controller. The rows
+are all patterns that there are in the package, those written within functions included; the texts are made of
+each pattern's own parts, so that they nearly match, again and again."""
 
 from __future__ import annotations
 

@@ -218,8 +218,7 @@ def forged(sample: str, words: str) -> list[str]:
 
 def forgeries() -> list[tuple[str, str, str]]:
     """(row whose words are used, form, line) of every line that a user may have the kernel write and that a
-    row reads as its own, or as
-    another driver's."""
+    row reads as its own, or as another driver's."""
     found = []
     for case in signature_cases():
         for form in USER_TEXT:

@@ -253,8 +253,7 @@ DROPPED = {
     "checkpoint": ("step", "complete"),
 }  # fmt: skip
 """Fields that may be missing. What logs, probes and Slurm say of the job's state is left: without a step
-nobody can tell that a job
-goes on, and the nodes of a job that has not ended should report."""
+nobody can tell that a job goes on, and the nodes of a job that has not ended should report."""
 
 
 @pytest.mark.parametrize(
@@ -274,8 +273,7 @@ def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -
                 line.pop(name, None)
     outcome = play(lines)
     # A filesystem of which less is known may look like an outage's, or like a job that stands for whatever
-    # reason: it does stand, and
-    # it is the same rank that everybody waits for.
+    # reason: it does stand, and it is the same rank that everybody waits for.
     vaguer = {"filesystem_outage", "stalled_progress", "collective_hang"} if whole else set()
     assert set(fired(outcome)) <= whole | vaguer, [i.summary for i in outcome.incidents]
     named = {c.rank for i in outcome.incidents if i.fired_at is not None for c in i.culprits}

@@ -13,8 +13,7 @@ PROGRESS_SLACK_S = 5.0
 
 def has_ended(job: JobView) -> bool:
     """Whether the training has made its last step, as far as its log says. A count that began again counts to
-    the end of an epoch,
-    and the last steps of all may be fewer than stand between two lines."""
+    the end of an epoch, and the last steps of all may be fewer than stand between two lines."""
     progress = job.progress
     if progress is None:
         return False

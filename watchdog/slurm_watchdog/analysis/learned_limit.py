@@ -42,12 +42,10 @@ def learnt_limit(
     """The longest time without a new step that is still normal.
 
     `steps_seen`: rises of the step so far. `intervals_s`: seconds between the recent ones. `phase`: what the
-    log said last, None in
-    training. max(floor, factor x slowest of the recent intervals); the start-up grace until `warmup_steps`
-    rises were seen, and an
-    interval to learn from. The step after an evaluation or a checkpoint takes its time as well, and is added
-    to the floor of such
-    a phase; nothing learnt from steps says how long a start, an end, or a phase without a floor takes.
+    log said last, None in training. max(floor, factor x slowest of the recent intervals); the start-up grace
+    until `warmup_steps` rises were seen, and an interval to learn from. The step after an evaluation or a
+    checkpoint takes its time as well, and is added to the floor of such a phase; nothing learnt from steps
+    says how long a start, an end, or a phase without a floor takes.
     """
     if steps_seen < settings.warmup_steps or not intervals_s:
         return Limit(seconds=max(settings.startup_grace, settings.floor), reason="start-up grace")

@@ -21,9 +21,8 @@ def by_identity(
     further arguments.
 
     The state hands out the same tuple until it grows. To compare identities is exact, for a tuple that is
-    remembered cannot change
-    and its id cannot be given to another; to hash or compare six hundred values for every job at every look
-    is what this saves.
+    remembered cannot change and its id cannot be given to another; to hash or compare six hundred values for
+    every job at every look is what this saves.
     """
     known: dict[int, tuple[tuple[T, ...], object, R]] = {}
 

@@ -1,14 +1,11 @@
 """How long a job may stay on one step: learnt from the job itself, wider where its phase asks for it.
 
 The time-out of collectives, where it is known, works in two ways. When it runs out, the ranks abort, and the
-stacks are lost: so
-stacks are collected before, in every phase, also where a limit is far away; that accuses nobody. And where a
-job trains and its
-pace is known, no limit is longer than most of a time-out that the job's own command line or environment
-names; never shorter than
-the floor, nor than twice its slowest step. An evaluation or a checkpoint keeps its floor: ranks that work for
-long are in no collective
-that could time out, and for those that wait for rank 0 the program has another time-out, which nobody can see.
+stacks are lost: so stacks are collected before, in every phase, also where a limit is far away; that accuses
+nobody. And where a job trains and its pace is known, no limit is longer than most of a time-out that the
+job's own command line or environment names; never shorter than the floor, nor than twice its slowest step. An
+evaluation or a checkpoint keeps its floor: ranks that work for long are in no collective that could time out,
+and for those that wait for rank 0 the program has another time-out, which nobody can see.
 """
 
 from __future__ import annotations
@@ -28,8 +25,8 @@ VERDICT = 0.85
 """The limit is at most this share of a time-out that the job names."""
 START_FACTOR, LEAST_START_S = 5.0, 600.0
 """A start after a restart may take so many times as long as the longest that was seen, and ten minutes at
-least: a checkpoint has to be
-read, data to be skipped, and a new node knows nothing of what was compiled before."""
+least: a checkpoint has to be read, data to be skipped, and a new node knows nothing of what was compiled
+before."""
 LEAST_FACTOR = 2.0
 """What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
 
@@ -70,10 +67,9 @@ class LoopClock(Struct, frozen=True, kw_only=True):
 
 def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     """The clock that a job is judged by: its steps. While too few of these were seen to learn from, and the
-    log announces nothing
-    that takes its time: the movement of its ranks, once that was seen to be a training's; else its
-    checkpoints, where they have a
-    rhythm. Where there is none of these, the start-up grace counts.
+    log announces nothing that takes its time: the movement of its ranks, once that was seen to be a
+    training's; else its checkpoints, where they have a rhythm. Where there is none of these, the start-up
+    grace counts.
 
     The other limits are learnt, too: `factor` x the longest pause, or interval, that ended by itself, never
     below `stepless_limit`."""
@@ -128,16 +124,14 @@ def with_a_step(view: JobView, seconds: float) -> float:
 
 def has_just_grown(view: JobView, seconds: float) -> bool:
     """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop
-    is not expected to
-    turn, and then the step after them takes its time."""
+    is not expected to turn, and then the step after them takes its time."""
     return view.growing_age_s is not None and view.growing_age_s < seconds
 
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training
-    it stays below the
-    time-out of collectives, see above. Ranks that a launcher has started anew since the last step have all of
-    a start before them."""
+    it stays below the time-out of collectives, see above. Ranks that a launcher has started anew since the
+    last step have all of a start before them."""
     progress = view.progress
     if progress is None:
         return _start_limit(view, settings)
@@ -175,8 +169,8 @@ def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
 
 def makes_steps(view: JobView, settings: LimitSettings) -> bool:
     """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the
-    controller, a restart, a
-    filesystem that recovered) is no step: `age_s` is short then, and `rose_age_s` is not."""
+    controller, a restart, a filesystem that recovered) is no step: `age_s` is short then, and `rose_age_s` is
+    not."""
     progress = view.progress
     if progress is None or progress.rose_age_s is None:
         return False
@@ -185,8 +179,8 @@ def makes_steps(view: JobView, settings: LimitSettings) -> bool:
 
 def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:
     """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the
-    limit is reached,
-    and before its collectives time out. A collective may have begun as late as the next step was due."""
+    limit is reached, and before its collectives time out. A collective may have begun as late as the next
+    step was due."""
     if age_s >= SUSPICION * limit.seconds:
         return True
     timeout = view.collective_timeout

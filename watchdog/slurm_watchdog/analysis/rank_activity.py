@@ -2,10 +2,8 @@
 can be had.
 
 A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes; the
-rank that the others
-wait for has an idle GPU or a process that uses no time. Whoever computes or moves data speaks against a hang:
-a checkpoint that
-rank 0 writes, an evaluation, the building of an index.
+rank that the others wait for has an idle GPU or a process that uses no time. Whoever computes or moves data
+speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the building of an index.
 """
 
 from __future__ import annotations
@@ -159,8 +157,7 @@ def activities(
 
 def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | None:
     """Whether the process neither computes nor moves data; None: not known. `counted`: the bytes that it
-    moves can be counted,
-    so that not to know them is not to know."""
+    moves can be counted, so that not to know them is not to know."""
     if process is None or process.cpu_ratio is None or (counted and process.io_bytes_s is None):
         return None
     ready = process.process.state == "R"  # it computes, on a node with too few cores
@@ -261,8 +258,8 @@ def _odd_among_busy(seen: tuple[Activity, ...]) -> bool:
 
 def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
     """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a
-    core before, as all others
-    still do. A rank that never does (it hands on what others computed) is not among them."""
+    core before, as all others still do. A rank that never does (it hands on what others computed) is not
+    among them."""
     if any(a.gpu is not None and a.doing is not Doing.BUSY for a in seen):
         return []
     quiet = [a for a in seen if (a.rank.quiet_s or 0.0) >= FELL_QUIET_S and a.quiet]
@@ -272,8 +269,7 @@ def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
 
 def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> Standing:
     """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that
-    idle while the GPUs of all
-    others have been busy in every look for half of `limit_s`."""
+    idle while the GPUs of all others have been busy in every look for half of `limit_s`."""
     ranks = [rank for rank in job.ranks if rank.alive]
     seen = activities(job, ranks, now, limit_s / 2)
     idle = [a for a in seen if a.doing is Doing.IDLE and a.gpu is not None]
@@ -313,12 +309,10 @@ def somebody_on_storage(job: JobView) -> ProcessView | None:
 
 def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
     """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or
-    a child of one (a data
-    loader's worker that fills its buffer, a program that it started) that computes or does. What the rank's
-    own threads compute does
-    not count: some poll as long as a collective has not ended. On a node with too few cores a child that
-    computes gets little time, but
-    it is ready to run whenever it is looked at."""
+    a child of one (a data loader's worker that fills its buffer, a program that it started) that computes or
+    does. What the rank's own threads compute does not count: some poll as long as a collective has not ended.
+    On a node with too few cores a child that computes gets little time, but it is ready to run whenever it is
+    looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
@@ -349,8 +343,7 @@ def _is_held(rank: ProcessView) -> bool:
 
 def with_what_holds(job: JobView, named: Iterable[Culprit]) -> tuple[Culprit, ...]:
     """`named`, where a rank that was stopped, or is in one call for long, is said to be that and not to run
-    somewhere, and one whose
-    worker is blocked on a filesystem with what that worker waits for."""
+    somewhere, and one whose worker is blocked on a filesystem with what that worker waits for."""
     return tuple(_with_what_holds(job, each) for each in named)
 
 

@@ -1,16 +1,14 @@
 """The clock of a run that writes no step that can be read: whether its ranks move, dump after dump. Pure.
 
 A step that rises proves that the loop turns. Where none is written, two dumps of all ranks, minutes apart,
-tell nearly as much: a rank
-that trains has used time in between, even where both found it in the same function. Only one that has used
-next to none (STILL_CPU), has
-moved no data and is where it was, did nothing. Ranks that wait for their peers, or for their GPU, may spin:
-they neither prove that the
-loop turns nor that it does not.
+tell nearly as much: a rank that trains has used time in between, even where both found it in the same
+function. Only one that has used next to none (STILL_CPU), has moved no data and is where it was, did nothing.
+Ranks that wait for their peers, or for their GPU, may spin: they neither prove that the loop turns nor that
+it does not.
 
 "It has stopped" can only be said of what moved before: the clock counts once a run was seen to move in the
-code of a training in
-TRAINED_LOOKS looks. Until then, and for everything that trains nothing (a server, a notebook), nothing is said.
+code of a training in TRAINED_LOOKS looks. Until then, and for everything that trains nothing (a server, a
+notebook), nothing is said.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ from slurm_watchdog.model.observations import Role
 
 STILL_CPU = 0.005
 """Cores, of the main thread, from one dump to the next. A wait with a time-out (a data loader polls every 5
-s) uses a tenth of it; a step
-of a minute whose kernels are started by Python uses several times as much."""
+s) uses a tenth of it; a step of a minute whose kernels are started by Python uses several times as much."""
 STILL_BYTES_S = 100_000.0
 """Through system calls of the whole process. Heartbeats and metrics stay below a hundredth of it."""
 TRAINED_LOOKS = 3
@@ -112,8 +109,7 @@ def is_serving(job: JobView) -> bool:
 
 def waits_for_others_work(job: JobView) -> bool:
     """Whether the newest dump shows a rank that waits for a program or a task of Ray that it has started, or
-    for a server: these may
-    do the work."""
+    for a server: these may do the work."""
     return any(
         locate(stack).place in ELSEWHERE for dump in job.snapshots[-1:] for stack in _ranks_of(dump).values()
     )

@@ -19,8 +19,7 @@ MAX_WORLD: Final = 1 << 20
 
 def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | None:
     """`finding` as BAD, with the absent ranks, if dump after dump every rank there is waits for the others to
-    join and `patience_s` have gone
-    by without a step; None: it is not so, or not known.
+    join and `patience_s` have gone by without a step; None: it is not so, or not known.
 
     Never acted on: the others may still be started, and a restart would not start them either.
     """

@@ -19,8 +19,7 @@ def is_quiet(node: NodeView) -> bool:
     counter that tells.
 
     Of ten thousand nodes nearly all are so. A detector may pass over them: it would find them well. What is
-    compared among the GPUs
-    of a job (clocks, power, heat) is no matter of quiet.
+    compared among the GPUs of a job (clocks, power, heat) is no matter of quiet.
     """
     if node.events or node.holders or node.released or node.hung_probes or node.problems:
         return False

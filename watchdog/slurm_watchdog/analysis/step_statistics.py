@@ -1,20 +1,15 @@
 """Statistics on series of step times, robust to single long steps. Pure.
 
 A change of level is suspected by the cumulative sum of E. S. Page, "Continuous inspection schemes",
-Biometrika 41 (1954), on
-values that are standardised with median and MAD (P. J. Huber, "Robust Statistics", 1981) and clipped, so that
-one evaluation of an
-hour counts no more than one slow step.
+Biometrika 41 (1954), on values that are standardised with median and MAD (P. J. Huber, "Robust Statistics",
+1981) and clipped, so that one evaluation of an hour counts no more than one slow step.
 
 It is believed when the ranks say so as well: the test of H. B. Mann and D. R. Whitney, "On a test of whether
-one of two random
-variables is stochastically larger than the other", Annals of Mathematical Statistics 18 (1947), on the values
-before and after, as
-D. M. Hawkins and Q. Deng use it in "A nonparametric change-point control chart", Journal of Quality
-Technology 42 (2010). Its error
-does not depend on how the values are distributed: of a job in which every fourth step pauses, the pauses are
-among the values
-before, too. (Median and MAD know nothing of them, and half of ten steps after may pause by chance.)
+one of two random variables is stochastically larger than the other", Annals of Mathematical Statistics 18
+(1947), on the values before and after, as D. M. Hawkins and Q. Deng use it in "A nonparametric change-point
+control chart", Journal of Quality Technology 42 (2010). Its error does not depend on how the values are
+distributed: of a job in which every fourth step pauses, the pauses are among the values before, too. (Median
+and MAD know nothing of them, and half of ten steps after may pause by chance.)
 """
 
 from __future__ import annotations
@@ -35,27 +30,25 @@ CLIP = 4.0
 """Standard deviations that one value counts at most, or the change that is looked for if that is more."""
 ALARM = 6.0
 """Standard deviations that the sum has to reach. With a drift of half the shift that is looked for, Page's
-scheme then gives a false
-alarm in some 10^5 values or more for shifts above two standard deviations (D. Siegmund, "Sequential
-Analysis", 1985, ch. 2)."""
+scheme then gives a false alarm in some 10^5 values or more for shifts above two standard deviations (D.
+Siegmund, "Sequential Analysis", 1985, ch. 2)."""
 NEARLY = 0.65
 """A change is estimated from few values: so much of the wanted size will do where it scatters that much."""
 PERHAPS = 2.5
 """Standard errors by which the estimate may fall short of the wanted size, down to NEARLY of it."""
 SURE = 4.5
 """Standard errors of the rank test: a job is looked at thousands of times, and chance has as many tries. Of
-200 series of 600 values
-each, of forty kinds of noise (normal, skewed, remembering, with pauses in a tenth to a half of the steps), at
-most three had a change,
-and none for most kinds. Bursts of a dozen slow steps and more are told: while they last the job is slower."""
+200 series of 600 values each, of forty kinds of noise (normal, skewed, remembering, with pauses in a tenth to
+a half of the steps), at most three had a change, and none for most kinds. Bursts of a dozen slow steps and
+more are told: while they last the job is slower."""
 MEDIAN_ERROR = 1.2533
 """Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2)."""
 MOST_MEMORY = 0.9
 """Correlation of neighbours up to which it is reckoned with."""
 UNDISTURBED = 0.5
 """Of the wanted size: by so much the lower quartiles have to differ. Pauses are added to a step and never
-taken from it: where only
-they have become more, the quickest steps are as quick as before, and no step is slower."""
+taken from it: where only they have become more, the quickest steps are as quick as before, and no step is
+slower."""
 CONFIRMED = 8
 """Values after the change, at least, before it is believed."""
 NEWEST = 3
@@ -157,8 +150,8 @@ def _rank_score(old: list[float], new: list[float]) -> float:
 
 def _memory(values: tuple[float, ...]) -> float:
     """Correlation of the ranks of neighbours, less what chance alone may give: where slow steps come
-    together, many of them
-    are no more evidence than a few. The variance of a mean grows by (1 + r) / (1 - r) (M. S. Bartlett, 1935)."""
+    together, many of them are no more evidence than a few. The variance of a mean grows by (1 + r) / (1 - r)
+    (M. S. Bartlett, 1935)."""
     n, ordered = len(values), sorted(values)
     ranks = [bisect_left(ordered, value) + bisect_right(ordered, value) - n for value in values]
     together = sum(a * b for a, b in pairwise(ranks)) / max(1, sum(a * a for a in ranks))

@@ -27,8 +27,7 @@ SPACING = 0.15
 """Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
 ALONE = 4.0
 """A process that is alone in its job is looked at so many times more rarely, until something shows that it
-trains: most such jobs do
-something else, and a node may have a hundred of them."""
+trains: most such jobs do something else, and a node may have a hundred of them."""
 
 
 def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StackRequest, ...]:
@@ -56,9 +55,8 @@ def doubt(
     job: JobView, clock: LoopClock, named: tuple[Culprit, ...], now: float, *, ended: bool = False
 ) -> str | None:
     """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing
-    does. `named` are those
-    that would be accused. `ended`: its only rank is known to be where only a fault keeps it, which need not
-    be in the code of a training.
+    does. `named` are those that would be accused. `ended`: its only rank is known to be where only a fault
+    keeps it, which need not be in the code of a training.
 
     Whether such a loop turns, only its ranks can show. A server whose ranks wait for a request looks the same
     for days."""

@@ -71,8 +71,8 @@ def _unheard(node: NodeView) -> Finding:
 
 MANY, TOGETHER_S = 10, 10.0
 """So many that fell silent within this time of each other are a switch, a room, or the network: whether it is
-still more, and thus one
-matter (partition_or_outage), shows as soon as all of them had a report due. Twice the agent's default interval."""
+still more, and thus one matter (partition_or_outage), shows as soon as all of them had a report due. Twice
+the agent's default interval."""
 
 
 def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]) -> frozenset[str]:

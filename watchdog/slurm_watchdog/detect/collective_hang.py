@@ -66,9 +66,8 @@ from slurm_watchdog.parse.training_log.line import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
 """Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)
-are waits like any other.
-One that is shutting down does so, too, if it said before that it raised an exception: a thread keeps it from
-its end."""
+are waits like any other. One that is shutting down does so, too, if it said before that it raised an
+exception: a thread keeps it from its end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +183,7 @@ def _accuse_spinning(
     busy_limit_s: float,
 ) -> Finding:
     """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late
-    as before: it may be
-    work that shows nothing of itself."""
+    as before: it may be work that shows nothing of itself."""
     age_s, first = finding.lasted_s, culprits[0]
     more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
     place = job.progress.place if job.progress else "its start"
@@ -202,8 +200,8 @@ def _accuse_spinning(
 
 def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
-    and neither it nor its
-    workers nor its GPU do anything. Nobody else can tell that it is waited for. `said_s`: see `_said`."""
+    and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
+    `said_s`: see `_said`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if (
         len(job.ranks) != 1
@@ -223,8 +221,7 @@ def _accuse_by_gpus(
     job: JobView, finding: Finding, clock: LoopClock, seen: Standing, busy_limit_s: float
 ) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
-    with a culprit: an
-    upload that uses no time and no file looks like a rank that idles."""
+    with a culprit: an upload that uses no time and no file looks like a rank that idles."""
     age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
     # An error of which is not known what it says may be the end of a training.
     unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
@@ -262,8 +259,7 @@ def _accuse(
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
     """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang
-    that is known:
-    `stalled_progress` tells of it much later.
+    that is known: `stalled_progress` tells of it much later.
 
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
     that is down, or a log that is not written while the job goes on: time has to tell these two apart.
@@ -326,8 +322,7 @@ def _accuse(
 
 def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
     """How old an error may be that tells why the loop has stopped: since the last step, or, where steps
-    cannot be read, since the last
-    look that found it moving."""
+    cannot be read, since the last look that found it moving."""
     progress = job.progress
     if clock.unread:
         return clock.age_s + look_apart_s(job, settings, moving=True)

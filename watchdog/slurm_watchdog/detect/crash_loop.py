@@ -84,8 +84,7 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoo
 
 def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
     """The runs since the last one that made steps until we ended it, without others that we ended: that we
-    held a job is no way out of
-    its loop."""
+    held a job is no way out of its loop."""
     lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
     return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
 
@@ -170,9 +169,8 @@ def _by_contrast(
     runs: Sequence[PastRun], causes: Sequence[Cause | None], past: Sequence[PastRun]
 ) -> tuple[str | None, str]:
     """(the node that is to blame, what shows it): each run of the loop failed there, of something that a node
-    can cause, and the job made steps in a
-    run without that node, or failed there on different ranks. The same allocation each time proves nothing
-    about one node of it."""
+    can cause, and the job made steps in a run without that node, or failed there on different ranks. The same
+    allocation each time proves nothing about one node of it."""
     known = [cause for cause in causes if cause is not None and cause.pattern in log_table().node_can_cause]
     nodes = {cause.node for cause in known}
     if len(known) != len(runs) or len(nodes) != 1 or None in nodes:

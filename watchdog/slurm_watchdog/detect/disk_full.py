@@ -77,8 +77,7 @@ class DiskFull:
 
 def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
     """One finding for each filesystem, or job where its mount is not known, about which somebody said so
-    lately, and an OK
-    for each that a probe can write to."""
+    lately, and an OK for each that a probe can write to."""
     places: dict[str, _Place] = {}
     silent = set(view.silent_nodes)
     nodes = [node for node in view.nodes if node.events or node.mounts] if _is_mentioned(view) else ()

@@ -40,8 +40,8 @@ class GpuFault:
     """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
     Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what
-    follows from it (a dead rank, a
-    hang) avoids the node where the evidence proves that hardware is broken."""
+    follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
+    broken."""
 
     driver_silent_for: float = span(60.0, "Time without an answer of the GPU driver on a node.")
     recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
@@ -170,8 +170,7 @@ def _judge_gpu(
 
 def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
     """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A
-    card that only should
-    be exchanged one day explains nothing."""
+    card that only should be exchanged one day explains nothing."""
     row = gpu.gpu
     rose_at = gpu.ecc_uncorrected_rose_at
     return (
@@ -264,8 +263,8 @@ Ranks = list[tuple[JobView, ProcessView]]
 
 class JobsOfNodes:
     """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its
-    own node, and of a job that
-    has thousands of them the ranks are gone through once. Found out when it is asked first."""
+    own node, and of a job that has thousands of them the ranks are gone through once. Found out when it is
+    asked first."""
 
     def __init__(self, view: ClusterView, nodes: Iterable[str]) -> None:
         """`nodes` are those that will be asked about."""

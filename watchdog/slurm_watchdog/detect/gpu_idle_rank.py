@@ -109,8 +109,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank)
 
 def _all_are_used(job: JobView) -> bool:
     """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that
-    idles, and has not idled
-    for long enough to be reported, clears nobody."""
+    idles, and has not idled for long enough to be reported, clears nobody."""
     known = {each.rank for each in job.gpus}
     others_are_used = _shows_use(job)
     there = {rank.process.rank for rank in job.ranks}
@@ -132,8 +131,7 @@ def _shows_use(job: JobView) -> bool:
 
 def _was_never_used(each: RankGpu) -> bool:
     """Whether this GPU was never seen under load. If others of the job were, it is that of a rank that hands
-    out data, or coordinates,
-    and has none to do: the job makes its steps, so it needs none."""
+    out data, or coordinates, and has none to do: the job makes its steps, so it needs none."""
     return each.view.usual_sm_clock_hz is None and each.view.recent_sm_clock_hz is None
 
 
@@ -146,8 +144,7 @@ def _transfers(job: JobView) -> bool:
 
 def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
     """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
-    is the reason, that is
-    told by its own name."""
+    is the reason, that is told by its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
     return frozenset(a.rank.process.rank for a in seen if a.doing is Doing.IDLE and not is_on_storage(a.rank))
 

@@ -47,8 +47,7 @@ SUSPICION = 0.3
 
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others
-before it gives up (torchrun's
-`join_timeout` as it ships)."""
+before it gives up (torchrun's `join_timeout` as it ships)."""
 NOBODY_LEFT_UNSURE_S = 1800.0
 """The same where nobody knows how many steps there were to make: it may have been over."""
 NAMED = 16
@@ -133,8 +132,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
     seen: Standing | None
     living: int
     """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a
-    few that are left
-    may be ending, too."""
+    few that are left may be ending, too."""
     ranks: int
 
     @property
@@ -176,10 +174,9 @@ def _accuse(
     """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if
     their stacks say so.
 
-    At the end of a job the ranks leave one after the other, and the last one may still write for a long time: few
-    survivors that wait for nobody are an ending. If most are left, or the last step was known and is not made
-    while nobody does
-    anything, there is an alert, after ten times the grace.
+    At the end of a job the ranks leave one after the other, and the last one may still write for a long time:
+    few survivors that wait for nobody are an ending. If most are left, or the last step was known and is not
+    made while nobody does anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.lasted_s, waiting.voted
     ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"

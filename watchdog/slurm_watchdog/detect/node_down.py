@@ -20,8 +20,8 @@ from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 LISTINGS, LISTINGS_REPORTING = 2, 3
 """So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a
-broken connection Slurm's own
-ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node back."""
+broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node
+back."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
 

@@ -64,8 +64,7 @@ class OrphanGpuProcess:
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for what each job left, and for each user's processes without a job on a node. A holder of
-    which nobody knows whether
-    its job runs, or whose node is silent, is unknown: it clears nothing."""
+    which nobody knows whether its job runs, or whose node is silent, is unknown: it clears nothing."""
     silent = set(view.silent_nodes)
     found: dict[str, _Leftovers] = {}
     taken_over = []
@@ -92,8 +91,7 @@ def _subject(node: NodeView, holder: GpuHolder) -> str:
 
 def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
     """The incidents of an earlier release about this node that reports, one for each process: those end, for
-    what is left of a job is
-    reported together, unless nobody knows what is left."""
+    what is left of a job is reported together, unless nobody knows what is left."""
     unsure = {(each.pid, each.start_ticks) for each in node.holders if each.orphan_for_s is None}
     keep = {f"{BEFORE}{node.name}/{pid}.{start_ticks}" for pid, start_ticks in unsure}
     return [

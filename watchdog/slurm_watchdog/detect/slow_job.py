@@ -136,8 +136,8 @@ def _told(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding
 @by_identity
 def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shift: float) -> Slowdown | None:
     """A slow-down that began before the recent `times`, or crept in over hours; `history` has the median of
-    each block of steps of
-    the whole run, oldest first. None: the present is about as fast as the fastest stretch, or nobody can tell."""
+    each block of steps of the whole run, oldest first. None: the present is about as fast as the fastest
+    stretch, or nobody can tell."""
     if not times:
         return None
     same = [b for b in history if b.batch == times[-1].batch and b.logged == times[-1].logged]
@@ -180,8 +180,7 @@ def _stretches(
 
 def _as_ever(values: tuple[float, ...], shift: float) -> float | None:
     """What the newest steps take, where they are hardly slower than those of any time before: then nothing
-    has to be cut up, and
-    nearly always that is so. None: it has to be looked at closely."""
+    has to be cut up, and nearly always that is so. None: it has to be looked at closely."""
     newest = median(values[-CONFIRMED:])
     blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
     fastest = min(median(block) for block in blocks)

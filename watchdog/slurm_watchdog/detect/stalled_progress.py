@@ -52,17 +52,15 @@ PLACES_TOLD = 3
 
 SAVING = 1.5
 """A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it,
-and a log that has a line
-every few of them, half an hour of writing is more than half an hour without a step (six false alarms in 426
-simulated hours of such
-jobs). One whose files grow may take as long as they do."""
+and a log that has a line every few of them, half an hour of writing is more than half an hour without a step
+(six false alarms in 426 simulated hours of such jobs). One whose files grow may take as long as they do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StalledProgress:
     """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where
-    `policy.kinds` has a ladder for it, as
-    `slurm-watchdog run` does, and the stacks of all ranks are known not to move."""
+    `policy.kinds` has a ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known
+    not to move."""
 
     busy_limit: float = span(
         1800.0,
@@ -138,8 +136,7 @@ def _patient_s(
     job: JobView, now: float, limit: Limit, hang: collective_hang.CollectiveHang, settings: StalledProgress
 ) -> float:
     """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a
-    checkpoint do not show any
-    more what took so long: that they did is remembered until that step is due."""
+    checkpoint do not show any more what took so long: that they did is remembered until that step is due."""
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit.seconds)
     patient_s = max(with_a_step(job, settings.still_limit if still else settings.busy_limit), limit.seconds)
@@ -166,9 +163,8 @@ def _without_steps(
     job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.CollectiveHang
 ) -> Finding:
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it
-    is known that no rank does
-    anything. Acted on only where a ladder is configured for it, and where the stacks themselves show that
-    every rank hangs."""
+    is known that no rank does anything. Acted on only where a ladder is configured for it, and where the
+    stacks themselves show that every rank hangs."""
     finding = replace(finding, lasted_s=clock.age_s)
     beside = collective_hang.judge(job, now, hang)
     if beside.truth is Truth.BAD:

@@ -89,8 +89,7 @@ def _without_a_word(
     job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: WedgedTeardown
 ) -> Finding:
     """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or
-    most have left and every
-    one that is left is. (Where few have left, `lingering_job` has its say.)"""
+    most have left and every one that is left is. (Where few have left, `lingering_job` has its say.)"""
     assert job.progress is not None
     age_s = job.progress.age_s
     limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)

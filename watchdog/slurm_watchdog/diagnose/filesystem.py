@@ -59,8 +59,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     """Weighs who is blocked for at least `blocked_for_s` against what the probes of other nodes say.
 
     A probe that answered before the trouble began is not in `filesystem.answers`, so it cannot clear anybody.
-    A probe that ran as a
-    user counts for that user's processes alone: only he could have a hand in it.
+    A probe that ran as a user counts for that user's processes alone: only he could have a hand in it.
     """
     long_blocked = [p for p in filesystem.blocked if blocked_call(p).seconds >= blocked_for_s]
     nodes_of: dict[int, set[str]] = {}

@@ -1,8 +1,8 @@
 """One job at one moment: does it hang, who keeps the others waiting, what is different about them. Pure.
 
 What was seen last decides, in the order of how sure it is: a job that makes steps is well, whatever its
-stacks look like;
-a rank that is gone, stopped, or blocked on a filesystem is named before the vote of the stacks is asked.
+stacks look like; a rank that is gone, stopped, or blocked on a filesystem is named before the vote of the
+stacks is asked.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def diagnose(
     """The diagnosis of `job` from what was just gathered of it and from what `view` says of filesystems.
 
     Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limit_s` is the
-    age of the last step
-    at which detectors would call it a hang; None: not known.
+    age of the last step at which detectors would call it a hang; None: not known.
     """
     ranks = job.ranks
     living = [rank for rank in ranks if rank.alive]
@@ -341,8 +340,7 @@ def scope_sentence(mount: str, state: Assessment) -> str:
 
 def _convicts(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
     """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a
-    large one takes; who
-    waits for a lock is waiting for somebody else, whom the vote of the stacks finds."""
+    large one takes; who waits for a lock is waiting for somebody else, whom the vote of the stacks finds."""
     pids = {(culprit.node, culprit.pid) for culprit in filesystem.blocked}
     calls = [
         p.process.blocked

@@ -1,8 +1,7 @@
 """What is different about one rank, or one node, of a job whose ranks should be alike. Pure.
 
 It only compares: a difference is a hint for the reader and accuses nobody. Of words and numbers that should
-be equal the
-majority counts; of measured values the median, and how far from it is far.
+be equal the majority counts; of measured values the median, and how far from it is far.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Options on a trainer's command line whose value is a directory of checkpoints. Pure: words in, paths out.
 
 A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same,
-and `+name=`
-and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie: `{name}` is the value of
-that option, `{name|words}` has a default, and a row whose template needs an option that is not given says
-nothing. A directory for each
-run or version below it need not be named: whoever looks there looks one level deeper.
+and `+name=` and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie:
+`{name}` is the value of that option, `{name|words}` has a default, and a row whose template needs an option
+that is not given says nothing. A directory for each run or version below it need not be named: whoever looks
+there looks one level deeper.
 Sources: the argument parsers and configuration classes of the frameworks that are named, and where these write.
 Values that only a configuration file holds (axolotl's and GPT-NeoX's YAML, torchtitan's TOML) are not visible here.
 """
@@ -76,11 +75,10 @@ def directories_in(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
     """The directories of checkpoints that the words of a command line name: absolute, without detours, each once.
 
     `cwd` is the process's working directory, which relative ones are below; where it is not known (empty),
-    they are left
-    out. Of an option given twice the last counts, as every parser has it. Object stores (`s3://`), values
-    that a program
-    would expand itself (`~`, `$X`) and names of files are left out; a path is cut before a part that is a pattern
-    (`{run_name}`). Whether there is such a directory, nobody has looked.
+    they are left out. Of an option given twice the last counts, as every parser has it. Object stores
+    (`s3://`), values that a program would expand itself (`~`, `$X`) and names of files are left out; a path
+    is cut before a part that is a pattern (`{run_name}`). Whether there is such a directory, nobody has
+    looked.
     """
     values = _values(argv)
     found: dict[str, None] = {}

@@ -1,13 +1,12 @@
 """After how long a trainer's own library gives a collective up, as its command line or its environment says. Pure.
 
 What a run does when that time is over (it aborts) destroys the evidence: stacks have to be taken before.
-Values that only a
-program or a configuration file holds (`init_process_group(timeout=…)`, torchtitan's TOML) are not visible here.
-Sources: the argument parsers and configuration classes of the frameworks that are named; torch/distributed/constants.py
-(10 minutes for NCCL since 2.2, 30 for all other backends and before); deepspeed/constants.py
-(`DEEPSPEED_TIMEOUT`, in minutes);
-torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp for the variables. `NCCL_TIMEOUT`, which people like to set,
-nobody reads.
+Values that only a program or a configuration file holds (`init_process_group(timeout=…)`, torchtitan's TOML)
+are not visible here.
+Sources: the argument parsers and configuration classes of the frameworks that are named;
+torch/distributed/constants.py (10 minutes for NCCL since 2.2, 30 for all other backends and before);
+deepspeed/constants.py (`DEEPSPEED_TIMEOUT`, in minutes); torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp for
+the variables. `NCCL_TIMEOUT`, which people like to set, nobody reads.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ def timeout_in(environ: Mapping[str, str], argv: Sequence[str]) -> Timeout | Non
     nothing points to one.
 
     The shortest of several options: Megatron waits longer while it starts. Where the environment switches
-    NCCL's time-outs off,
-    there is none.
+    NCCL's time-outs off, there is none.
     """
     said = _of_options(argv) or _of_variables(environ)
     if said:

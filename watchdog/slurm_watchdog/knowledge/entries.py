@@ -1,8 +1,8 @@
 """Text of a knowledge file -> its rows, typed by the reader of each kind; every error at once. Pure.
 
 A file is made of sections, `[KIND NAME]`, with lines `key: value`. It is neither YAML nor TOML: the agent
-reads 270 KB of rows when it starts,
-which takes PyYAML's C loader 170 ms and this 14 ms, and an expression is written as it is, without escapes.
+reads 270 KB of rows when it starts, which takes PyYAML's C loader 170 ms and this 14 ms, and an expression is
+written as it is, without escapes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Which framework wrote a log, and what its user can do so that steps can be read from it.
 
 Of value where nothing counts: several frameworks write no step at their defaults (bars of Rich that are drawn
-once at the end,
-DeepSpeed's quiet logger). A row is known by words that only this framework writes before and beside its
-steps: paths of its own
-modules in warnings, names of its loggers, its headings. Rows that build on others stand first: Lightning
-trains with DeepSpeed, too.
+once at the end, DeepSpeed's quiet logger). A row is known by words that only this framework writes before and
+beside its steps: paths of its own modules in warnings, names of its loggers, its headings. Rows that build on
+others stand first: Lightning trains with DeepSpeed, too.
 """
 
 from __future__ import annotations
@@ -85,8 +83,7 @@ _PLACE = {row.name: place for place, row in enumerate(FRAMEWORKS)}
 
 def recognise(text: bytes, known: str | None = None) -> str | None:
     """The name of the framework whose signs are in a part of a log; `known` is what earlier parts showed, and
-    stays unless a row
-    that stands before it is found. None: not known."""
+    stays unless a row that stands before it is found. None: not known."""
     lower = text.lower()
     limit = _PLACE.get(known or "", len(FRAMEWORKS))
     for row in FRAMEWORKS[:limit]:
@@ -103,8 +100,7 @@ def title_of(name: str | None) -> str | None:
 
 def what_to_do(name: str | None) -> str:
     """What the user of framework `name` can do so that the progress of a job can be read: the rest of a
-    sentence that begins
-    "Its progress cannot be read: …". `name` as `recognise` gives it, or a progress pattern's framework; None:
-    not known."""
+    sentence that begins "Its progress cannot be read: …". `name` as `recognise` gives it, or a progress
+    pattern's framework; None: not known."""
     place = _PLACE.get(name or "")
     return ANY_FRAMEWORK if place is None else FRAMEWORKS[place].advice

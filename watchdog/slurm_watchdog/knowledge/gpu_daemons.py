@@ -1,11 +1,9 @@
 """Programs that hold a GPU by right although they belong to no job: drivers' daemons, monitors, display servers.
 
 A name alone proves nothing: any user may call a program Xorg. It counts together with who runs it: root, a
-system account
-(systemd gives these numbers up to 999), or a service in the system's control groups. Sources: the names of
-the programs in
-the packages of NVIDIA's driver, DCGM, Fabric Manager, NVSM and of the monitors named; the kernel cuts names
-to 15 characters.
+system account (systemd gives these numbers up to 999), or a service in the system's control groups. Sources:
+the names of the programs in the packages of NVIDIA's driver, DCGM, Fabric Manager, NVSM and of the monitors
+named; the kernel cuts names to 15 characters.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Which line of the kernel follows from which other: rows read by slurm_watchdog.diagnose.kernel_log.verdict.
 
 A row says: lines of these classes are a consequence if a line of one of those classes stands near by, about
-the same thing. Classes
-are the names in slurm_watchdog.knowledge.kernel_signatures; an Xid's class is `xid_79`. A name that ends with
-`*` is a beginning.
-The order of the lines counts, except where a row says `either`: the kernel speaks of a stuck task when two
-minutes are over
-(hung_task_timeout_secs), of a silent server when its own limit is, and either may be first.
+the same thing. Classes are the names in slurm_watchdog.knowledge.kernel_signatures; an Xid's class is
+`xid_79`. A name that ends with `*` is a beginning. The order of the lines counts, except where a row says
+`either`: the kernel speaks of a stuck task when two minutes are over (hung_task_timeout_secs), of a silent
+server when its own limit is, and either may be first.
 """
 
 from __future__ import annotations

@@ -2,16 +2,12 @@
 that matches is taken.
 
 `heads` are the first three characters of every line that the row can match; a row without heads is for lines
-that may begin with
-anything, such as a program's name. `needle` is in every such line, in lower case. Head and needle are what
-most lines cost.
-`regex` is matched from the beginning of the message, so that a program's name or a file's name inside a line
-can't play another
-line. Its groups are the fields of slurm_watchdog.parse.kernel_log.line.KernelFact. The words of the rows are
-from the sources: Linux 4.18 to 6.18, NVIDIA's
-open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its peers, and for
-drivers without
-public source (GPFS, WekaFS, BeeGFS) what their users published.
+that may begin with anything, such as a program's name. `needle` is in every such line, in lower case. Head
+and needle are what most lines cost. `regex` is matched from the beginning of the message, so that a program's
+name or a file's name inside a line can't play another line. Its groups are the fields of
+slurm_watchdog.parse.kernel_log.line.KernelFact. The words of the rows are from the sources: Linux 4.18 to
+6.18, NVIDIA's open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its
+peers, and for drivers without public source (GPFS, WekaFS, BeeGFS) what their users published.
 
 Lines that hold words of users where a driver's stand are in slurm_watchdog.knowledge.kernel_user_text.
 """

@@ -1,14 +1,13 @@
 """Lines of the kernel that begin with, or hold, what a program calls itself: its name, its file's, its arguments.
 
 A program may be called `NVRM: ` and a file `fallen off the bus`; when it crashes, the kernel writes a true
-record of its own that reads like
-a driver's. So such a line is known by its form before any row of slurm_watchdog.knowledge.kernel_signatures
-is tried, and gives only the rows that
-are about programs. A name has at most 15 characters (TASK_COMM_LEN), a file's name 255, and both may hold any of them.
+record of its own that reads like a driver's. So such a line is known by its form before any row of
+slurm_watchdog.knowledge.kernel_signatures is tried, and gives only the rows that are about programs. A name
+has at most 15 characters (TASK_COMM_LEN), a file's name 255, and both may hold any of them.
 
 Sources: arch/*/mm/fault.c, arch/x86/kernel/traps.c, kernel/signal.c, fs/exec.c, mm/oom_kill.c,
-mm/page_alloc.c, kernel/exit.c, fs/drop_caches.c,
-block/blk-core.c, mm/mmap.c, kernel/capability.c, security/yama, kernel/audit.c, fs/coredump.c of Linux 4.18 to 6.18.
+mm/page_alloc.c, kernel/exit.c, fs/drop_caches.c, block/blk-core.c, mm/mmap.c, kernel/capability.c,
+security/yama, kernel/audit.c, fs/coredump.c of Linux 4.18 to 6.18.
 """
 
 from __future__ import annotations
@@ -84,5 +83,4 @@ USER_TEXT: tuple[UserText, ...] = (
     _form("promiscuous", r"(?:device )?\S{1,15}: (?:renamed from|entered promiscuous|left promiscuous)", "", "{ifname}: renamed from eth0"),
 )  # fmt: skip
 """Those that match a line say what it may give. That a driver's line names a program behind its own prefix
-and device is no matter:
-nobody writes that prefix."""
+and device is no matter: nobody writes that prefix."""

@@ -2,8 +2,7 @@
 names and how it ended.
 
 Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row, and
-what the lines
-of one table say together is put together by `together`.
+what the lines of one table say together is put together by `together`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from slurm_watchdog.knowledge.shipped import read_shipped
 
 KILLS = frozenset({4, 7, 8, 9, 11})
 """Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a
-lost connection, TERM and
-INT are the launcher's.)"""
+lost connection, TERM and INT are the launcher's.)"""
 CLASSES = {
     9: "killed",
     11: "segmentation_fault",

@@ -17,12 +17,10 @@ RANK_SOURCES: tuple[tuple[str, str, str], ...] = (
     ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 )
 """Rank, local rank, world size, as set by: torchrun, accelerate and DeepSpeed's launcher; Open MPI; MVAPICH2;
-PMIx; MPICH's and
-Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; our own `run`, for a program that is alone;
-srun. What is set closest to the trainer comes first. Ray
-gives its workers no rank in their environment: its log says which is which, see `_ranks_of_ray`; until then,
-and where it spans
-several nodes, the process that srun started is the rank, with workers."""
+PMIx; MPICH's and Intel's Hydra (PMI 1 and 2); Cray's PMI; Cray PALS; ALPS; Flux; our own `run`, for a program
+that is alone; srun. What is set closest to the trainer comes first. Ray gives its workers no rank in their
+environment: its log says which is which, see `_ranks_of_ray`; until then, and where it spans several nodes,
+the process that srun started is the rank, with workers."""
 RANK_VARIABLES = tuple(dict.fromkeys(rank for rank, _, _ in RANK_SOURCES))
 LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES))
 WORLD_SIZE_VARIABLES = tuple(dict.fromkeys(size for _, _, size in RANK_SOURCES))

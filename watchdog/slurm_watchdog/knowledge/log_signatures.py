@@ -1,11 +1,11 @@
 """Lines of a job's log that look like an error: the rows of `data/log_signatures.conf`, and what all of them
 have in common.
 
-Each matches something that programs print when they fail, never the bare word "error", which healthy logs are full of.
-A row is tried only if one of its `needles` is in the line. The scanner
-(slurm_watchdog.parse.training_log.block_scan) looks for the letters of all
-needles of all tables in whole blocks of a log: the fewer different ones there are, the faster it reads. A needle that
-contains another one ("cuda error: " contains "error") costs it nothing.
+Each matches something that programs print when they fail, never the bare word "error", which healthy logs are
+full of. A row is tried only if one of its `needles` is in the line. The scanner
+(slurm_watchdog.parse.training_log.block_scan) looks for the letters of all needles of all tables in whole
+blocks of a log: the fewer different ones there are, the faster it reads. A needle that contains another one
+("cuda error: " contains "error") costs it nothing.
 """
 
 from __future__ import annotations
@@ -143,8 +143,7 @@ GUESSES = re.compile(
     re.IGNORECASE,
 )
 """What stands behind it is a list of what may have happened, and says nothing about what did (Ray: "Some
-common causes include: (1) the
-process was killed by the OOM killer, …")."""
+common causes include: (1) the process was killed by the OOM killer, …")."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
 

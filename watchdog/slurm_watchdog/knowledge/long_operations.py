@@ -2,10 +2,9 @@
 but the program's own.
 
 A loop of pure Python that goes round for minutes may be an index that is built, a score that is computed, a
-shard that is packed: whoever
-wrote it says so by its name, as a rule. The words are matched whole, in lower case, as `words_of` cuts a
-name; `x*` is any word that
-begins so. The list errs on the side of work: a name in it costs a later verdict, and never an accusation.
+shard that is packed: whoever wrote it says so by its name, as a rule. The words are matched whole, in lower
+case, as `words_of` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in
+it costs a later verdict, and never an accusation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """What a program is about, told by the functions that its main thread is in: it trains, or it serves.
 
 Of value for jobs that write no step: a training whose ranks have not moved for long hangs, and a server that
-nobody asks waits.
-A row is (function pattern, file pattern), both matched as a whole. Sources: the packages of the frameworks
-named, as their dumps show
-them (torch 2.13, transformers 5.23, lightning 2.6, deepspeed 0.19, composer 0.32, vllm, sglang,
-text-generation-inference, Ray Serve).
+nobody asks waits. A row is (function pattern, file pattern), both matched as a whole. Sources: the packages
+of the frameworks named, as their dumps show them (torch 2.13, transformers 5.23, lightning 2.6, deepspeed
+0.19, composer 0.32, vllm, sglang, text-generation-inference, Ray Serve).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 `data/progress_patterns.conf`, and what all of them have in common.
 
 A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so
-special forms
-stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates, and
+special forms stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates,
+and
   epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`; the first epoch has
          the number `first_epoch`), and `epochs`, how many there are to be;
   count  a number that rises and is no step (samples, tokens, epochs): it proves that the loop turns and is never shown as a step.
@@ -182,8 +182,8 @@ OTHER_UNIT = re.compile(
 )
 """Both are searched for in the lower-cased line."""
 
-# What else such a line may say, whatever the framework.
-# These are searched for in the lower-cased line, from where it has the needle.
+# What else such a line may say, whatever the framework. These are searched for in the lower-cased line, from
+# where it has the needle.
 _PLAIN = re.compile(
     rf"(?:step_time(?:_s)?|iter_time|step time(?: \(s\))?|time per step|(?:sec|seconds)_per_(?:step|iter(?:ation)?)|batch_cost|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )

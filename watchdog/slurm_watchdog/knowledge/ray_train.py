@@ -1,10 +1,9 @@
 """The workers of Ray Train: how their processes are called, and where the log says which rank each of them is.
 
 raylet starts them, so they have the environment of the task that started Ray, and no rank in it: Ray sets
-RANK and its like from
-inside, which /proc/PID/environ does not show. The controller of a run logs the ranks when its group of
-workers has started (Ray 2.7
-to 2.60, `ray/train/_internal/backend_executor.py` and `ray/train/v2/_internal/execution/worker_group/worker_group.py`):
+RANK and its like from inside, which /proc/PID/environ does not show. The controller of a run logs the ranks
+when its group of workers has started (Ray 2.7 to 2.60, `ray/train/_internal/backend_executor.py` and
+`ray/train/v2/_internal/execution/worker_group/worker_group.py`):
 
     Started training worker group of size 2:
     - (ip=192.0.2.2, pid=12426) world_rank=0, local_rank=0, node_rank=0
@@ -33,8 +32,7 @@ _SPEAKER = re.compile(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{
 
 _DIED = re.compile(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
 """The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60.
-How it ended Ray does not
-know: what it lists behind that are possible causes."""
+How it ended Ray does not know: what it lists behind that are possible causes."""
 
 
 @dataclass(frozen=True)

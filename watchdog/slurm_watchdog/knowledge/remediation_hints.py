@@ -1,12 +1,11 @@
 """What a fault usually is and what to try next: shown under a verdict, never as the verdict.
 
 A row is for classes: of log lines (slurm_watchdog.knowledge.log_signatures), of stacks
-(slurm_watchdog.knowledge.stack_frames.CLASSES), of the
-kernel's lines (slurm_watchdog.knowledge.kernel_signatures) and kinds of incidents
-(slurm_watchdog.model.incidents.Kind); some only where the text has
-certain words. Rows that need words say more and stand before those that don't. What is documented is named by
-the name of the
-document or option; addresses only of official pages. Much of it is what the people of BLOOM-176B and others wrote down.
+(slurm_watchdog.knowledge.stack_frames.CLASSES), of the kernel's lines
+(slurm_watchdog.knowledge.kernel_signatures) and kinds of incidents (slurm_watchdog.model.incidents.Kind);
+some only where the text has certain words. Rows that need words say more and stand before those that don't.
+What is documented is named by the name of the document or option; addresses only of official pages. Much of
+it is what the people of BLOOM-176B and others wrote down.
 """
 
 from __future__ import annotations
@@ -371,8 +370,8 @@ def hints_for(class_name: str, text: str) -> tuple[Hint, ...]:
     what the class does.
 
     `class_name` is a class of a log line, a stack or a line of the kernel, or a kind of incident; for an
-    unknown one there is
-    nothing. `text` is the line, the stack or the summary that the class was found in, and may be empty.
+    unknown one there is nothing. `text` is the line, the stack or the summary that the class was found in,
+    and may be empty.
     """
     searched = text[:MAX_TEXT]
     rows = [row for row in HINTS if class_name in row.classes]

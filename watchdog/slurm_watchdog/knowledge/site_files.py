@@ -1,10 +1,8 @@
 """Files in which a site keeps rows of its own: text -> rows, each checked, every error at once. Pure.
 
 What a site writes may be wrong or costly, so it is held to more than the rows of the package: the form of
-each expression bounds what it can
-cost (slurm_watchdog.base.regex_cost), it sees the first characters of a line only, and each row brings an
-example that it matches and a
-look-alike that it does not.
+each expression bounds what it can cost (slurm_watchdog.base.regex_cost), it sees the first characters of a
+line only, and each row brings an example that it matches and a look-alike that it does not.
 """
 
 from __future__ import annotations
@@ -90,8 +88,8 @@ class Bounded:
 
 def read_site(texts: Sequence[SiteText], known_parts: Mapping[str, str]) -> tuple[SiteRows, list[str]]:
     """The rows of a site's files, in their order, and what is wrong with them, a sentence each.
-    `known_parts`: expressions of the package
-    that the rows may name. With anything wrong the rows are not to be used."""
+    `known_parts`: expressions of the package that the rows may name. With anything wrong the rows are not to
+    be used."""
     entries: list[Entry] = []
     problems: list[str] = []
     for each in texts:

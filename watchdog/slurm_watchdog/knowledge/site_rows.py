@@ -1,11 +1,9 @@
 """The rows that a site added to the shipped ones, as this process has them in force. See docs/knowledge.md.
 
 They are the one thing here that a process is given, once, before it parses its first line: an agent or a
-controller by its configuration
-(SIGHUP starts it afresh, and its children are forked after that), a command by its options. Every table asks
-for them by its function
-(`log_table()`, `all_rows()`, `describe_xid()`, …); handing them down instead would take an argument through
-all of parse, diagnose and detect.
+controller by its configuration (SIGHUP starts it afresh, and its children are forked after that), a command
+by its options. Every table asks for them by its function (`log_table()`, `all_rows()`, `describe_xid()`, …);
+handing them down instead would take an argument through all of parse, diagnose and detect.
 """
 
 from __future__ import annotations

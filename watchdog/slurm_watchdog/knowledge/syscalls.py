@@ -169,17 +169,15 @@ HARMLESS_WCHAN = (
 
 PAGE_FAULT = "page fault"
 """In place of a system call's name: a thread that touched memory which is mapped from a file, and waits for
-its contents. The kernel
-gives number -1 for it; no argument, no descriptor names the file."""
+its contents. The kernel gives number -1 for it; no argument, no descriptor names the file."""
 
 FAULT_WCHAN = (
     "folio_wait", "folio_lock", "wait_on_page", "lock_page", "filemap_", "io_schedule", "request_wait_answer", "fuse_", "nfs", "rpc_", "cl_sync_io_wait",
     "cl_page", "cl_lock", "osc_", "ll_", "ldlm", "ptlrpc", "ceph", "netfs", "cifs", "smb", "gpfs", "kxPoll", "cxiWait", "wekafs", "beegfs", "FhgfsOps", "9p_",
 )  # fmt: skip
 """Wait channels (beginnings of their names, or parts) of a page fault on a file: the kernel's page cache, and
-clients of filesystems.
-FUSE waits in S (`request_wait_answer`, Linux 6.18), or in D for a page that another thread reads
-(`folio_wait_bit_common`)."""
+clients of filesystems. FUSE waits in S (`request_wait_answer`, Linux 6.18), or in D for a page that another
+thread reads (`folio_wait_bit_common`)."""
 
 FAULTS_IN = IDLE_CALLS | COUNTED | {"sendto", "sendmsg", "sendmmsg", "recvmmsg", "connect"}
 """Calls that may fault while they copy to or from the process's memory, although they are about no file."""

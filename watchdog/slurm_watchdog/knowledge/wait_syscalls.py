@@ -2,8 +2,7 @@
 `with lock:` has none of its own.
 
 A sampling of Python frames shows the function that waits and not the C function in it. Calls of which one
-cannot tell what they
-are for (poll, select, read of whatever) are left out.
+cannot tell what they are for (poll, select, read of whatever) are left out.
 """
 
 from __future__ import annotations

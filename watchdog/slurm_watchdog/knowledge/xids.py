@@ -2,17 +2,14 @@
 node: `data/xids.conf`.
 
 Sources: NVIDIA's Xid catalogue for Ampere and newer (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors
-with the Xid
-Catalog": name, meaning, immediate resolution), the older "Xid Errors" listing for what that leaves out, and
-the driver's own
-header nverror.h (open-gpu-kernel-modules 590) for the newest numbers. The words are ours.
+with the Xid Catalog": name, meaning, immediate resolution), the older "Xid Errors" listing for what that
+leaves out, and the driver's own header nverror.h (open-gpu-kernel-modules 590) for the newest numbers. The
+words are ours.
 
 `may_exclude_node` is true only where the number alone says that a piece of hardware is broken or will not
-work again before it
-is reset. What is usually the hardware, but may also come from a neighbour, a driver or somebody's reset, says
-no: a wrong yes
-costs a healthy node, a wrong no costs a second look. The kernel's line often says more than the number (see
-slurm_watchdog.parse.kernel_log.line).
+work again before it is reset. What is usually the hardware, but may also come from a neighbour, a driver or
+somebody's reset, says no: a wrong yes costs a healthy node, a wrong no costs a second look. The kernel's line
+often says more than the number (see slurm_watchdog.parse.kernel_log.line).
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     """0 where `step_known` is not set."""
     step_known: bool = True
     """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop
-    turns; which step it
-    is nobody knows."""
+    turns; which step it is nobody knows."""
     age_s: float
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
     rose_age_s: float | None = None
@@ -79,8 +78,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     """The same, the most of the recent ones."""
     by_epochs: bool = False
     """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or
-    the number of epochs, anew
-    when they resume."""
+    the number of epochs, anew when they resume."""
     total_steps: int | None = None
     first_step: int | None = None
     """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until
@@ -161,8 +159,7 @@ class StackSnapshot(Struct, frozen=True, kw_only=True):
 
 class Steady(Struct, frozen=True, kw_only=True):
     """A rank that runs Python in one small loop, as dump after dump since the last step had it; see
-    slurm_watchdog.diagnose.stacks.spinning.
-    `*_at` are on the clock of `ClusterView.now`."""
+    slurm_watchdog.diagnose.stacks.spinning. `*_at` are on the clock of `ClusterView.now`."""
 
     node: str
     pid: int
@@ -184,8 +181,7 @@ class Steady(Struct, frozen=True, kw_only=True):
 
 class Motion(Struct, frozen=True, kw_only=True):
     """What the dumps of one run say of a loop whose steps cannot be read; see
-    slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of
-    `ClusterView.now`."""
+    slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of `ClusterView.now`."""
 
     last_at: float
     """Of the newest dump."""

@@ -9,8 +9,8 @@ from slurm_watchdog.base.structs import Struct
 
 class Kind(StrEnum):
     """What can be wrong, as shipped: names for those who speak of one kind. A kind is the string that its
-    detector declares, everywhere the
-    same (module, configuration, metrics, journal); all of them are in slurm_watchdog.detect.registry.KINDS."""
+    detector declares, everywhere the same (module, configuration, metrics, journal); all of them are in
+    slurm_watchdog.detect.registry.KINDS."""
 
     FILESYSTEM_OUTAGE = "filesystem_outage"
     FILESYSTEM_STALL = "filesystem_stall"

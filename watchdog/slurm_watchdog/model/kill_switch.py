@@ -1,9 +1,8 @@
 """What a kill switch is: where it may lie, and the one line that it holds. Never a program, whoever asks for it. Pure.
 
 A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter
-runs: so it lies
-below fixed directories alone, has no hidden part in its name, and its line is composed here from four values
-of a closed alphabet.
+runs: so it lies below fixed directories alone, has no hidden part in its name, and its line is composed here
+from four values of a closed alphabet.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ class Blocked(Struct, frozen=True, kw_only=True):
 
 BY_SLURM, BY_CLAIM = "slurm", "claim"
 """How a process is known to be of a job: it is in a control group of the job, or below its slurmstepd; or by
-its environment alone, as the
-user whose job Slurm says that it is."""
+its environment alone, as the user whose job Slurm says that it is."""
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -66,8 +65,7 @@ class Process(Struct, frozen=True, kw_only=True):
     """Its real user."""
     member_by: str = ""
     """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim`
-    (its environment says so,
-    and it is the job's owner's); empty: an earlier release does not say."""
+    (its environment says so, and it is the job's owner's); empty: an earlier release does not say."""
     step_id: str | None = None
     """Slurm step ("0", "batch"), where known."""
     rank: int | None = None

@@ -56,8 +56,8 @@ class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
     The node refuses unless all of it is still so: this boot, this process (its start time) with this user and
-    name, none of a
-    job that lives, and a device of `minors` open. Answered with a ProcessEnd, refusals included.
+    name, none of a job that lives, and a device of `minors` open. Answered with a ProcessEnd, refusals
+    included.
     """
 
     id: str

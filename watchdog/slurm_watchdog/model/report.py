@@ -145,8 +145,8 @@ class DirectiveSection(Struct, frozen=True, kw_only=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
-    spread over fields of the
-    same names: see `with_sections`. A new field has a default, so that an older agent or controller is understood."""
+    spread over fields of the same names: see `with_sections`. A new field has a default, so that an older
+    agent or controller is understood."""
 
     node: str
     boot_id: str
@@ -200,8 +200,7 @@ _OWN_FIELD: Final = _own_fields()
 
 def with_sections(report: Report, sections: Iterable[Struct]) -> Report:
     """The report with these sections of one tick, each seen by another collector. Where two sections share a
-    field of a report
-    (two collectors see events), lists are joined in this order, and counts added."""
+    field of a report (two collectors see events), lists are joined in this order, and counts added."""
     found: dict[str, object] = {}
     for section in sections:
         if type(section) in _OWN_FIELD:

@@ -2,9 +2,8 @@
 from them. Pure.
 
 One row a word, one column a question: what asks something of a state asks it here, and a state that Slurm
-adds is added here.
-A word that is not in the table is neither running nor waiting nor over: nothing is done to such a job, and
-nothing is concluded from it.
+adds is added here. A word that is not in the table is neither running nor waiting nor over: nothing is done
+to such a job, and nothing is concluded from it.
 """
 
 from __future__ import annotations
@@ -74,8 +73,7 @@ JOB_STATES: dict[str, JobState] = {
     "TIMEOUT": JobState(_O),
 }
 """The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05. squeue shows one
-word: a flag
-(COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the state below it."""
+word: a flag (COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the state below it."""
 
 
 def _jobs(*stages: Stage) -> frozenset[str]:
@@ -105,8 +103,7 @@ FAILED = frozenset(word for word, state in JOB_STATES.items() if state.failed)
 ENDED_BY_PERSON = frozenset(word for word, state in JOB_STATES.items() if state.by_person)
 RESTARTABLE = frozenset({"RUNNING"})
 """The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
-signalled is in the hands
-of somebody else."""
+signalled is in the hands of somebody else."""
 
 
 def is_known(state: str) -> bool:

@@ -29,8 +29,8 @@ def why_not(
     """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
 
     Either Slurm itself has given the node up, or nobody has drained it and its agent shows a process that
-    cannot be killed (`unkillable`):
-    Slurm 26.05 was seen to keep the job COMPLETING beyond UnkillableStepTimeout without draining the node.
+    cannot be killed (`unkillable`): Slurm 26.05 was seen to keep the job COMPLETING beyond
+    UnkillableStepTimeout without draining the node.
     """
     if is_lost(node.state):
         return f"Slurm has it as {node.state} already"

@@ -2,8 +2,8 @@
 memory, and only write down.
 
 A recording tells of its own controller what no report and no listing tells: whether it was paused, which
-actions it had under way and how
-they ended, what an operator asked for. What a replay alone allows is under way until the run that it is about is over.
+actions it had under way and how they ended, what an operator asked for. What a replay alone allows is under
+way until the run that it is about is over.
 """
 
 from __future__ import annotations

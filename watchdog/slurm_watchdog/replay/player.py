@@ -1,11 +1,9 @@
 """A trace through the real state, detectors, correlation and policy, on the trace's own clock. It acts on nothing.
 
 What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that
-were taken), what is
-allowed is written down and not done, and time ends with the trace. Decisions are those of the service's own
-Decider. Where a controller
-has recorded what it did itself, that is what has happened; any other trace is of one that only watched, warm
-from the first line on.
+were taken), what is allowed is written down and not done, and time ends with the trace. Decisions are those
+of the service's own Decider. Where a controller has recorded what it did itself, that is what has happened;
+any other trace is of one that only watched, warm from the first line on.
 """
 
 from __future__ import annotations
@@ -145,8 +143,7 @@ class TracePlayer:
         """The judgement of the last moment and of the ticks from there to the next one.
 
         While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before
-        and is not mended by a
-        report is wrong then, too, as long as nobody has fallen silent.
+        and is not mended by a report is wrong then, too, as long as nobody has fallen silent.
         """
         tick_s, before = self.config.controller.tick, until - 0.001
         if self._recorded and until - since > self.judge.slurm_patience_s:

@@ -14,7 +14,6 @@ generators, or by hand.
     {"t":5,"kind":"fault","name":"frozen filesystem","job_id":"7","node":"n0"}
 
 `t` is in seconds, on any clock that does not jump. A field that is missing is unknown; fields that nobody
-knows are ignored.
-A recording also has `more` (whatever else our own values hold), and the kinds `node` (Slurm's word for a
-node) and `stack`.
+knows are ignored. A recording also has `more` (whatever else our own values hold), and the kinds `node`
+(Slurm's word for a node) and `stack`.
 """

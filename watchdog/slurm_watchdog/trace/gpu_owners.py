@@ -1,10 +1,9 @@
 """Whose GPUs are whose in a trace: what its lines leave to be inferred, as narrowly as it can be. Pure.
 
 A trace has no `/proc/*/fd` and no cgroups. That a process holds a GPU and belongs to no job that runs is
-known only of one that the
-trace itself said to be of a job, which is over. Which rank computes on which GPU, where no line lists
-processes, follows the order
-in which every launcher deals them out, and only if there are as many of the one as of the other.
+known only of one that the trace itself said to be of a job, which is over. Which rank computes on which GPU,
+where no line lists processes, follows the order in which every launcher deals them out, and only if there are
+as many of the one as of the other.
 """
 
 from __future__ import annotations
@@ -106,8 +105,8 @@ nothing new is said of it."""
 
 def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> tuple[Gpu, ...]:
     """The GPUs with the ranks that compute on them, where no line of the node lists any process: the ranks of
-    the one job that is
-    there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they are."""
+    the one job that is there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they
+    are."""
     if any(gpu.pids is not None for gpu in gpus):
         return tuple(gpus)
     ranks = [each for each in processes if each.role is Role.RANK and each.rank is not None]

@@ -1,16 +1,13 @@
 """Which processes there are on one node, from a trace that says who is there and never who is gone. Pure.
 
 A process that is said to be dead (Z, X) is dead. One that is merely not listed any more is gone only if the
-trace looks as if it
-listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one came back that had not
-been listed), and
-then MISSED times not this one, or twice as often where the regular listings were fewer than WHOLE or its GPU
-still lists it; once less
-where no line of PROVEN was missing before. If the kernel says that it killed the process, or its GPU does not
-list it any more, or was
-emptied, once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody
-dead. Where the agent's own
-report says how many processes there are (recordings do), and so many were listed, the rest is gone.
+trace looks as if it listed everybody: REGULAR times in a row each rank of the job (RELIABLE times since one
+came back that had not been listed), and then MISSED times not this one, or twice as often where the regular
+listings were fewer than WHOLE or its GPU still lists it; once less where no line of PROVEN was missing
+before. If the kernel says that it killed the process, or its GPU does not list it any more, or was emptied,
+once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where
+the agent's own report says how many processes there are (recordings do), and so many were listed, the rest is
+gone.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ RELIABLE = 20
 MISSED = 3
 PROVEN = 1000
 """Lines about processes in a row of which none was missing: then fewer than three in a thousand are lost (95
-% sure), and two of the same
-process in a row hardly ever are. Of one line in a hundred that is, they are within minutes."""
+% sure), and two of the same process in a row hardly ever are. Of one line in a hundred that is, they are
+within minutes."""
 WHOLE = 8
 """A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
 SLACK = 1.5
@@ -153,8 +150,7 @@ class Processes:
         seen: Collection[int] = (),
     ) -> float | None:
         """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so,
-        too; those in `seen` are
-        seen elsewhere. Returns since when, None if nobody is."""
+        too; those in `seen` are seen elsewhere. Returns since when, None if nobody is."""
         if self._since_gap is not None:
             self._since_gap += 1
         self._proven += len(listed)

@@ -58,8 +58,7 @@ class Node:
     heard_at: float = float("-inf")
     speaks: bool = False
     """It has said what agents say again and again. One of which a trace tells no more than what it logged has
-    no agent that could fall
-    silent."""
+    no agent that could fall silent."""
     own: tuple[Pattern, ...] = ()
     """The site's patterns of progress."""
     processes: Processes = field(init=False)

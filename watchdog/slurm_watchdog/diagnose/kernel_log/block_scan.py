@@ -2,12 +2,10 @@
 line would give.
 
 Nearly all lines say nothing we know, and nearly all are alike: they differ in digits. So the letters alone of
-each line, its *shape*,
-are compared first (slurm_watchdog.parse.training_log.block_scan does the same with logs of jobs). A row of
-the knowledge can only match a line whose shape holds
-the letters of its needle; each different shape is looked at once, and the lines of a shape without any needle
-are done with.
-After a line about a stuck task its call trace is read line by line.
+each line, its *shape*, are compared first (slurm_watchdog.parse.training_log.block_scan does the same with
+logs of jobs). A row of the knowledge can only match a line whose shape holds the letters of its needle; each
+different shape is looked at once, and the lines of a shape without any needle are done with. After a line
+about a stuck task its call trace is read line by line.
 
 Pure; it remembers shapes from block to block.
 """

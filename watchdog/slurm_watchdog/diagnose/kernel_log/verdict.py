@@ -2,8 +2,8 @@
 may cost a node its jobs.
 
 Pure. A single line has its weight from the knowledge; the file around it can take weight away (the device
-recovered) and, for a
-disk, give some: a filesystem's trouble may keep jobs off its node only if the disk below it is the node's own.
+recovered) and, for a disk, give some: a filesystem's trouble may keep jobs off its node only if the disk
+below it is the node's own.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
 
 def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
     """The rank of an error that names nobody, from the one that says next what its process felt of it: the
-    kernel, a driver or a
-    library wrote the first line, Python the second. Only if that can be a single rank."""
+    kernel, a driver or a library wrote the first line, Python the second. Only if that can be a single
+    rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
     near = [
         e
@@ -177,8 +177,7 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     """The row of torchrun's tables that an error without a name belongs to, if it can be only one.
 
     Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may
-    list such a one first.
-    What Python `raised` ends a process with code 1.
+    list such a one first. What Python `raised` ends a process with code 1.
     """
     codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
     if name in ("oom_kill", "killed"):

@@ -1,8 +1,7 @@
 """A cascade of collectives that timed out: who is missing from it, who is behind, who ran something else. Pure.
 
 The ranks that say so waited; the one they waited for is often the one that says nothing. It is named only
-where nearly all
-others did say so, or where one is behind all the others of the same group.
+where nearly all others did say so, or where one is behind all the others of the same group.
 """
 
 from __future__ import annotations
@@ -58,9 +57,8 @@ def suspects_of(
     more: frozenset[int] = frozenset(),
 ) -> Suspects | None:
     """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None;
-    `known`: ranks seen
-    anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks that said so as well,
-    in lines that were not kept."""
+    `known`: ranks seen anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks
+    that said so as well, in lines that were not kept."""
     told = _told(errors)
     if told is not None:
         return told

@@ -1,8 +1,7 @@
 """What is kept of a log while it is read: its facts, and the lines around what matters. Pure, and bounded.
 
 A log of gigabytes is looked at in blocks (slurm_watchdog.parse.training_log.block_scan). Of its lines those
-near an error are kept, the first and the
-last ones, and of its progress an even choice.
+near an error are kept, the first and the last ones, and of its progress an even choice.
 """
 
 from __future__ import annotations
@@ -159,8 +158,7 @@ class Collector:
 
     def _date_the_last(self, data: bytes, last_place: int) -> None:
         """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place`
-        is that line's in this
-        block, -1 if it stood in an earlier one."""
+        is that line's in this block, -1 if it stood in an earlier one."""
         if last_place >= 0:
             newest = next((f for f in self._facts[:-64:-1] if f.fact.kind is EventKind.PROGRESS), None)
             self._undated = newest if newest is not None and newest.stamp is None else None

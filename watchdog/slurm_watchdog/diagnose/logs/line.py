@@ -1,10 +1,9 @@
 """One line of a log taken apart: when, who, how serious, and what it says without all that. Pure.
 
 Launchers, log collectors and loggers each put something in front, in any order: a time, a host, a rank, a
-level, a file and
-line. They are taken off one by one. A local rank is no rank, a worker's number is no rank, and of a number in
-front of a host's
-name only the whole log tells which it is (see slurm_watchdog.diagnose.logs.ranks).
+level, a file and line. They are taken off one by one. A local rank is no rank, a worker's number is no rank,
+and of a number in front of a host's name only the whole log tells which it is (see
+slurm_watchdog.diagnose.logs.ranks).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rank that the others say they lost, in words of a program's own. Pure.
 
 A suspect and no more: who says so lost a connection, and it may be his own end of it that broke. So it is
-named only if all that
-name one name the same, if several do (or the first rank, or nobody in particular), and if it says nothing of its own.
+named only if all that name one name the same, if several do (or the first rank, or nobody in particular), and
+if it says nothing of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who is meant by the numbers in a log: ranks, local ranks, tasks. Pure.
 
 A number counts as a rank only where nothing speaks against it. torchrun prints local ranks in front of lines
-and the truth in
-its table of failures; `srun --label` prints tasks, which are ranks only if no other launcher starts several in each.
+and the truth in its table of failures; `srun --label` prints tasks, which are ranks only if no other launcher
+starts several in each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """The error lines that agents reported of one run, as a case for the engine that judges whole logs. Pure.
 
 Of a file only the lines that look like errors are known here, and of the run what only a cluster knows: where
-each rank runs and with which
-process id, the job's nodes, when its last step was made. Which line came first, whose it is and what it
-follows from is decided by
-slurm_watchdog.diagnose.logs.verdict for both.
+each rank runs and with which process id, the job's nodes, when its last step was made. Which line came first,
+whose it is and what it follows from is decided by slurm_watchdog.diagnose.logs.verdict for both.
 """
 
 from __future__ import annotations
@@ -116,8 +114,7 @@ def _without_strangers(line: Line, run: ReportedRun) -> Line:
 
 def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
     """The lines of a run of which no rank was seen, without the numbers in front that Slurm does not name as
-    tasks: they may be those of a
-    list, of `grep -n`, of anything."""
+    tasks: they may be those of a list, of `grep -n`, of anything."""
     tasks = {task.task for task in ranks.tasks}
     return [
         replace(line, who=replace(line.who, number=None))
@@ -131,8 +128,8 @@ def _named_by_files(
     files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun
 ) -> list[list[Line]]:
     """The lines, each with the rank that its file's name has, where there are several files. Only a name that
-    says `rank` is believed, and
-    only on the node where that rank runs: of a job's files few are here, and `log_1.txt` may be the first try."""
+    says `rank` is believed, and only on the node where that rank runs: of a job's files few are here, and
+    `log_1.txt` may be the first try."""
     if len(files) < 2:
         return read
     seats = {(seat.rank, seat.node) for seat in run.seats}

@@ -2,10 +2,8 @@
 numbers only count. Pure.
 
 Launchers and people put the output of several ranks into one text, each under a heading: Composer's `Begin
-global rank 6 STDERR`,
-`tail` and `head` of several files (`==> logs/rank_3.err <==`), a line of dashes with a rank in it. What
-stands there and says nothing
-of its own is that rank's.
+global rank 6 STDERR`, `tail` and `head` of several files (`==> logs/rank_3.err <==`), a line of dashes with a
+rank in it. What stands there and says nothing of its own is that rank's.
 """
 
 from __future__ import annotations
@@ -61,9 +59,8 @@ def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
 
 def without_modules(lines: Sequence[Line]) -> list[Line]:
     """The lines without a host and its number in brackets, if there is but one such host and its numbers are
-    large, or other lines have
-    a file there: loggers put a module and its line there (`[gpt2:120]`), and of a job's ranks some have small
-    numbers."""
+    large, or other lines have a file there: loggers put a module and its line there (`[gpt2:120]`), and of a
+    job's ranks some have small numbers."""
     bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
     if any(DYING.match(line.text) or _FRAME.match(line.text) for line in bracketed):
         return list(lines)  # mpirun's, with a process's number; a logger has no prefix within a traceback
@@ -83,8 +80,7 @@ def without_modules(lines: Sequence[Line]) -> list[Line]:
 
 def with_sections(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
     """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that
-    names a rank have it
-    where they name nobody themselves."""
+    names a rank have it where they name nobody themselves."""
     filled: list[Line] = []
     headings: list[int] = []
     current: Who = NOBODY

@@ -1,8 +1,7 @@
 """When a line of a log was written, as far as it says so. Pure.
 
 Programs write time in dozens of ways, and the lines of one job's log come from several clocks: with a year or
-without, with a
-zone or without, the time of day alone. Only times of one sort may be compared.
+without, with a zone or without, the time of day alone. Only times of one sort may be compared.
 """
 
 from __future__ import annotations
@@ -122,8 +121,8 @@ class Clock:
     """Puts the stamps of one log, in its order, on one scale; those that do not fit on it give None.
 
     The scale is that of the first stamps with a full date or, where there are none, of whatever comes first.
-    Dates without a
-    year take the last known one's; times of day take the last known date, and go on to the next day behind midnight.
+    Dates without a year take the last known one's; times of day take the last known date, and go on to the
+    next day behind midnight.
     """
 
     def __init__(self) -> None:
@@ -178,8 +177,8 @@ def _in_year(moment: datetime, year: int) -> float | None:
 
 def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
     """When a log was seen (seconds since 1970), on the scale of its own times, whose last one is `ends`:
-    where these have no year, or
-    no date at all, the first moment that fits, for nobody may claim more years or days of silence than are known."""
+    where these have no year, or no date at all, the first moment that fits, for nobody may claim more years
+    or days of silence than are known."""
     if ends is None or sort not in ("clock", "dated"):
         return seen
     if sort == "clock":

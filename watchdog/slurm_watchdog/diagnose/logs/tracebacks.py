@@ -1,8 +1,8 @@
 """Errors in the lines of a log: interleaved tracebacks put together, chains kept in their order. Pure.
 
 Lines with the same prefix are one stream, and what is said in a stream is said in order. Without a prefix the
-ranks' lines lie
-over each other: then each last line of a traceback is an error of its own, and nobody knows whose.
+ranks' lines lie over each other: then each last line of a traceback is an error of its own, and nobody knows
+whose.
 """
 
 from __future__ import annotations

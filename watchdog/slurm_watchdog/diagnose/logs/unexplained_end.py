@@ -74,8 +74,7 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
 
 def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
     """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption
-    needs no such reason, and
-    some programs end with a code of their own when they are told to end."""
+    needs no such reason, and some programs end with a code of their own when they are told to end."""
     if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
         return False
     return any(_FAILED.search(error.raw_text) for error in told if error.name == "task_exit")

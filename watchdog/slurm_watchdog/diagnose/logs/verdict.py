@@ -1,10 +1,8 @@
 """What a run died of, from its logs alone: cause, cascade, teardown and noise told apart, and who is named. Pure.
 
 The first error in time that does not follow from another one is the cause, if no progress was made after it.
-What ranks say of
-each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is not the one who
-did it: there nobody
-is named but the ranks that are missing from the cascade.
+What ranks say of each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is
+not the one who did it: there nobody is named but the ranks that are missing from the cascade.
 """
 
 from __future__ import annotations

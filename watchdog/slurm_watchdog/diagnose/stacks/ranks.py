@@ -174,8 +174,8 @@ def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:
 
 def _address_of_main(dump: Dump) -> str:
     """The address by which faulthandler names the main thread: `dump_traceback_later(repeat=True)` writes one
-    process again and again, with no
-    pid. Two programs have it at different addresses; a forked child has its parent's, and is left out."""
+    process again and again, with no pid. Two programs have it at different addresses; a forked child has its
+    parent's, and is left out."""
     thread = main_thread(_stack(dump, 0))
     if thread is None or thread.thread_id < MAX_TID:
         return ""

@@ -1,12 +1,10 @@
 """A rank that goes round in a small loop of Python for ever: what dump after dump says of it. Pure.
 
 From one dump to the next, a loop that waits for what never comes looks like work: the interpreter runs. Over
-minutes it differs
-from most work: the same few lines of the same functions, nothing read, nothing written, no byte more memory.
-A call into compiled
-code that takes long (a sort, a regular expression, an index built in C++) shows one line, too: what releases
-the interpreter's lock
-is left out by that, what has a telling name by the name, and the rest by the time that it is given.
+minutes it differs from most work: the same few lines of the same functions, nothing read, nothing written, no
+byte more memory. A call into compiled code that takes long (a sort, a regular expression, an index built in
+C++) shows one line, too: what releases the interpreter's lock is left out by that, what has a telling name by
+the name, and the rest by the time that it is given.
 
 What is followed is bounded: a few ranks of a run, a few stacks of each.
 """
@@ -41,8 +39,7 @@ IO_BYTES = 256
 """In all. Threads that wake each other write 8 bytes each time; one line of a log every minute is more than that."""
 LEAST_CPU, MOST_CPU = 0.1, 1.2
 """Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores
-for its ranks, if it was
-found running or waiting for a core."""
+for its ranks, if it was found running or waiting for a core."""
 LEAST_GIL = 0.5
 """Share of the dumps in which the main thread held the interpreter's lock."""
 PLACES = frozenset({Place.OTHER, Place.QUEUE, Place.LOCK, Place.DATALOADER})
@@ -55,8 +52,8 @@ def follow(
     before: Mapping[ProcessKey, Steady], stacks: Sequence[ProcessStack], at: float
 ) -> dict[ProcessKey, Steady]:
     """The ranks that may be in such a loop, after one more dump of all ranks, taken `at`; `before` is what
-    came of the last one.
-    `stacks` are those of the few ranks that stand outside of the collective in which the others wait.
+    came of the last one. `stacks` are those of the few ranks that stand outside of the collective in which
+    the others wait.
 
     A rank whose dump is missing is forgotten; one that shows something else begins anew.
     """

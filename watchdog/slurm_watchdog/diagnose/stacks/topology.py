@@ -1,10 +1,9 @@
 """How ranks are laid out over tensor, context, data and pipeline parallelism, and who among ranks that all
-wait differs from those
-that normally look like it. Pure.
+wait differs from those that normally look like it. Pure.
 
 The order is Megatron-LM's (`--order tp-cp-ep-dp-pp`): ranks of one tensor-parallel group are neighbours, the
-pipeline's stages lie
-furthest apart. It is known only if the command lines of all ranks say the same, or if the caller does.
+pipeline's stages lie furthest apart. It is known only if the command lines of all ranks say the same, or if
+the caller does.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def _fitting(sizes: dict[str, int], world: int) -> Topology | None:
 
 def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> RankPlace | None:
     """The one rank that waits in another collective than all others of its tensor-parallel group; None if
-    there is none, or if
-    another group does not agree either."""
+    there is none, or if another group does not agree either."""
     if not _all_there(waiting, topology) or topology.tensor < MOST + 1:
         return None
     groups: dict[int, dict[str, list[RankPlace]]] = {}
@@ -109,8 +107,7 @@ def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> Ran
 
 def late_replica(waiting: Sequence[RankPlace], topology: Topology) -> tuple[RankPlace, ...]:
     """The ranks of the one copy of the model whose pipeline has not finished, while all other copies wait for
-    it in a collective of
-    all copies; empty if it is not so."""
+    it in a collective of all copies; empty if it is not so."""
     if not _all_there(waiting, topology) or topology.data < MOST or topology.pipeline < 2:
         return ()
     copies: dict[int, dict[tuple[int, int], RankPlace]] = {}

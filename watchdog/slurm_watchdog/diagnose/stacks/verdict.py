@@ -1,10 +1,9 @@
 """What a set of stacks says: a hang or none, of what class, who keeps the others waiting, in one sentence.
 
 The same engine as the live vote (`stacks.sides`, `stack_places.locate`), for dumps that somebody sends:
-mostly one of each rank, without a
-clock. So a hang is stated only if the time since the last step says so, or several dumps that are alike, or the stacks
-themselves prove it: a debugger's prompt, a teardown, everybody in a collective but a few in a place that does
-not end by itself.
+mostly one of each rank, without a clock. So a hang is stated only if the time since the last step says so, or
+several dumps that are alike, or the stacks themselves prove it: a debugger's prompt, a teardown, everybody in
+a collective but a few in a place that does not end by itself.
 """
 
 from __future__ import annotations

@@ -148,8 +148,7 @@ def _stands_still(place: RankPlace, history: History) -> bool:
 
 def _is_starved(seen: Sequence[ProcessStack]) -> bool:
     """Whether a process that was found running, or waiting for a core, each time has used some: it computes,
-    on a machine that has too
-    few cores. One that waits for something sleeps nearly always."""
+    on a machine that has too few cores. One that waits for something sleeps nearly always."""
     if len(seen) < STARVED_LOOKS or any(stack.state != "R" for stack in seen):
         return False
     return _cpu_used_s(seen[0], seen[-1]) > 0.0

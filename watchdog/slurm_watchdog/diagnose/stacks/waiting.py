@@ -68,8 +68,7 @@ def sides(
 
 def accused(outside: Sequence[RankPlace]) -> list[RankPlace]:
     """Of the ranks that stand outside, those to be named: who sits at a debugger's prompt; else who is in
-    nothing that takes its time, for
-    the others may well be busy because of that one; else all of them."""
+    nothing that takes its time, for the others may well be busy because of that one; else all of them."""
     prompt = [p for p in outside if p.place is Place.DEBUGGER]
     return prompt or [p for p in outside if not (is_unhurried(p) or takes_its_time(p))] or list(outside)
 
@@ -99,10 +98,8 @@ def _wait_for_the_others(
     maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
 ) -> bool:
     """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just
-    as still in something of
-    its own, such as a data loader. Were the one at fault, the other would soon be beside it: it fetches its
-    data and comes there, too.
-    (Of more ranks a majority is asked for.)"""
+    as still in something of its own, such as a data loader. Were the one at fault, the other would soon be
+    beside it: it fetches its data and comes there, too. (Of more ranks a majority is asked for.)"""
     if len(dumped) != 2 or len(maybe) != 1:
         return False
     (other,) = (place for place in dumped if place.key != maybe[0].key)
@@ -130,8 +127,8 @@ def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
 
     The collective's own name counts: the same barrier is often called from two places. The backward pass, in
-    which gradients are
-    reduced, is such a collective for those who stand still in it; one rank alone in there is behind, and no mismatch.
+    which gradients are reduced, is such a collective for those who stand still in it; one rank alone in there
+    is behind, and no mismatch.
     """
     if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):
         return None

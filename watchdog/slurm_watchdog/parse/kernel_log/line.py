@@ -125,8 +125,7 @@ _KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
 
 GPFS_DAEMON = "mmfs"
 """The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such
-a line may give is about GPFS
-alone, and takes no node away."""
+a line may give is about GPFS alone, and takes no node away."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,8 @@ def parse_kernel_line(text: str) -> KernelFact | None:
 
 def parse_message(message: str, level: int | None = None) -> KernelFact | None:
     """The fact in a message of the kernel without any prefix. `level` is its severity (syslog(3)), where the
-    record says it: no line
-    that the kernel holds for mere information takes a node away, but for rows that say so."""
+    record says it: no line that the kernel holds for mere information takes a node away, but for rows that
+    say so."""
     low = message.lower()
     about_user: frozenset[str] | None = None
     looked = False
@@ -288,8 +287,7 @@ def parse_message(message: str, level: int | None = None) -> KernelFact | None:
 
 def _rows_for_user_text(message: str) -> frozenset[str] | None:
     """What a line may give that holds a user's words where a driver's would stand; None for a line that holds
-    none there. One that has
-    two such forms was made to look like the other: it gives what both may."""
+    none there. One that has two such forms was made to look like the other: it gives what both may."""
     forms = [form.rows for form in USER_TEXT if form.regex.match(message)]
     return frozenset.intersection(*forms) if forms else None
 
@@ -355,8 +353,7 @@ _ASKS_FOR_RESET = re.compile(
     r"\bgpu requires (?:a )?reset\b|\bgpu reset (?:is )?required\b|\bgpu needs to be reset\b|\brst: yes, d-rst: "
 )
 """All longer than a program's name (15 characters), which may stand in the same place. That a GPU is to be
-reset some time (63, `reset gpu to
-activate`) is none."""
+reset some time (63, `reset gpu to activate`) is none."""
 
 
 def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:

@@ -1,12 +1,10 @@
 """Reads whole blocks of a log at once: a million lines a second, with the facts that parse_line would give
 line by line.
 
-Nearly all lines of a training log say nothing we know, and nearly all are alike: they differ in digits and punctuation.
-So the letters alone of each line, its *shape*, are compared first. A row of the tables can only match a line
-whose shape
-holds the letters of one of the row's needles; each different shape of a block is looked at once, and the
-lines of a shape
-without any needle are done with. The others are parsed.
+Nearly all lines of a training log say nothing we know, and nearly all are alike: they differ in digits and
+punctuation. So the letters alone of each line, its *shape*, are compared first. A row of the tables can only
+match a line whose shape holds the letters of one of the row's needles; each different shape of a block is
+looked at once, and the lines of a shape without any needle are done with. The others are parsed.
 
 What makes this exact: taking characters out of a text never takes out a needle, when all of them are taken out of both.
 What bounds it in a flood: of the lines of one shape so many are parsed, then a sample, and the rest is counted.

@@ -1,10 +1,9 @@
 """What a line of progress means after the lines before it, in one file: epochs that are named in a line of
-their own, epochs of
-different lengths, bars inside of bars. Pure bookkeeping, bounded; one Context a file.
+their own, epochs of different lengths, bars inside of bars. Pure bookkeeping, bounded; one Context a file.
 
 A bar inside of the training's (an evaluation, a generation, DDIM steps: often without any label) counts
-something else: it shows
-that the program works, and it is no step. It is known by how bars stand to each other, not by its words:
+something else: it shows that the program works, and it is no step. It is known by how bars stand to each
+other, not by its words:
 
 - a bar that is not at its end, and that has risen by itself STEADY times while no other bar began, is the training's (outer): a bar
   of another total that begins then is inside of it. Epochs around batches never rise by themselves: there the

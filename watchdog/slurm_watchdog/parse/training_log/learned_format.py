@@ -2,12 +2,10 @@
 place of a steady line.
 
 A wrong clock hides a hang, or accuses a job that does well. So much has to come together, and one doubt is
-enough to stay
-silent: the line names something that only training has (a loss, a learning rate, an accuracy …), a number
-with decimals in it
-goes up and down as a loss does, the whole number beside it rose RISES times by the same amount over at least
-SPAN_S, at a steady
-pace, and not with the time of day. What is counted is not known: the number is a count, and never shown as a step.
+enough to stay silent: the line names something that only training has (a loss, a learning rate, an accuracy
+…), a number with decimals in it goes up and down as a loss does, the whole number beside it rose RISES times
+by the same amount over at least SPAN_S, at a steady pace, and not with the time of day. What is counted is
+not known: the number is a count, and never shown as a step.
 
 Pure bookkeeping, one Learner a file, bounded in memory and in time.
 """

@@ -18,7 +18,8 @@ from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, No
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
-from slurm_watchdog.parse.training_log.line import LogFact, parse_line
+from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.line import parse_line
 from tests.accuracy.world import INTERVAL_S, Said
 
 Line = dict[str, Any]

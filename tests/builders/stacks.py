@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slurm_watchdog.parse.stacks.text import Dump, parse_stacks
+from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.text import parse_stacks
 
 # fmt: off
 C10D = "torch/distributed/distributed_c10d.py"

@@ -40,7 +40,7 @@ from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.slack_messages import parent
 from slurm_watchdog.notify.webhook import event_json
 from slurm_watchdog.parse.kernel_log.line import parse_message
-from slurm_watchdog.parse.training_log.line import LogFact
+from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.secret_samples import planted
 from tests.unit.controller.test_access import Controller, ask

@@ -26,7 +26,8 @@ from slurm_watchdog.model.cluster_view import ErrorLine
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.past_runs import PastRun, Seat
-from slurm_watchdog.parse.training_log.line import kept_line, parse_line
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import kept_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 
 PIDS = {0: 4710, 1: 4711, 2: 4712, 3: 4713}

@@ -20,7 +20,8 @@ from slurm_watchdog.cli.main import main
 from slurm_watchdog.diagnose.stacks.case import Options
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, cast
 from slurm_watchdog.diagnose.stacks.verdict import Verdict, judge
-from slurm_watchdog.parse.stacks.text import Dump, parse_stacks
+from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.text import parse_stacks
 from tests.builders.stacks import (
     BACKWARD,
     BARRIER,

@@ -18,7 +18,8 @@ from slurm_watchdog.knowledge.stack_frames import CLASSES, FRAMES, NATIVE, THREA
 from slurm_watchdog.knowledge.stack_frames import READERS as FRAME_READERS
 from slurm_watchdog.knowledge.xids import XIDS, xid_row
 from slurm_watchdog.parse.kernel_log.line import parse_message
-from slurm_watchdog.parse.training_log.line import parse_line, split_prefix
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import split_prefix
 
 READERS = {
     "log": log_row,

@@ -33,7 +33,9 @@ from slurm_watchdog.parse.training_log.block_scan import (
     needles_in_force,
     scan,
 )
-from slurm_watchdog.parse.training_log.line import LogFact, has_needle, parse_line
+from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import has_needle
 
 Facts = list[tuple[str, LogFact]]
 

@@ -20,10 +20,8 @@ from slurm_watchdog.parse.kernel_log.line import (
     is_interesting,
     parse_kernel_line,
     parse_message,
-    parse_record,
-    readable,
-    strip_prefix,
 )
+from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable, strip_prefix
 
 CAPTURES = Path(__file__).parents[2] / "captures/kernel"
 PCI = parts_of(parse_entries((DATA / "kernel_signatures.conf").read_text(), "")[0])["PCI"]

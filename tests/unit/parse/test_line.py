@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES, Signature, log_table
 from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, Pattern, Sign
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.line import clean_line, parse_line, split_prefix
+from slurm_watchdog.parse.training_log.line import parse_line
+from slurm_watchdog.parse.training_log.text import clean_line, split_prefix
 
 CAPTURES = Path(__file__).parents[2] / "captures/logs"
 

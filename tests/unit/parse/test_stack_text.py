@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.diagnose.stacks.ranks import cast
 from slurm_watchdog.diagnose.stacks.verdict import judge
+from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.frame_lines import parse_frame
 from slurm_watchdog.parse.stacks.headers import (
     DumpHeader,
+    header_of_command,
+    header_of_file,
     parse_header,
     parse_prefix,
-    said_by_command,
-    said_by_file,
 )
-from slurm_watchdog.parse.stacks.text import Dump, parse_frame, parse_stacks
+from slurm_watchdog.parse.stacks.text import parse_stacks
 
 SPY = """Process 4711: /opt/env/bin/python -u train.py --local_rank 3
 Python v3.10.12 (/opt/env/bin/python3.10)
@@ -91,7 +93,7 @@ def test_what_stands_around_the_lines_does_not_disturb(change) -> None:
 def test_lines_of_two_nodes_that_interleave_are_put_together() -> None:
     other = SPY.replace("4711", "5822").replace("barrier", "broadcast")
     mixed = "".join(f"n1: {a}\nn2: {b}\n" for a, b in zip(SPY.splitlines(), other.splitlines(), strict=True))
-    found = {dump.said.host: (dump.pid, calls(dump)[0]) for dump in parse_stacks(mixed)}
+    found = {dump.header.host: (dump.pid, calls(dump)[0]) for dump in parse_stacks(mixed)}
     assert found == {"n1": (4711, "barrier"), "n2": (5822, "broadcast")}
 
 
@@ -170,14 +172,14 @@ def test_py_spy_json_alone_after_headers_and_cut_short() -> None:
     text = json.dumps(threads, indent=2)
     assert [(d.pid, len(d.threads)) for d in parse_stacks(text)] == [(7, 2)]
     assert [
-        (d.pid, d.said.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")
+        (d.pid, d.header.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")
     ] == [
         (7, 3),
         (7, 4),
     ]
     assert [(d.pid, len(d.threads)) for d in parse_stacks(text[:-150])] == [(7, 1)]
     named = {"n1": {"rank": 5, "pid": 7, "threads": threads}}
-    assert [(d.said.host, d.said.rank) for d in parse_stacks(json.dumps(named))] == [("n1", 5)]
+    assert [(d.header.host, d.header.rank) for d in parse_stacks(json.dumps(named))] == [("n1", 5)]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_py_spy_json_alone_after_headers_and_cut_short() -> None:
 def test_an_error_in_place_of_a_dump_is_a_row_with_the_reason(text: str, error: str) -> None:
     dump = the_one(text)
     assert (dump.error, dump.threads) == (error, ())
-    assert dump.pid == 77 or dump.said.rank == 3
+    assert dump.pid == 77 or dump.header.rank == 3
 
 
 def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
@@ -202,7 +204,7 @@ def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "header"),
     [
         ("=== rank 3 ===", DumpHeader(rank=3)),
         ("[rank 0]", DumpHeader(rank=0)),
@@ -228,13 +230,13 @@ def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
     ],
 )
 def test_a_line_between_dumps_says_whose_they_are_only_if_it_says_nothing_else(
-    line: str, said: DumpHeader | None
+    line: str, header: DumpHeader | None
 ) -> None:
-    assert parse_header(line) == said
+    assert parse_header(line) == header
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "header"),
     [
         ("rank_12.txt", DumpHeader(rank=12)),
         ("trace-jean-07.out", DumpHeader(host="jean-07")),
@@ -251,13 +253,13 @@ def test_a_line_between_dumps_says_whose_they_are_only_if_it_says_nothing_else(
         ("what-happened-176b.md", DumpHeader()),
     ],
 )
-def test_the_name_of_a_file_says_whose_it_is(name: str, said: DumpHeader) -> None:
-    assert said_by_file(name) == said
+def test_the_name_of_a_file_says_whose_it_is(name: str, header: DumpHeader) -> None:
+    assert header_of_file(name) == header
 
 
 def test_a_local_rank_and_the_rank_of_an_adapter_are_no_ranks() -> None:
-    assert said_by_command("python train.py --local_rank=3 --lora_rank 8").rank is None
-    assert said_by_command("RANK=5 LOCAL_RANK=1 python train.py").rank == 5
+    assert header_of_command("python train.py --local_rank=3 --lora_rank 8").rank is None
+    assert header_of_command("RANK=5 LOCAL_RANK=1 python train.py").rank == 5
     lora = "".join(
         SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002)
     )

@@ -22,7 +22,7 @@ from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, tabl
 if TYPE_CHECKING:
     from slurm_watchdog.diagnose.stacks.verdict import StackGroup, Verdict
     from slurm_watchdog.model.incidents import Culprit
-    from slurm_watchdog.parse.stacks.text import Dump
+    from slurm_watchdog.parse.stacks.dump import Dump
 
 MAX_FILES: Final = 20_000
 MAX_FILE_BYTES: Final = 64 << 20
@@ -155,10 +155,10 @@ def _read(paths: Sequence[str]) -> tuple[list[Dump], list[str]]:
 
 
 def _whose(name: str) -> tuple[object, ...]:
-    from slurm_watchdog.parse.stacks.headers import said_by_file
+    from slurm_watchdog.parse.stacks.headers import header_of_file
 
-    said = said_by_file(name)
-    return (said.host, said.rank, said.local_rank, said.label)
+    header = header_of_file(name)
+    return (header.host, header.rank, header.local_rank, header.label)
 
 
 def _files(paths: Sequence[str], unreadable: list[str]) -> Iterator[tuple[str, str]]:
@@ -248,11 +248,11 @@ def _text_of(data: bytes) -> str:
 
 def _no_dump(name: str, text: str, files: int) -> list[Dump]:
     """A file of one rank or node without any stack is a rank that could not be dumped, if its name says whose it is."""
-    from slurm_watchdog.parse.stacks.headers import said_by_file
-    from slurm_watchdog.parse.stacks.text import Dump
+    from slurm_watchdog.parse.stacks.dump import Dump
+    from slurm_watchdog.parse.stacks.headers import header_of_file
 
-    said = said_by_file(name)
-    if files < 2 or (said.rank is None and not said.host and said.label is None):
+    header = header_of_file(name)
+    if files < 2 or (header.rank is None and not header.host and header.label is None):
         return []
     words = next((line.strip() for line in text.splitlines() if line.strip()), "")
     error = (

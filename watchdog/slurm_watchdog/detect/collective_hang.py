@@ -62,7 +62,7 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
-from slurm_watchdog.parse.training_log.line import split_prefix
+from slurm_watchdog.parse.training_log.text import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
 """Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)

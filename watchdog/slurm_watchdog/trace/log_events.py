@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
+from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
-from slurm_watchdog.parse.training_log.line import LogFact, Rows, all_rows, kept_line, parse_line
+from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
+from slurm_watchdog.parse.training_log.text import kept_line
 from slurm_watchdog.trace.records import Log
 
 MAX_FILES = 1024

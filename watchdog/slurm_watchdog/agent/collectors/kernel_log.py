@@ -32,13 +32,8 @@ from slurm_watchdog.agent.kernel.position import parse_state
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.report import GpuSection, KernelLogSection, Report
-from slurm_watchdog.parse.kernel_log.line import (
-    KernelFact,
-    is_interesting,
-    parse_message,
-    parse_record,
-    readable,
-)
+from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
+from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 
 log = logging.getLogger(__name__)
 

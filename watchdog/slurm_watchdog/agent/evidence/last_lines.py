@@ -97,14 +97,13 @@ def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:
 
 def is_of_a_fault(data: bytes) -> bool:
     """Whether a record of /dev/kmsg is the kernel's own and one that a signature of ours names."""
-    from slurm_watchdog.parse.kernel_log import (
-        line as kernel_lines,  # here: the tables are large, and this is asked once in an incident
-    )
+    # Imported here: the tables are large, and this is asked once in an incident.
+    from slurm_watchdog.parse.kernel_log import line, prefix
 
-    record = kernel_lines.parse_record(data)
-    if record is None or record.facility != kernel_lines.KERN:
+    record = prefix.parse_record(data)
+    if record is None or record.facility != prefix.KERN:
         return False
-    return kernel_lines.parse_message(kernel_lines.readable(record.message)) is not None
+    return line.parse_message(prefix.readable(record.message)) is not None
 
 
 def parse_record(text: str) -> str | None:

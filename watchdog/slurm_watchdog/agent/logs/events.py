@@ -7,7 +7,8 @@ from typing import Any
 
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.line import LogFact, kept_line
+from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.text import kept_line
 
 MAX_EVENTS = 50
 """Of each kind, a file and a report."""

@@ -22,8 +22,9 @@ from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import SeatReader
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import Scan, Seen, scan
+from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
-from slurm_watchdog.parse.training_log.line import LogFact, parse_line
+from slurm_watchdog.parse.training_log.line import parse_line
 
 READ = 256 * 1024
 """Bytes of one read: the files of a child are read in turns of this size."""

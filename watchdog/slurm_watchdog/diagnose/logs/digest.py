@@ -18,7 +18,7 @@ from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEED
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, Seen, letters, scan
 from slurm_watchdog.parse.training_log.context import Context
-from slurm_watchdog.parse.training_log.line import LogFact
+from slurm_watchdog.parse.training_log.fact import LogFact
 
 HEAD_LINES = 150
 TAIL_LINES = 250

@@ -29,7 +29,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
-from slurm_watchdog.parse.training_log.line import split_prefix
+from slurm_watchdog.parse.training_log.text import split_prefix
 
 
 class Cause(Struct, frozen=True, kw_only=True):

@@ -14,13 +14,13 @@ from slurm_watchdog.diagnose.stacks.places import is_native, main_thread, normal
 from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
+from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.headers import (
     DumpHeader,
+    header_of_command,
+    header_of_file,
     is_named_for_its_host,
-    said_by_command,
-    said_by_file,
 )
-from slurm_watchdog.parse.stacks.text import Dump
 
 MAX_TID = 2**23
 """Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above."""
@@ -57,7 +57,7 @@ Key = tuple[str, int, int, str]
 def cast(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
     """Sorts dumps into ranks and others. `world` is the number of ranks, if it is known."""
     told = [_told(dump) for dump in _with_pids_of_files(dumps)]
-    world = world or max((dump.said.world for dump in told), default=0)
+    world = world or max((dump.header.world for dump in told), default=0)
     candidates: list[Dump] = []
     others: list[tuple[str, Dump]] = []
     for dump in told:
@@ -79,8 +79,8 @@ def cast(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
 def no_rank(dump: Dump) -> str:
     """What a process is if its frames or its command say that it holds no rank; empty otherwise. The
     innermost frame decides."""
-    if dump.said.role in ("worker", "helper"):
-        return f"a {dump.said.role}"
+    if dump.header.role in ("worker", "helper"):
+        return f"a {dump.header.role}"
     thread = main_thread(_stack(dump, 0))
     for frame in thread.frames if thread is not None else ():
         name = frame.function.rpartition(".")[2]
@@ -101,7 +101,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
         pids.setdefault(dump.source, set()).add(dump.pid)
     found = []
     for dump in dumps:
-        by_file = said_by_file(dump.source, tuple(sorted(pids[dump.source])))
+        by_file = header_of_file(dump.source, tuple(sorted(pids[dump.source])))
         if len(pids) == 1 and not is_named_for_its_host(dump.source):
             by_file = replace(by_file, host="")  # somebody's name for the only file there is
         if len(pids) == 1 and len(pids[dump.source]) > 1:
@@ -109,15 +109,15 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
                 by_file, rank=None, local_rank=None
             )  # it names one of those that it holds, or what was seen
         found.append(
-            replace(dump, said=replace(by_file, pid=0).overlaid(dump.said), pid=dump.pid or by_file.pid)
+            replace(dump, header=replace(by_file, pid=0).overlaid(dump.header), pid=dump.pid or by_file.pid)
         )
     return found
 
 
 def _told(dump: Dump) -> Dump:
-    command = said_by_command(dump.command) if dump.command else DumpHeader()
-    said = replace(command, rank=None).overlaid(dump.said)
-    return replace(dump, said=said)
+    command = header_of_command(dump.command) if dump.command else DumpHeader()
+    header = replace(command, rank=None).overlaid(dump.header)
+    return replace(dump, header=header)
 
 
 def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
@@ -154,13 +154,13 @@ def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:
     each_its_own = 0 < world == len(dumps)
     found: dict[Key | int, list[Dump]] = {}
     for index, dump in enumerate(dumps):
-        said = dump.said
-        place = said.host or (
-            f"label {said.label}" if said.label is not None and dump.pid < CONTAINER_PID else ""
+        header = dump.header
+        place = header.host or (
+            f"label {header.label}" if header.label is not None and dump.pid < CONTAINER_PID else ""
         )
-        if not place and said.rank is None and 0 < dump.pid < CONTAINER_PID:
+        if not place and header.rank is None and 0 < dump.pid < CONTAINER_PID:
             place = dump.source
-        rank = said.rank if said.rank is not None else -1
+        rank = header.rank if header.rank is not None else -1
         key: Key | int = index
         if each_its_own:
             pass
@@ -192,12 +192,12 @@ def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]]
     seconds: list[list[Dump]] = []
     by_rank: dict[int, list[list[Dump]]] = {}
     for each in processes:
-        rank = each[0].said.rank
+        rank = each[0].header.rank
         if rank is not None:
             by_rank.setdefault(rank, []).append(each)
     for same in by_rank.values():
         if len(same) > 1:
-            hosts = {each[0].said.host for each in same}
+            hosts = {each[0].header.host for each in same}
             if len(hosts) == 1 and len(same) < len(processes) and all(each[0].pid for each in same):
                 same.sort(key=lambda each: each[0].pid)
                 seconds += same[1:]
@@ -206,10 +206,10 @@ def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]]
                     _set_rank(each, None)
     processes = [each for each in processes if not any(each is second for second in seconds)]
     for source in (_rank_by_command, _rank_by_node_and_place, _rank_by_label):
-        without = [each for each in processes if each[0].said.rank is None]
+        without = [each for each in processes if each[0].header.rank is None]
         if not without:
             break
-        taken = {each[0].said.rank for each in processes}
+        taken = {each[0].header.rank for each in processes}
         ranks = [source(each[0]) for each in without]
         known = [rank for rank in ranks if rank is not None]
         sound = (
@@ -226,36 +226,36 @@ def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]]
 
 
 def _set_rank(process: list[Dump], rank: int | None) -> None:
-    process[:] = [replace(dump, said=replace(dump.said, rank=rank)) for dump in process]
+    process[:] = [replace(dump, header=replace(dump.header, rank=rank)) for dump in process]
 
 
 def _rank_by_command(dump: Dump) -> int | None:
-    return said_by_command(dump.command).rank if dump.command else None
+    return header_of_command(dump.command).rank if dump.command else None
 
 
 def _rank_by_node_and_place(dump: Dump) -> int | None:
-    said = dump.said
-    if said.node_rank is None or said.local_rank is None or not said.procs_per_node:
+    header = dump.header
+    if header.node_rank is None or header.local_rank is None or not header.procs_per_node:
         return None
-    return said.node_rank * said.procs_per_node + said.local_rank
+    return header.node_rank * header.procs_per_node + header.local_rank
 
 
 def _rank_by_label(dump: Dump) -> int | None:
     """A number in front of each line, or as the name of each file: the rank if every process has one of its own."""
-    return dump.said.label
+    return dump.header.label
 
 
 def _process(index: int, dumps: list[Dump]) -> RankProcess:
     good = [dump for dump in dumps if dump.error is None]
     newest = (good or dumps)[-1]
-    host = newest.said.host
-    if not host and newest.said.label is not None and newest.said.rank is None:
-        host = f"task {newest.said.label}"
+    host = newest.header.host
+    if not host and newest.header.label is not None and newest.header.rank is None:
+        host = f"task {newest.header.label}"
     return RankProcess(
         host=host,
-        rank=newest.said.rank,
+        rank=newest.header.rank,
         pid=newest.pid,
-        dumps=tuple(replace(_stack(dump, index), node=host, rank=newest.said.rank) for dump in good),
+        dumps=tuple(replace(_stack(dump, index), node=host, rank=newest.header.rank) for dump in good),
         error=None if good else newest.error,
         source=newest.source,
     )
@@ -263,7 +263,7 @@ def _process(index: int, dumps: list[Dump]) -> RankProcess:
 
 def _stack(dump: Dump, index: int) -> ProcessStack:
     return ProcessStack(
-        node=dump.said.host, pid=dump.pid, start_ticks=index, job_id="", role=Role.RANK, rank=dump.said.rank,
+        node=dump.header.host, pid=dump.pid, start_ticks=index, job_id="", role=Role.RANK, rank=dump.header.rank,
         threads=dump.threads, error=dump.error,
     )  # fmt: skip
 

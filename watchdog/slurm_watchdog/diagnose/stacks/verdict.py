@@ -43,7 +43,7 @@ from slurm_watchdog.diagnose.stacks.waiting import (
 from slurm_watchdog.diagnose.stacks.wording import class_word, fold, group_places, whom
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.parse.stacks.text import Dump
+from slurm_watchdog.parse.stacks.dump import Dump
 
 UNHURRIED_S: Final = 1800.0
 UNHURRIED_STEPS: Final = 10.0

@@ -129,7 +129,7 @@ def children_of(place: RankPlace, found: RankAssignment) -> str:
         if (
             what != "a data loader's worker"
             or dump.parent != place.pid
-            or dump.said.host not in ("", place.node)
+            or dump.header.host not in ("", place.node)
         ):
             continue
         stack = ProcessStack(

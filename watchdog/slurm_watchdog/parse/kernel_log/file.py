@@ -12,14 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from slurm_watchdog.parse.kernel_log.line import (
-    KernelFact,
-    Words,
-    clean,
-    is_interesting,
-    parse_message,
-    split_line,
-)
+from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
+from slurm_watchdog.parse.kernel_log.prefix import KernelText, clean, split_line
 
 MAX_LINE = 65536
 """Characters of one line that are looked at; a record of the journal as JSON has a few thousand."""
@@ -93,7 +87,7 @@ _DMESG_JSON = re.compile(r'"msg": *"(?P<msg>(?:[^"\\]|\\.)*)"')
 _EXPORT = re.compile(r"MESSAGE=(?P<text>.*)")
 
 
-def words_of(line: str) -> Words | None:
+def words_of(line: str) -> KernelText | None:
     """The kernel's words in a line, in whatever it is wrapped; None if a program wrote it or it holds none."""
     quoting = _QUOTING.match(line)
     bare = line[quoting.end() :] if quoting else line
@@ -101,7 +95,7 @@ def words_of(line: str) -> Words | None:
     if bare.startswith("{"):
         return _from_json(bare)
     if bare.startswith('"msg"') and (match := _DMESG_JSON.match(bare)):
-        return Words(clean(_unescaped(match["msg"])))
+        return KernelText(clean(_unescaped(match["msg"])))
     if match := _EXPORT.match(bare):
         bare = match["text"]
     return split_line(bare)
@@ -114,7 +108,7 @@ def _unescaped(text: str) -> str:
         return text
 
 
-def _from_json(text: str) -> Words | None:
+def _from_json(text: str) -> KernelText | None:
     """A record of `journalctl -o json`, or of a collector that writes one record a line."""
     try:
         record = json.loads(text.rstrip(","))

@@ -1,7 +1,4 @@
-"""Lines of the kernel's log, in all the forms in which people and programs hand them over: which fault, and of what.
-
-Pure. Only the kernel is believed: a record or a pasted line that says it came from a program gives nothing.
-"""
+"""A message of the kernel: which fault it reports, and of what (GPU, mount, device, process). Pure."""
 
 from __future__ import annotations
 
@@ -17,13 +14,10 @@ from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
 from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 
 MAX_LINE = 500
 """Characters of a message that are kept."""
-MAX_TEXT = 4096
-"""Characters that are looked at; a record of the kernel has at most 2048 bytes of text (PRINTK_MESSAGE_MAX)."""
-KERN = 0
-"""Number of the facility `kern` (syslog(3)); the kernel refuses it to programs that write to /dev/kmsg."""
 
 
 @dataclass(frozen=True)
@@ -49,153 +43,6 @@ class KernelFact:
     mount: str | None = None
     server: str | None = None
     device: str | None = None
-
-
-@dataclass(frozen=True)
-class Record:
-    """One record of /dev/kmsg, not yet understood."""
-
-    facility: int
-    level: int
-    sequence: int
-    time_us: int
-    """By the kernel's local clock, which starts with the machine and is not disciplined by NTP."""
-    message: bytes
-    """As the kernel escaped it."""
-
-
-# ---------------------------------------------------------------------------------------- from bytes to a message
-
-_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-
-
-def parse_record(data: bytes) -> Record | None:
-    """`6,339,5140900,-;message` and its dictionary lines (Documentation/ABI/testing/dev-kmsg); None if it is
-    no record."""
-    prefix, separator, text = data.partition(b";")
-    fields = prefix.split(b",")
-    if not separator or len(fields) < 3:
-        return None
-    try:
-        priority, sequence, time_us = int(fields[0]), int(fields[1]), int(fields[2])
-    except ValueError:
-        return None
-    return Record(priority >> 3, priority & 7, sequence, time_us, text.partition(b"\n")[0])
-
-
-def readable(message: bytes) -> str:
-    r"""The text of a record: `\xNN` undone, what is no UTF-8 replaced, control characters and line ends made spaces."""
-    raw = _ESCAPE.sub(lambda match: bytes((int(match[1], 16),)), message[: 4 * MAX_TEXT])
-    return clean(raw.decode("utf-8", "replace"))
-
-
-def clean(text: str) -> str:
-    """`text` on one line and without control characters, bounded."""
-    return _CONTROL.sub(" ", text[:MAX_TEXT]).strip()
-
-
-# ---------------------------------------------------------------------------------------- from a pasted line
-# to a message
-
-_KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,(?P<time_us>\d+),[^;]{0,100};")
-_RAW = re.compile(r"<(?P<priority>\d{1,3})>")
-_DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ")
-_STAMP = re.compile(
-    r"\[(?:\s*\d+\.\d+|\s*\+\d+\.\d+|[A-Z][a-z]{2} ?[ \d]?\d \d\d:\d\d"
-    r"|[^\W\d_]{1,5}\.? [^\[\]]{1,24} \d\d:\d\d:\d\d \d{4}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\[\] ]{0,16})"
-    r"(?:\s*<\s*\+?\d*\.\d+>)?\] ?"
-)
-"""`[ 8593.4970]`, `[Sep19 02:29]`, `[Thu Sep 19 02:29:46 2024]` in any language, each with dmesg's `<    0.000012>` or without."""
-_DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
-_CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
-_DATE = re.compile(
-    r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?"  # Sep 19 02:29:46
-    r"|(?:1 )?(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| [A-Z]{2,5})?"  # RFC 5424's begin with 1
-    r"|\d{9,11}\.\d{3,9}) "  # journalctl -o short-unix
-)
-_SOURCE = re.compile(
-    r"[\w./@+-]+:(?:\d+:)? ?(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z]|[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d|\d{4}-\d\d-\d\dT)"
-)
-"""What grep, pdsh and clush put before a line: a file or a host, only where a time follows."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
-_KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
-
-
-GPFS_DAEMON = "mmfs"
-"""The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such
-a line may give is about GPFS alone, and takes no node away."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """The kernel's own words in a line, and what the line's prefix says of them."""
-
-    text: str
-    node: str | None = None
-    stamp: str | None = None
-    """Time as it is written: seconds since the boot, or a date."""
-
-
-def strip_prefix(line: str) -> str | None:
-    """The kernel's own words in a line of dmesg, journalctl, a syslog file or /dev/kmsg; None if a program wrote it."""
-    words = split_line(line)
-    return words.text if words else None
-
-
-def split_line(line: str) -> Words | None:
-    """The same with the node and the time that the prefix gives."""
-    text = _COLOUR.sub("", line[: 2 * MAX_TEXT]).strip("\r\n")
-    node, stamp = None, None
-    if match := _SOURCE.match(text):
-        node, text = _node_of(match[0]), text[match.end() :]
-    for pattern in (_KMSG, _RAW):
-        if match := pattern.match(text):
-            if int(match["priority"]) >> 3 != KERN:
-                return None
-            text = text[match.end() :]
-            if pattern is _KMSG:
-                return Words(readable(text.encode()), node, f"{int(match['time_us'][:18]) / 1e6}")
-    if match := _DECODED.match(text):
-        if match["facility"] != "kern":
-            return None
-        text = text[match.end() :]
-    for pattern in (_STAMP, _DMESG_ISO):
-        if match := pattern.match(text):
-            stamp, text = match[0], text[match.end() :]
-    text = _without(_CALLER, text)
-    if match := _DATE.match(text):
-        source = _HOST_AND_TAG.match(text, match.end())
-        if source is None or source["tag"] not in ("kernel", GPFS_DAEMON):
-            return None
-        node, stamp, text = source["host"], match[0], text[source.end() :]
-        if source["tag"] == GPFS_DAEMON:
-            return Words(clean(f"{GPFS_DAEMON}: {text}"), node, stamp.strip(" []"))
-    if match := _KERNEL_TAG.match(text):
-        node, text = match["host"] or node, text[match.end() :]
-    if match := _STAMP.match(text):
-        stamp, text = stamp or match[0], text[match.end() :]
-    return Words(clean(_without(_CALLER, text)), node, stamp.strip(" []") if stamp else None)
-
-
-_FILE = re.compile(
-    r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE
-)
-
-
-def _node_of(source: str) -> str | None:
-    """The node in what stands before a line; None for a file's name or the number of a task."""
-    name = source.strip().rstrip(":")
-    return None if _FILE.search(source.strip()) or name.isdigit() else name
-
-
-def _without(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.match(text)
-    return text[match.end() :] if match else text
-
-
-# ---------------------------------------------------------------------------------------- from a message to a fact
 
 
 FREE_GATES: tuple[bytes, ...] = (

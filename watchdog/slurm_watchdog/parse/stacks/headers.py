@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 
 _HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_WORDS_OF_FILES = (
+_FILE_WORDS = (
     r"py-?_?spy|pystack|gdb|faulthandler|fault|traces?|stacks?|stacktraces?|dumps?|threads?|hang|hung|bt|backtraces?|node|host|process|proc|"
     r"python|raw|all|full|native|output|out|log|stderr|stdout|txt|json|md|report|case|set|main|before|after|first|second|third|final|new|old"
 )
@@ -38,7 +38,7 @@ class DumpHeader(Struct, frozen=True):
             field: getattr(other, field)
             for field in self.__struct_fields__
             if getattr(other, field) not in ("", 0, None)
-            or (getattr(other, field) == 0 and field in _ZERO_SAYS)
+            or (getattr(other, field) == 0 and field in _ZERO_IS_KNOWN)
         }
         return replace(self, **values) if values else self
 
@@ -49,7 +49,7 @@ class DumpHeader(Struct, frozen=True):
         return replace(header, host=self.host, world=self.world, label=self.label)
 
 
-_ZERO_SAYS = frozenset({"rank", "local_rank", "node_rank", "label"})
+_ZERO_IS_KNOWN = frozenset({"rank", "local_rank", "node_rank", "label"})
 
 _LABEL = re.compile(r"(\d{1,5}): ?(.*)$", re.S)
 _BRACKETS = re.compile(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
@@ -77,10 +77,10 @@ def parse_prefix(line: str, known: Container[str]) -> tuple[str, DumpHeader | No
             not rest.strip() and line[: match.start(match.lastindex or 1)].strip() not in known
         ):
             continue
-        said = read(match)
-        if said is None:
+        header = read(match)
+        if header is None:
             continue
-        return line[: match.start(match.lastindex or 1)].strip(), said, rest
+        return line[: match.start(match.lastindex or 1)].strip(), header, rest
     return "", None, line
 
 
@@ -115,7 +115,7 @@ def _read_host(match: re.Match[str]) -> DumpHeader | None:
     ):
         return None
     if "/" in name or re.search(r"\.(out|txt|log|json)$|^trace-", name):
-        return said_by_file(name)
+        return header_of_file(name)
     return DumpHeader(host=name)
 
 
@@ -172,8 +172,8 @@ def parse_header(line: str) -> DumpHeader | None:
         or re.search(r"\.(out|txt|log|json|stack|dump)$", file[1])
         or re.fullmatch(rf"trace-{_HOSTLIKE}", file[1])
     ):
-        said = said_by_file(file[1])
-        return said if said != DumpHeader() else None
+        header = header_of_file(file[1])
+        return header if header != DumpHeader() else None
     return _by_tokens(bare, decorated)
 
 
@@ -189,48 +189,48 @@ def _in_english(text: str) -> str:
 
 
 def _by_tokens(text: str, decorated: bool) -> DumpHeader | None:
-    said, names, position = DumpHeader(), list[str](), 0
+    header, names, position = DumpHeader(), list[str](), 0
     for match in _TOKEN.finditer(text):
         if text[position : match.start()].strip(_DECORATION + "/@%"):
             return None
         position = match.end()
         if match["local"]:
-            said = replace(said, local_rank=int(match["local_value"] or match["gpu"]))
+            header = replace(header, local_rank=int(match["local_value"] or match["gpu"]))
         elif match["node_rank"]:
-            said = replace(said, node_rank=int(match["node_rank_value"]))
+            header = replace(header, node_rank=int(match["node_rank_value"]))
         elif match["rank"]:
-            said = replace(said, rank=int(match["rank_value"]), world=int(match["world"] or 0))
+            header = replace(header, rank=int(match["rank_value"]), world=int(match["world"] or 0))
         elif match["pid"]:
-            said = replace(said, pid=int(match["pid_value"]))
+            header = replace(header, pid=int(match["pid_value"]))
         elif match["host"]:
             value = match["host_value"]
-            said = replace(said, host=f"{match['word']} {value}" if value.isdigit() else value)
+            header = replace(header, host=f"{match['word']} {value}" if value.isdigit() else value)
         elif match["name"]:
             names.append(match["name"])
     if text[position:].strip(_DECORATION):
         return None
-    plain = [name for name in names if not re.fullmatch(_WORDS_OF_FILES, name, re.I)]
-    told = said.rank is not None or said.local_rank is not None or bool(said.host) or bool(said.pid)
-    if len(plain) > 1 or (plain and not told and not decorated):
+    plain = [name for name in names if not re.fullmatch(_FILE_WORDS, name, re.I)]
+    known = header.rank is not None or header.local_rank is not None or bool(header.host) or bool(header.pid)
+    if len(plain) > 1 or (plain and not known and not decorated):
         return None
     if plain:
         hostlike = re.fullmatch(_HOSTLIKE, plain[0]) and re.search(r"\d", plain[0])
-        if said.host or not hostlike:
+        if header.host or not hostlike:
             return None
-        said = replace(said, host=plain[0])
-    return said if said != DumpHeader() else None
+        header = replace(header, host=plain[0])
+    return header if header != DumpHeader() else None
 
 
 @lru_cache(maxsize=4096)
-def said_by_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
+def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`.
     `pids` are those it holds."""
     parts = path.split("/")
-    said = _by_name(parts[-1], pids)
+    header = _by_name(parts[-1], pids)
     for folder in reversed(parts[:-1][-3:]):
         outer = _by_name(folder, ())
-        said = replace(outer, label=None).overlaid(said) if said.host != folder else said
-    return said
+        header = replace(outer, label=None).overlaid(header) if header.host != folder else header
+    return header
 
 
 _HOST_FILE: Final = re.compile(
@@ -253,7 +253,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
     stem = re.sub(
         r"(\.(gz|txt|out|log|json|jsonl|err|dump|stacks?|trace|pyspy|spy|bt|gdb|tmp))+$", "", name, flags=re.I
     )
-    said = DumpHeader()
+    header = DumpHeader()
     for field, pattern in (
         (
             "local_rank",
@@ -265,25 +265,25 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
     ):
         match = re.search(pattern, stem, re.I)
         if match is not None:
-            said = replace(said, **{field: int(match[1])})
+            header = replace(header, **{field: int(match[1])})
             stem = f"{stem[: match.start()]}-{stem[match.end() :]}"
     stem = re.sub(r"(?<!\d)20\d\d-?\d\d-?\d\d([T_-]?\d\d[-:]?\d\d([-:]?\d\d)?)?(?!\d)", "-", stem)
     trailing = re.search(r"(?:^|[-_.])(\d{1,8})$", stem.strip("-_. "))
-    if trailing is not None and (int(trailing[1]) in pids or (len(trailing[1]) >= 5 and not said.pid)):
-        said = replace(said, pid=int(trailing[1]))
+    if trailing is not None and (int(trailing[1]) in pids or (len(trailing[1]) >= 5 and not header.pid)):
+        header = replace(header, pid=int(trailing[1]))
         stem = stem.strip("-_. ")[: trailing.start()]
-    words = rf"(?:{_WORDS_OF_FILES})"
+    words = rf"(?:{_FILE_WORDS})"
     stem = re.sub(rf"^(?:{words}(?:[-_.]+|$))+", "", stem.strip("-_. "), flags=re.I)
     stem = re.sub(rf"(?:(?:^|[-_.]+){words})+$", "", stem, flags=re.I).strip("-_. ")
     number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p|r)?[-_]?(\d{{1,5}})", stem, re.I)
     if number is not None:
-        return replace(said, label=int(number[1])) if said.rank is None else said
+        return replace(header, label=int(number[1])) if header.rank is None else header
     if re.fullmatch(_HOSTLIKE, stem) and re.search(r"\d", stem):
-        return replace(said, host=stem)
-    return said
+        return replace(header, host=stem)
+    return header
 
 
-def said_by_command(command: str) -> DumpHeader:
+def header_of_command(command: str) -> DumpHeader:
     """What a command line says: `--rank`, `RANK=`, `--local_rank`, `--node_rank`, `--world_size`,
     `--nproc_per_node`."""
 

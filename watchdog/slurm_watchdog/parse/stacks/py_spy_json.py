@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from slurm_watchdog.model.evidence import Frame, ThreadStack
+from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.headers import DumpHeader
 
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200
 
-_SAYS_THREAD = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
+_THREAD_KEYS = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
-Found = tuple[DumpHeader, int, tuple[ThreadStack, ...], str | None, str]
-"""Who it is, its pid (0 if unknown), its threads, why there are none, its command line."""
 MAX_COMMAND: Final = 4000
 
 
-def parse_documents(text: str, start: int) -> tuple[list[Found], int]:
+def parse_documents(text: str, start: int) -> tuple[list[Dump], int]:
     """The dumps in the JSON document that begins at `start`, and where it ends; nothing and `start` if it is none.
 
     An array that was cut short gives the elements that are whole.
@@ -53,35 +52,36 @@ def _whole_elements(decoder: json.JSONDecoder, text: str, start: int) -> tuple[l
     return (elements, position) if elements else (None, start)
 
 
-def _walk(node: Any, said: DumpHeader, depth: int) -> list[Found]:
+def _walk(node: Any, header: DumpHeader, depth: int) -> list[Dump]:
     if depth > DEPTH:
         return []
     if isinstance(node, list):
-        return _walk_list(node, said, depth)
+        return _walk_list(node, header, depth)
     if not isinstance(node, dict):
         return []
-    said = said.overlaid(_said(node))
+    header = header.overlaid(_header_of(node))
     dumps = node.get("dumps")
     if (
         isinstance(dumps, list)
-        and (said.pid or said.rank is not None)
+        and (header.pid or header.rank is not None)
         and all(isinstance(d, dict) for d in dumps)
     ):
-        return [each for whole in _whole_dumps(dumps) for each in _walk(whole, said, depth + 1)]
+        return [each for whole in _whole_dumps(dumps) for each in _walk(whole, header, depth + 1)]
     threads = node.get("threads")
     if isinstance(threads, list | dict):
         entries = list(threads.values()) if isinstance(threads, dict) else threads
         parsed = tuple(thread for each in entries if (thread := _thread(each)) is not None)
-        command = next((told for each in entries if (told := _command(each))), "") or _command(node)
-        return [(said, said.pid or _pid_of(entries), parsed, _error(node) if not parsed else None, command)]
+        command = next((line for each in entries if (line := _command(each))), "") or _command(node)
+        pid, error = header.pid or _pid_of(entries), _error(node) if not parsed else None
+        return [Dump(header=header, pid=pid, threads=parsed, error=error, command=command)]
     if _thread(node) is not None and depth > 0:
-        return _walk_list([node], said, depth)
-    if (error := _error(node)) is not None and (said.rank is not None or said.pid or said.host):
-        return [(said, said.pid, (), error, _command(node))]
-    found: list[Found] = []
+        return _walk_list([node], header, depth)
+    if (error := _error(node)) is not None and (header.rank is not None or header.pid or header.host):
+        return [Dump(header=header, pid=header.pid, error=error, command=_command(node))]
+    found: list[Dump] = []
     for key, value in node.items():
         if isinstance(value, list | dict):
-            found += _walk(value, said.overlaid(_said_by_key(str(key))), depth + 1)
+            found += _walk(value, header.overlaid(_header_of_key(str(key))), depth + 1)
     return found
 
 
@@ -103,31 +103,34 @@ def _hashable(numbers: Any) -> list[int]:
     return [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list) else []
 
 
-def _walk_list(nodes: list[Any], said: DumpHeader, depth: int) -> list[Found]:
+def _walk_list(nodes: list[Any], header: DumpHeader, depth: int) -> list[Dump]:
     threads = [each for each in nodes if isinstance(each, dict) and "threads" not in each and _thread(each)]
     if not threads:
-        return [found for each in nodes for found in _walk(each, said, depth + 1)]
+        return [found for each in nodes for found in _walk(each, header, depth + 1)]
     by_process: dict[tuple[DumpHeader, int], list[ThreadStack]] = {}
     commands: dict[tuple[DumpHeader, int], str] = {}
     for each in threads:
-        whose = said.overlaid(_said(each)) if "rank" in each or "host" in each else said
+        own = header.overlaid(_header_of(each)) if "rank" in each or "host" in each else header
         thread = _thread(each)
         if thread is not None:
-            key = (whose, _integer(each.get("pid")) or said.pid)
+            key = (own, _integer(each.get("pid")) or header.pid)
             by_process.setdefault(key, []).append(thread)
             commands[key] = commands.get(key) or _command(each)
-    return [(*key, tuple(found), None, commands[key]) for key, found in by_process.items()]
+    return [
+        Dump(header=header, pid=pid, threads=tuple(found), command=commands[header, pid])
+        for (header, pid), found in by_process.items()
+    ]
 
 
 def _command(node: Any) -> str:
     """The command line that py-spy puts beside a thread; empty if it does not."""
-    about = node.get("process_info") if isinstance(node, dict) else None
-    command = about.get("command_line") if isinstance(about, dict) else None
+    info = node.get("process_info") if isinstance(node, dict) else None
+    command = info.get("command_line") if isinstance(info, dict) else None
     return command[:MAX_COMMAND] if isinstance(command, str) else ""
 
 
 def _thread(node: Any) -> ThreadStack | None:
-    if not isinstance(node, dict) or not _SAYS_THREAD & node.keys():
+    if not isinstance(node, dict) or not _THREAD_KEYS & node.keys():
         return None
     frames = next((node[key] for key in ("frames", "stack", "stacktrace") if isinstance(node.get(key), list)), None)  # fmt: skip
     if frames is None:
@@ -170,7 +173,7 @@ def _frame(node: Any) -> Frame | None:
     return None
 
 
-def _said(node: dict[str, Any]) -> DumpHeader:
+def _header_of(node: dict[str, Any]) -> DumpHeader:
     values = {str(key).lower(): value for key, value in node.items()}
     host = next((v for k in ("node", "host", "hostname", "nodename") if isinstance(v := values.get(k), str)), "")  # fmt: skip
     rank = next((v for k in ("rank", "global_rank") if (v := _integer(values.get(k))) is not None), None)
@@ -184,7 +187,7 @@ def _said(node: dict[str, Any]) -> DumpHeader:
     )
 
 
-def _said_by_key(key: str) -> DumpHeader:
+def _header_of_key(key: str) -> DumpHeader:
     rank = re.fullmatch(r"(?:global[_ ]?)?rank[_: -]?(\d{1,7})|(\d{1,6})", key)
     if rank is not None:
         return DumpHeader(rank=int(rank[1] or rank[2]))

@@ -26,7 +26,8 @@ from msgspec.structs import replace
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.progress_patterns import MAPPING_NEEDLES, Pattern
 from slurm_watchdog.knowledge.site_rows import SiteRows
-from slurm_watchdog.parse.training_log.line import LogFact, Rows, all_rows, parse_line
+from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 
 PIECE = 128 * 1024
 """Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""

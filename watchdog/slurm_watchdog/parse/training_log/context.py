@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.line import LogFact
+from slurm_watchdog.parse.training_log.fact import LogFact
 
 LEFT_AFTER = 3
 """Inner bars that were drawn to their ends one after the other, and the outer one never rose: it was left,

@@ -19,7 +19,8 @@ from itertools import pairwise
 
 from slurm_watchdog.knowledge.progress_patterns import NOT_PROGRESS
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.line import LogFact, clean_line, split_prefix
+from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.text import clean_line, split_prefix
 
 KNOWN_AFTER = 3
 """After so many lines of progress in a known format nothing is learnt of a file; a single one may be an accident."""

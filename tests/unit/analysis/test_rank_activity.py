@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.rank_activity import Doing, activities, standing
+from slurm_watchdog.analysis.rank_activity import RankState, activities, loop_state
 from slurm_watchdog.detect import collective_hang, stalled_progress
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.stalled_progress import StalledProgress
@@ -84,21 +84,21 @@ def stalled(view: JobView) -> Finding:
 
 def test_what_a_rank_does_is_seen_by_its_gpu_and_then_by_its_process() -> None:
     rows = {
-        Doing.WORKS: four("trains", 0.0),
-        Doing.SPINS: four("spins", 0.0),
-        Doing.BUSY: four("busy"),
-        Doing.IDLE: four("idles", 0.0),
-        Doing.UNKNOWN: four("idles", None),
+        RankState.WORKS: four("trains", 0.0),
+        RankState.SPINS: four("spins", 0.0),
+        RankState.BUSY: four("busy"),
+        RankState.IDLE: four("idles", 0.0),
+        RankState.UNKNOWN: four("idles", None),
     }
     for doing, view in rows.items():
         assert {a.doing for a in activities(view, view.ranks, NOW, 30.0)} == {doing}
     computing = four("idles", 0.9)
-    assert {a.doing for a in activities(computing, computing.ranks, NOW, 30.0)} == {Doing.WORKS}
+    assert {a.doing for a in activities(computing, computing.ranks, NOW, 30.0)} == {RankState.WORKS}
 
 
 def test_one_look_at_low_power_between_two_steps_is_no_spinning() -> None:
     gap = card(0, "spins", recent_power_w=320.0)
-    assert standing(four("trains", g0=gap), NOW, 60.0).stands is False
+    assert loop_state(four("trains", g0=gap), NOW, 60.0).stands is False
 
 
 def test_gpus_that_spin_are_a_hang_without_a_culprit_that_is_not_acted_on() -> None:

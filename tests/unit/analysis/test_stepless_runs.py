@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
-from slurm_watchdog.analysis.rank_activity import standing
+from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_snapshot
 from slurm_watchdog.controller.state.run_view import snapshot_views
@@ -339,7 +339,7 @@ def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothin
     ranks = tuple(replace(seen(r, world_size=2), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(2))
     here = slurm_job(nodes=("n1",))
     view = stepless(BARRIER, spin, snapshots=tuple(running), processes=ranks, job=here)
-    shown = standing(view, NOW, 600.0)
+    shown = loop_state(view, NOW, 600.0)
     assert (shown.stands, shown.why) == (False, "rank 1 computes")
     assert stalled(view).truth is hang(view).truth is Truth.UNKNOWN
 

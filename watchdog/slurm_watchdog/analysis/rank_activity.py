@@ -11,11 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from msgspec.structs import replace
-
+from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
@@ -24,12 +21,6 @@ QUIET_CPU = 0.2
 """Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
 SPINNING_CPU = 0.5
 """Cores. A main thread that polls its GPU uses one."""
-QUIET_IO_BYTES_S = 1e6
-STORAGE_S = 60.0
-"""One that was seen waiting for storage for a moment within this time moves data, also where its bytes cannot
-be counted."""
-STUCK_S = 30.0
-"""A call that has not returned for so long moves nothing."""
 FELL_QUIET_S = 240.0
 """Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
 for the network like this."""
@@ -39,13 +30,13 @@ forward pass draws."""
 FALLEN_POWER = 0.7
 """The average over a minute lags behind; it has to have fallen this far, for one look may catch a gap between
 two steps."""
-FEW = 0.25
+MAX_ODD_SHARE = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
 """With fewer, nobody is odd among the others."""
 
 
-class Doing(StrEnum):
+class RankState(StrEnum):
     WORKS = "works"
     SPINS = "spins"
     """Its GPU is busy and draws far less than usual."""
@@ -56,11 +47,11 @@ class Doing(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Activity(Struct, frozen=True, kw_only=True):
+class RankActivity(Struct, frozen=True, kw_only=True):
     """What one rank is doing."""
 
     rank: ProcessView
-    doing: Doing
+    doing: RankState
     why: str
     """Half a sentence."""
     quiet: bool | None = None
@@ -68,7 +59,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     gpu: RankGpu | None = None
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class LoopState(Struct, frozen=True, kw_only=True):
     """Whether a loop stands, as far as this evidence goes."""
 
     stands: bool | None = None
@@ -82,42 +73,44 @@ class Standing(Struct, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
 
 
-def standing(job: JobView, now: float, limit_s: float) -> Standing:
+def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     """What the living ranks do, taken together. A GPU counts as idle or busy after half of `limit_s`."""
     ranks = [rank for rank in job.ranks if rank.alive]
     if any(each.writing for each in job.checkpoints_on_disk):
-        return Standing(stands=False, why="a checkpoint is being written")
+        return LoopState(stands=False, why="a checkpoint is being written")
     if not _all_known(job):
-        return Standing(why="not all ranks are known")
+        return LoopState(why="not all ranks are known")
     seen = activities(job, ranks, now, limit_s / 2)
-    by: dict[Doing, list[Activity]] = {doing: [a for a in seen if a.doing is doing] for doing in Doing}
-    idle, spinning = by[Doing.IDLE], by[Doing.SPINS]
+    by: dict[RankState, list[RankActivity]] = {
+        doing: [a for a in seen if a.doing is doing] for doing in RankState
+    }
+    idle, spinning = by[RankState.IDLE], by[RankState.SPINS]
     if _odd_among_busy(seen):
         where = f"the GPUs of the other {len(seen) - len(idle)} ranks are busy"
-        return Standing(stands=True, in_collective=True, why=where, culprits=_culprits(idle))
+        return LoopState(stands=True, in_collective=True, why=where, culprits=_culprits(idle))
     fallen = _fell_quiet_among_polling(seen)
     if fallen:
         where = f"the processes of the other {len(seen) - len(fallen)} ranks poll, and no GPU tells more"
-        return Standing(stands=True, in_collective=True, why=where, culprits=_culprits(fallen))
-    if by[Doing.WORKS]:
-        first = by[Doing.WORKS][0]
-        return Standing(stands=False, why=f"rank {first.rank.process.rank} {first.why}")
-    if not seen or by[Doing.UNKNOWN] or by[Doing.BUSY]:
-        return Standing(why="what the ranks do is not known")
+        return LoopState(stands=True, in_collective=True, why=where, culprits=_culprits(fallen))
+    if by[RankState.WORKS]:
+        first = by[RankState.WORKS][0]
+        return LoopState(stands=False, why=f"rank {first.rank.process.rank} {first.why}")
+    if not seen or by[RankState.UNKNOWN] or by[RankState.BUSY]:
+        return LoopState(why="what the ranks do is not known")
     if not spinning:
         why = "neither the processes nor the GPUs of the ranks do anything"
-        return Standing(stands=True, why=why, culprits=_culprits(a for a in idle if _is_held(a.rank)))
+        return LoopState(stands=True, why=why, culprits=_culprits(a for a in idle if is_held(a.rank)))
     in_collective = 2 * len(spinning) >= len(seen) and len(seen) > 1
     why = (
         f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual power"
     )
     odd = idle if idle else _quiet_among_spinning(spinning)
-    return Standing(
+    return LoopState(
         stands=True,
         in_collective=in_collective,
         spinning=len(spinning),
         why=why,
-        culprits=_culprits(_few(odd, seen)),
+        culprits=_culprits(_odd_if_few(odd, seen)),
     )
 
 
@@ -130,7 +123,7 @@ def _all_known(job: JobView) -> bool:
 
 def activities(
     job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_s: float
-) -> tuple[Activity, ...]:
+) -> tuple[RankActivity, ...]:
     """What each of `ranks` is doing, in their order."""
     gpus: dict[tuple[int, int], list[RankGpu]] = {}
     for each in job.gpus:
@@ -164,13 +157,6 @@ def is_quiet(process: ProcessView | None, *, counted: bool = False) -> bool | No
     return process.cpu_ratio < QUIET_CPU and not ready and not moves_data(process)
 
 
-def moves_data(process: ProcessView) -> bool:
-    """Whether it is seen to read or write."""
-    if process.io_bytes_s is not None and process.io_bytes_s >= QUIET_IO_BYTES_S:
-        return True
-    return process.storage_age_s is not None and process.storage_age_s < STORAGE_S and not _is_held(process)
-
-
 def _activity(
     rank: ProcessView,
     gpus: list[RankGpu],
@@ -181,23 +167,23 @@ def _activity(
     has_gpus: bool,
     counted: bool,
     computed: bool,
-) -> Activity:
+) -> RankActivity:
     first = gpus[0] if gpus else None
-    if _is_held(rank):
-        return Activity(rank=rank, doing=Doing.IDLE, why=held_by(rank), quiet=True, gpu=first)
+    if is_held(rank):
+        return RankActivity(rank=rank, doing=RankState.IDLE, why=held_by(rank), quiet=True, gpu=first)
     quiet = is_quiet(rank, counted=counted)
-    doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (Doing.IDLE, "does nothing")
+    doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (RankState.IDLE, "does nothing")
     if moves_data(rank) or any(moves_data(w) for w in workers):
-        doing, why = Doing.WORKS, "moves data"
+        doing, why = RankState.WORKS, "moves data"
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
-        doing, why = Doing.WORKS, "has workers that compute"
-    elif doing is Doing.IDLE and (
+        doing, why = RankState.WORKS, "has workers that compute"
+    elif doing is RankState.IDLE and (
         quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)
     ):
-        doing, why = Doing.UNKNOWN, "is not known well enough"
-    elif doing is Doing.IDLE and (computed or not quiet):
-        doing, why = Doing.WORKS, "computes"
-    return Activity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)
+        doing, why = RankState.UNKNOWN, "is not known well enough"
+    elif doing is RankState.IDLE and (computed or not quiet):
+        doing, why = RankState.WORKS, "computes"
+    return RankActivity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)
 
 
 def _computed(job: JobView, rank: ProcessView) -> bool:
@@ -210,104 +196,98 @@ def _computed(job: JobView, rank: ProcessView) -> bool:
     return seen[-1].cpu_s > seen[0].cpu_s or (seen[-1].main_cpu_s or 0.0) > (seen[0].main_cpu_s or 0.0)
 
 
-def _by_gpus(gpus: list[RankGpu], now: float, idle_for_s: float) -> tuple[Doing, str]:
+def _by_gpus(gpus: list[RankGpu], now: float, idle_for_s: float) -> tuple[RankState, str]:
     """What the GPUs of a rank say, its process left aside."""
-    found: set[Doing] = {_by_gpu(each, now, idle_for_s) for each in gpus}
+    found: set[RankState] = {_by_gpu(each, now, idle_for_s) for each in gpus}
     for doing, why in (
-        (Doing.WORKS, "computes on its GPU"),
-        (Doing.UNKNOWN, "is not known well enough"),
-        (Doing.BUSY, "keeps its GPU busy"),
-        (Doing.SPINS, "spins on its GPU"),
-        (Doing.IDLE, "has had an idle GPU"),
+        (RankState.WORKS, "computes on its GPU"),
+        (RankState.UNKNOWN, "is not known well enough"),
+        (RankState.BUSY, "keeps its GPU busy"),
+        (RankState.SPINS, "spins on its GPU"),
+        (RankState.IDLE, "has had an idle GPU"),
     ):
         if doing in found:
             return doing, why
-    return Doing.UNKNOWN, "has no GPU that is known"
+    return RankState.UNKNOWN, "has no GPU that is known"
 
 
-def _by_gpu(each: RankGpu, now: float, idle_for_s: float) -> Doing:
+def _by_gpu(each: RankGpu, now: float, idle_for_s: float) -> RankState:
     view, ratio = each.view, each.view.gpu.utilization_ratio
     if ratio is None:
-        return Doing.UNKNOWN
+        return RankState.UNKNOWN
     if view.idle_since is not None:
-        return Doing.IDLE if now - view.idle_since >= idle_for_s else Doing.UNKNOWN
+        return RankState.IDLE if now - view.idle_since >= idle_for_s else RankState.UNKNOWN
     if view.busy_since is None:
-        return Doing.WORKS  # busy now and then: it computes
+        return RankState.WORKS  # busy now and then: it computes
     if None not in (view.gpu.power_w, view.recent_power_w, view.usual_power_w):
         assert view.gpu.power_w is not None
         assert view.recent_power_w is not None
         assert view.usual_power_w is not None
         low = view.gpu.power_w < LOW_POWER * view.usual_power_w
         fallen = view.recent_power_w < FALLEN_POWER * view.usual_power_w
-        return Doing.SPINS if low and fallen else Doing.WORKS
-    return Doing.BUSY if now - view.busy_since >= idle_for_s else Doing.UNKNOWN
+        return RankState.SPINS if low and fallen else RankState.WORKS
+    return RankState.BUSY if now - view.busy_since >= idle_for_s else RankState.UNKNOWN
 
 
-def _odd_among_busy(seen: tuple[Activity, ...]) -> bool:
+def _odd_among_busy(seen: tuple[RankActivity, ...]) -> bool:
     """Few idle ranks, while the GPUs of all others are busy and none is known to compute: those wait for these."""
-    idle = [a for a in seen if a.doing is Doing.IDLE]
-    busy = [a for a in seen if a.doing in (Doing.SPINS, Doing.BUSY)]
-    told = any(a.doing is Doing.SPINS for a in seen)
+    idle = [a for a in seen if a.doing is RankState.IDLE]
+    busy = [a for a in seen if a.doing in (RankState.SPINS, RankState.BUSY)]
+    told = any(a.doing is RankState.SPINS for a in seen)
     return (
-        bool(_few(idle, seen))
+        bool(_odd_if_few(idle, seen))
         and len(idle) + len(busy) == len(seen)
         and all(a.gpu is not None for a in idle)
-        and not (told and any(a.doing is Doing.BUSY for a in busy))
+        and not (told and any(a.doing is RankState.BUSY for a in busy))
     )
 
 
-def _fell_quiet_among_polling(seen: tuple[Activity, ...]) -> list[Activity]:
+def _fell_quiet_among_polling(seen: tuple[RankActivity, ...]) -> list[RankActivity]:
     """Where no GPU is known, or of none its power: the few ranks that have used no time for long and used a
     core before, as all others still do. A rank that never does (it hands on what others computed) is not
     among them."""
-    if any(a.gpu is not None and a.doing is not Doing.BUSY for a in seen):
+    if any(a.gpu is not None and a.doing is not RankState.BUSY for a in seen):
         return []
     quiet = [a for a in seen if (a.rank.quiet_s or 0.0) >= FELL_QUIET_S and a.quiet]
     polling = [a for a in seen if (a.rank.cpu_ratio or 0.0) >= SPINNING_CPU and not moves_data(a.rank)]
-    return _few(quiet, seen) if quiet and len(quiet) + len(polling) == len(seen) else []
+    return _odd_if_few(quiet, seen) if quiet and len(quiet) + len(polling) == len(seen) else []
 
 
-def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> Standing:
+def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> LoopState:
     """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that
     idle while the GPUs of all others have been busy in every look for half of `limit_s`."""
     ranks = [rank for rank in job.ranks if rank.alive]
     seen = activities(job, ranks, now, limit_s / 2)
-    idle = [a for a in seen if a.doing is Doing.IDLE and a.gpu is not None]
+    idle = [a for a in seen if a.doing is RankState.IDLE and a.gpu is not None]
     busy = {
         each.rank
         for each in job.gpus
         if each.view.busy_since is not None and now - each.view.busy_since >= limit_s / 2
     }
     others = [a for a in seen if a not in idle]
-    if not _all_known(job) or not _few(idle, seen) or any(a.rank.process.rank not in busy for a in others):
-        return Standing(why="what the ranks do is not known")
+    if (
+        not _all_known(job)
+        or not _odd_if_few(idle, seen)
+        or any(a.rank.process.rank not in busy for a in others)
+    ):
+        return LoopState(why="what the ranks do is not known")
     why = f"the GPUs of the other {len(others)} ranks are busy all the time"
-    return Standing(stands=True, in_collective=True, why=why, culprits=_culprits(idle))
+    return LoopState(stands=True, in_collective=True, why=why, culprits=_culprits(idle))
 
 
-def _quiet_among_spinning(spinning: list[Activity]) -> list[Activity]:
+def _quiet_among_spinning(spinning: list[RankActivity]) -> list[RankActivity]:
     """The ranks whose process uses no time, if those of all others poll."""
     quiet = [a for a in spinning if a.quiet]
     polling = [a for a in spinning if (a.rank.cpu_ratio or 0.0) >= SPINNING_CPU]
     return quiet if len(quiet) + len(polling) == len(spinning) else []
 
 
-def _few(odd: list[Activity], seen: tuple[Activity, ...]) -> list[Activity]:
+def _odd_if_few(odd: list[RankActivity], seen: tuple[RankActivity, ...]) -> list[RankActivity]:
     """The odd ones if they are few enough to be that; else nobody."""
-    return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, FEW * len(seen)) else []
+    return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, MAX_ODD_SHARE * len(seen)) else []
 
 
-def on_storage(job: JobView) -> ProcessView | None:
-    """A living rank that has been in one call on a filesystem for long: then the filesystem is the matter."""
-    return next((rank for rank in job.ranks if rank.alive and is_on_storage(rank)), None)
-
-
-def somebody_on_storage(job: JobView) -> ProcessView | None:
-    """As `on_storage`, of whatever runs in the job: also a data loader's worker, or who writes its log."""
-    return next((each for each in job.processes if each.alive and is_on_storage(each)), None)
-
-
-def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
+def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] | None:
     """A process of those that are `named` that is seen to work, and what it does: a rank that moves data, or
     a child of one (a data loader's worker that fills its buffer, a program that it started) that computes or
     does. What the rank's own threads compute does not count: some poll as long as a collective has not ended.
@@ -325,80 +305,14 @@ def at_work(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView, str] |
     return None
 
 
-def is_on_storage(process: ProcessView) -> bool:
-    """Whether it has been in one call on a filesystem for long."""
-    blocked = process.process.blocked
-    if blocked is None or blocked.seconds < STUCK_S:
-        return False
-    return blocked.mount is not None or blocked.syscall == PAGE_FAULT
-
-
-def _is_held(rank: ProcessView) -> bool:
-    """Whether it was stopped, or has been in one system call for long."""
-    process = rank.process
-    if process.blocked is not None:
-        return process.blocked.seconds >= STUCK_S
-    return process.state in ("T", "t") or (process.state == "D" and (process.state_age_s or 0.0) >= STUCK_S)
-
-
-def with_what_holds(job: JobView, named: Iterable[Culprit]) -> tuple[Culprit, ...]:
-    """`named`, where a rank that was stopped, or is in one call for long, is said to be that and not to run
-    somewhere, and one whose worker is blocked on a filesystem with what that worker waits for."""
-    return tuple(_with_what_holds(job, each) for each in named)
-
-
-def _with_what_holds(job: JobView, culprit: Culprit) -> Culprit:
-    living = [each for each in job.processes if each.alive and each.node == culprit.node]
-    rank = next((each for each in living if each.process.pid == culprit.pid), None)
-    if rank is not None and _is_held(rank):
-        words = held_by(rank)
-        if culprit.reason.startswith(Place.OTHER):
-            return replace(culprit, reason=words + culprit.reason.removeprefix(Place.OTHER))
-        return replace(culprit, reason=f"{culprit.reason}; it {words}")
-    worker = next(
-        (
-            each
-            for each in living
-            if each.process.role is Role.WORKER
-            and culprit.rank is not None
-            and each.process.rank == culprit.rank
-            and is_on_storage(each)
-        ),
-        None,
-    )
-    if worker is None:
-        return culprit
-    return replace(
-        culprit, reason=f"{culprit.reason}; its worker (pid {worker.process.pid}) {held_by(worker)}"
-    )
-
-
-def held_by(rank: ProcessView) -> str:
-    """What holds it, of one that was stopped or has been in one call for long: the rest of a sentence about it."""
-    process = rank.process
-    if process.state in ("T", "t"):
-        return "is stopped"
-    blocked = process.blocked
-    if blocked is None:
-        return f"has been in state {process.state} for {process.state_age_s or 0.0:.0f} s"
-    where = " or ".join(blocked.candidates)
-    fault = f"a page fault on a mapped file{f' of {where}' if where else ''}"
-    if blocked.syscall == PAGE_FAULT:
-        call = fault if blocked.mount is None else f"a page fault on {blocked.path or blocked.mount}"
-    else:
-        on = blocked.path or blocked.mount
-        call = f"{blocked.syscall or 'a system call'}{f' on {on}' if on else ''}"
-    return f"has been in {call} for {blocked.seconds:.0f} s"
-
-
-def _culprits(odd: Iterable[Activity]) -> tuple[Culprit, ...]:
+def _culprits(odd: Iterable[RankActivity]) -> tuple[Culprit, ...]:
     return tuple(
         Culprit(
             node=a.rank.node,
             rank=a.rank.process.rank,
             pid=a.rank.process.pid,
             gpu_uuid=a.gpu.view.gpu.uuid or None if a.gpu is not None else None,
-            reason=a.why if _is_held(a.rank) else "does nothing while the others wait",
+            reason=a.why if is_held(a.rank) else "does nothing while the others wait",
         )
         for a in odd
     )

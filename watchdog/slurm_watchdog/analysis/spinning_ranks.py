@@ -12,8 +12,9 @@ and has no telling name, looks the same.
 
 from __future__ import annotations
 
+from slurm_watchdog.analysis.held_processes import moves_data
 from slurm_watchdog.analysis.progress_limit import has_just_grown
-from slurm_watchdog.analysis.rank_activity import is_quiet, moves_data
+from slurm_watchdog.analysis.rank_activity import is_quiet
 from slurm_watchdog.diagnose.stacks.spinning import is_named_waiting, keeps_the_lock, where
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, Steady

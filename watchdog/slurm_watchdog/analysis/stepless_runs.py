@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_watchdog.analysis.held_processes import moves_data
 from slurm_watchdog.analysis.progress_limit import (
     ENDS,
     LoopClock,
@@ -10,7 +11,7 @@ from slurm_watchdog.analysis.progress_limit import (
     look_apart_s,
     wants_stacks,
 )
-from slurm_watchdog.analysis.rank_activity import moves_data, standing
+from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.rank_motion import (
     did_nothing,
     is_in_training_code,
@@ -75,6 +76,6 @@ def doubt(
         return f"its log grew {job.log.grew_age_s:.0f} s ago"
     if not all(did_nothing(job, each.node, each.pid) for each in named):
         return "it is not known that those who are not in the collective do nothing"
-    if not named and standing(job, now, clock.limit.seconds).stands is not True:
+    if not named and loop_state(job, now, clock.limit.seconds).stands is not True:
         return "whether its ranks work cannot be said"
     return None

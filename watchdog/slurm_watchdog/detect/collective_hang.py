@@ -30,6 +30,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.held_processes import (
+    held_by,
+    process_on_storage,
+    rank_on_storage,
+    with_what_holds,
+)
 from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
@@ -41,15 +47,7 @@ from slurm_watchdog.analysis.progress_limit import (
     wants_stacks,
     with_a_step,
 )
-from slurm_watchdog.analysis.rank_activity import (
-    Standing,
-    at_work,
-    held_by,
-    on_storage,
-    somebody_on_storage,
-    standing,
-    with_what_holds,
-)
+from slurm_watchdog.analysis.rank_activity import LoopState, loop_state, working_process
 from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
@@ -130,7 +128,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     voted = vote(job.snapshots, ranks)
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
-        return _accuse_by_gpus(job, finding, clock, standing(job, now, limit.seconds), busy_limit_s)
+        return _accuse_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
     learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
@@ -145,7 +143,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
-    alone = _alone(job, voted, standing(job, now, limit.seconds), said_within_s(job, clock, settings))
+    alone = _alone(job, voted, loop_state(job, now, limit.seconds), said_within_s(job, clock, settings))
     clock = replace(clock, limit=limit)
     but = doubt(
         job,
@@ -198,7 +196,7 @@ def _accuse_spinning(
     )
 
 
-def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Culprit, ...]:
+def _alone(job: JobView, voted: Vote, seen: LoopState, said_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
     and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
     `said_s`: see `_said`."""
@@ -218,14 +216,14 @@ def _alone(job: JobView, voted: Vote, seen: Standing, said_s: float) -> tuple[Cu
 
 
 def _accuse_by_gpus(
-    job: JobView, finding: Finding, clock: LoopClock, seen: Standing, busy_limit_s: float
+    job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float
 ) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
     with a culprit: an upload that uses no time and no file looks like a rank that idles."""
     age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
     # An error of which is not known what it says may be the end of a training.
     unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
-    stuck, failed = on_storage(job), unknown or last_error(job) is not None
+    stuck, failed = rank_on_storage(job), unknown or last_error(job) is not None
     if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
         why = seen.why
         if stuck or failed:
@@ -272,7 +270,7 @@ def _accuse(
             finding,
             summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
         )
-    working = at_work(job, culprits)
+    working = working_process(job, culprits)
     if working is not None:
         process, what = working
         return replace(
@@ -305,7 +303,7 @@ def _accuse(
     else:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     said = _said(job, culprits, said_s)
-    held = somebody_on_storage(job)
+    held = process_on_storage(job)
     return replace(
         finding,
         truth=Truth.BAD,

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.held_processes import is_on_storage
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
-from slurm_watchdog.analysis.rank_activity import FEW, Doing, activities, is_on_storage
+from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.stacks.vote import vote
@@ -57,9 +58,9 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     busy = {
         g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s
     }
-    if len(ranks) < 3 or not idle or len(idle_ones) > max(1, FEW * len(ranks)):
+    if len(ranks) < 3 or not idle or len(idle_ones) > max(1, MAX_ODD_SHARE * len(ranks)):
         return []
-    if len(busy - idle_ones) < len(ranks) - max(1, 2 * FEW * len(ranks)) or len(busy) < 2:
+    if len(busy - idle_ones) < len(ranks) - max(1, 2 * MAX_ODD_SHARE * len(ranks)) or len(busy) < 2:
         return []
     # A rank with several GPUs is idle if all of them are.
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
@@ -146,7 +147,9 @@ def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | Non
     """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
     is the reason, that is told by its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
-    return frozenset(a.rank.process.rank for a in seen if a.doing is Doing.IDLE and not is_on_storage(a.rank))
+    return frozenset(
+        a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank)
+    )
 
 
 def _culprit(each: RankGpu, now: float) -> Culprit:

@@ -29,7 +29,7 @@ from slurm_watchdog.analysis.job_state import (
 )
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit
-from slurm_watchdog.analysis.rank_activity import Standing, is_quiet, standing
+from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
@@ -129,7 +129,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
     limit of a step."""
 
     voted: Vote
-    seen: Standing | None
+    seen: LoopState | None
     living: int
     """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a
     few that are left may be ending, too."""
@@ -156,7 +156,7 @@ def _waiting(job: JobView, now: float, limits: LimitSettings) -> _Waiting:
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
     return _Waiting(
         voted=voted,
-        seen=standing(job, now, limit_s) if blind else None,
+        seen=loop_state(job, now, limit_s) if blind else None,
         living=len(living),
         ranks=len(job.ranks),
     )

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis import stepless_runs
+from slurm_watchdog.analysis.held_processes import rank_on_storage
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
@@ -34,7 +35,7 @@ from slurm_watchdog.analysis.progress_limit import (
     progress_limit,
     with_a_step,
 )
-from slurm_watchdog.analysis.rank_activity import Standing, few_idle_among_busy, on_storage, standing
+from slurm_watchdog.analysis.rank_activity import LoopState, few_idle_among_busy, loop_state
 from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
@@ -155,8 +156,8 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
     function looks like that."""
     known = voted.moving is False and not voted.missing and not voted.undumped
     together = voted.in_own_code and len(job.ranks) > 1
-    at_it = voted.checkpointing or voted.patient or together or on_storage(job) is not None
-    return known and not at_it and standing(job, now, limit_s).stands is True
+    at_it = voted.checkpointing or voted.patient or together or rank_on_storage(job) is not None
+    return known and not at_it and loop_state(job, now, limit_s).stands is True
 
 
 def _without_steps(
@@ -228,24 +229,24 @@ def _before_the_first_step(
     )
 
 
-def _evidence(job: JobView, now: float, limit_s: float) -> Standing:
+def _evidence(job: JobView, now: float, limit_s: float) -> LoopState:
     """What speaks for a loop that stands. Where there are stacks, they speak first; a job that has lost a
     rank is another matter."""
     ranks = job.ranks
     if not all(rank.alive for rank in ranks):
-        return Standing(why="a rank is gone")
-    if on_storage(job) is not None:
-        return Standing(why="a rank is blocked on a filesystem")
+        return LoopState(why="a rank is gone")
+    if rank_on_storage(job) is not None:
+        return LoopState(why="a rank is blocked on a filesystem")
     voted = vote(job.snapshots, ranks)
     if voted.groups and _stands_still(job, voted, now, limit_s):
         if len(ranks) == 1:
-            return Standing(why="its only process does nothing", culprits=_sole(ranks[0], voted))
-        return Standing(
+            return LoopState(why="its only process does nothing", culprits=_sole(ranks[0], voted))
+        return LoopState(
             why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}"
         )
     if voted.groups:
-        return Standing(why="the stacks do not show that anybody waits for anybody")
-    return standing(job, now, limit_s)
+        return LoopState(why="the stacks do not show that anybody waits for anybody")
+    return loop_state(job, now, limit_s)
 
 
 def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
@@ -269,7 +270,7 @@ def _where(voted: Vote, ranks: int) -> str:
     return f"{count} of {ranks} in {first}{rest}" + (f", and in {more} more places" if more > 0 else "")
 
 
-def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: Standing) -> Finding:
+def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -> Finding:
     progress = job.progress
     assert progress is not None
     return replace(

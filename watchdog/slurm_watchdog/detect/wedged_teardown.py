@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
-from slurm_watchdog.analysis.rank_activity import standing
+from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
@@ -100,7 +100,7 @@ def _without_a_word(
     if age_s < limit_s or 0 < gone < len(alive):
         return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
     voted = vote(job.snapshots, alive)
-    seen = standing(job, now, settings.teardown_limit)
+    seen = loop_state(job, now, settings.teardown_limit)
     if not (_torn_down(voted, len(alive)) and seen.stands):
         truth = Truth.OK if makes_steps(job, hang) else Truth.UNKNOWN
         return replace(finding, truth=truth, summary=f"job {job.job.job_id} is not seen to end")
@@ -122,7 +122,7 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
     """An error ended the loop, and every rank is still there: told if it is known that nobody does anything."""
     if vote(job.snapshots, job.ranks).groups or finding.lasted_s < limit_s:
         return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
-    seen = standing(job, now, limit_s)
+    seen = loop_state(job, now, limit_s)
     if not seen.stands:
         return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago; {seen.why}")
     rank = next((r for r in job.ranks if r.process.rank == error.event.rank), None)
@@ -140,11 +140,11 @@ def _after_last_step(
     if finding.lasted_s >= SUSPICION * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)
-    seen = standing(job, now, settings.grace)
+    seen = loop_state(job, now, settings.grace)
     stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
     patient_s = max(with_a_step(job, settings.busy_limit), settings.grace)
     if stands:
-        gone_quiet = standing(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
+        gone_quiet = loop_state(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
     if finding.lasted_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"

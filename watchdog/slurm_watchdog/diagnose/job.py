@@ -12,8 +12,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.held_processes import with_what_holds
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
-from slurm_watchdog.analysis.rank_activity import with_what_holds
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,

@@ -9,6 +9,7 @@ the reason.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
     DataSourceRef,
     FieldColorModeId,
+    Threshold,
+    ThresholdsMode,
     VariableRefresh,
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
@@ -41,6 +44,8 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 HERE = Path(__file__).parents[2] / "deploy/grafana"
 W = "slurm_watchdog_"
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+OF_JOB = "/d/slurm-watchdog-job?var-job=${__data.fields.job_id}&${__url_time_range}"
+"""The dashboard of the job in whose row somebody clicks."""
 FULL, HALF, THIRD, QUARTER = 24, 12, 8, 6
 
 MAY_BE_EMPTY: dict[str, str] = {
@@ -67,8 +72,25 @@ def placed(panel: Any, title: str, text: str, width: int, height: int = 8) -> An
     return panel.title(title).description(text).datasource(SOURCE).span(width).height(height)
 
 
-def number(title: str, text: str, expression: str, unit: str = "short", width: int = QUARTER) -> Any:
-    return placed(stat.Panel(), title, text, width, 4).unit(unit).with_target(query(expression))
+def number(
+    title: str,
+    text: str,
+    expression: str,
+    unit: str = "short",
+    width: int = QUARTER,
+    *,
+    colours: Sequence[tuple[float, str]] = (),
+) -> Any:
+    """One figure. `colours`: from which value on it has which colour; below the first it is green, without any it has none."""
+    panel = placed(stat.Panel(), title, text, width, 4).unit(unit).with_target(query(expression))
+    if not colours:
+        return panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("text"))
+    steps = [
+        Threshold(value=None, color="green"),
+        *(Threshold(value=low, color=name) for low, name in colours),
+    ]
+    panel = panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
+    return panel.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
 
 
 def curves(title: str, text: str, queries: dict[str, str], unit: str = "short", width: int = HALF) -> Any:
@@ -171,15 +193,15 @@ def cluster() -> Any:
         "What runs, what is wrong, what was done.",
         [
             number("jobs watched", "Jobs that run and are judged.", f"count({W}job_progress_age_seconds) or vector(0)"),
-            number("incidents firing", "Open now, of all kinds.", f'sum({W}incidents{{state="firing"}})'),
+            number("incidents firing", "Open now, of all kinds.", f'sum({W}incidents{{state="firing"}})', colours=[(1, "red")]),
             number("nodes reporting", "Nodes whose agents report.", f'{W}nodes{{state="reporting"}}'),
-            number("nodes silent", "Their agents do not report: nothing is known of them.", f'{W}nodes{{state="silent"}}'),
+            number("nodes silent", "Their agents do not report: nothing is known of them.", f'{W}nodes{{state="silent"}}', colours=[(1, "orange")]),
             listing(
                 "jobs nearest to their limit",
                 "Time since the last step, as a share of the time at which the job counts as hanging. 1 and more: beyond it.",
                 f"topk(20, {W}job_progress_age_seconds / on (job_id) ({W}job_stall_limit_seconds > 0))",
                 "percentunit",
-            ),
+            ).data_links([dashboard.DashboardLink("curves of this job").type(DashboardLinkType.LINK).url(OF_JOB)]),
             bars("jobs by phase", "By what their logs say.", {"{{phase}}": f"sum by (phase) ({W}job_phase)"}),
             bars(
                 "open incidents",
@@ -318,10 +340,10 @@ def itself() -> Any:
         "slurm-watchdog: the watchdog itself",
         "Does it see, does it keep up, what does it cost?",
         [
-            number("since the last judgement", "More than a minute: it is dead.", f"time() - {W}controller_last_complete_tick_timestamp_seconds", "s"),
+            number("since the last judgement", "More than a minute: it is dead.", f"time() - {W}controller_last_complete_tick_timestamp_seconds", "s", colours=[(30, "orange"), (60, "red")]),
             number("agents", "That Prometheus scrapes.", f"count({W}agent_build_info)"),
-            number("collectors that fail", "On all nodes: what they would see is unknown.", f"count({W}collector_success == 0) or vector(0)"),
-            number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)"),
+            number("collectors that fail", "On all nodes: what they would see is unknown.", f"count({W}collector_success == 0) or vector(0)", colours=[(1, "orange")]),
+            number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)", colours=[(1, "orange")]),
             curves("reports", "As the controller counts them, a second.", {"{{outcome}}": f"sum by (outcome) (rate({W}reports_total[5m]))"}),
             curves("requests to Slurm", "A second.", {"{{call}} {{outcome}}": f"sum by (call, outcome) (rate({W}slurm_requests_total[5m]))"}),
             curves("slowest ticks", "The 99th percentile of agents and controller.", slow, "s"),

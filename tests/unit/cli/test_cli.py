@@ -228,7 +228,7 @@ def test_status_as_json_is_the_document_of_the_controller_with_the_same_exit_cod
     document = status(level="critical", more="kept")
     controller.answers["GET", "/v1/status"] = document
     result = run("status", "--json", socket=controller.path)
-    assert json.loads(result.stdout) == document
+    assert json.loads(result.stdout) == {"schema_version": 1, **document}
     assert result.exit_code == 2
 
 
@@ -433,7 +433,7 @@ def test_explain_as_json_is_the_document(controller: FakeController) -> None:
     controller.answers["GET", "/v1/incidents/7f3a"] = explanation()
     document = json.loads(run("explain", "7f3a", "--json", socket=controller.path).stdout)
     hints = document.pop("hints")
-    assert document == explanation()
+    assert document == {"schema_version": 1, **explanation()}
     assert hints and all(set(hint) == {"usually", "try_next", "documented"} for hint in hints)
 
 
@@ -545,7 +545,10 @@ def test_pause_and_resume_send_the_reason_and_say_what_it_means(controller: Fake
     assert (paused.exit_code, paused.stdout.split(":")[0]) == (0, "Paused (moving)")
     assert run("resume", socket=controller.path).exit_code == 0
     assert controller.requests == [("POST", "/v1/pause", {"reason": "moving"}), ("POST", "/v1/resume", {})]
-    assert json.loads(run("resume", "--json", socket=controller.path).stdout) == {"paused": None}
+    assert json.loads(run("resume", "--json", socket=controller.path).stdout) == {
+        "schema_version": 1,
+        "paused": None,
+    }
 
 
 def allowed(**changes: Any) -> dict[str, Any]:
@@ -645,6 +648,7 @@ def test_restart_as_json_is_one_document_with_its_end(controller: FakeController
     restarts(controller, [action([operation("confirm", "done")], ENDED)])
     result = run("restart", "4711", "--json", socket=controller.path)
     assert json.loads(result.stdout) == {
+        "schema_version": 1,
         **allowed(),
         "operations": [operation("confirm", "done")],
         "end": ENDED,

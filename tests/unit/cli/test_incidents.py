@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
 from slurm_watchdog.cli.api_types import Incident
-from slurm_watchdog.cli.incidents import Wanted
+from slurm_watchdog.cli.incidents import Wanted, incidents
 
 NOW = 10_000.0
 ROWS = [
-    (Incident(id="a", kind="gpu_fault", state="firing", opened_at=NOW - 60), {"id": "a"}),
+    (
+        Incident(id="a", kind="gpu_fault", state="firing", opened_at=NOW - 60, owner_uids=(1000, 1001)),
+        {"id": "a"},
+    ),
     (Incident(id="b", kind="log_error", state="resolved", opened_at=NOW - 7200), {"id": "b"}),
     (Incident(id="c", kind="log_error", state="firing", opened_at=NOW - 600, inhibited_by="a"), {"id": "c"}),
     (Incident(id="d", kind="slow_job", state="pending", opened_at=None), {"id": "d"}),
@@ -25,6 +29,8 @@ ROWS = [
         (Wanted(states=("firing",)), "a"),
         (Wanted(states=("explained", "pending")), "cd"),
         (Wanted(since_s=3600.0), "ac"),
+        (Wanted(owner_uid=1001), "a"),
+        (Wanted(owner_uid=1002), ""),
         (Wanted(limit=2), "ac"),
         (Wanted(kinds=("log_error",), limit=1), "c"),
     ],
@@ -33,3 +39,8 @@ def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(wanted:
     found = wanted.of(list(ROWS), NOW)
     assert "".join(each.id for each, _ in found) == ids
     assert [row["id"] for _, row in found] == list(ids)
+
+
+def test_incidents_of_a_user_that_this_machine_does_not_know_asks_for_the_uid() -> None:
+    result = CliRunner().invoke(incidents, ["--user", "no-such-user-here"])
+    assert result.exit_code == 2 and "--user 1000" in result.output

@@ -69,7 +69,7 @@ def test_a_kernel_log_that_is_given_for_a_job_s_is_told_in_one_sentence(tmp_path
     assert result.stderr.splitlines() == [
         f"{path} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {path}"
     ]
-    assert set(json.loads(result.stdout)) == {"files"}
+    assert set(json.loads(result.stdout)) == {"schema_version", "files"}
 
 
 def test_a_job_s_log_with_a_few_lines_of_the_kernel_is_none(tmp_path: Path) -> None:

@@ -179,8 +179,10 @@ class Incident(Answer, frozen=True, kw_only=True):
     resolution: str = ""
     inhibited_by: str | None = None
     """The incident that explains this one."""
+    owner_uids: tuple[int, ...] = ()
+    """Owners of its jobs, as far as Slurm has named them; empty for a caller who may not see its details."""
     details_for: str = ""
-    """Who may see more than this, where whoever asks may not."""
+    """Who may see more than this, where the caller may not."""
 
 
 class Moment(Answer, frozen=True, kw_only=True):

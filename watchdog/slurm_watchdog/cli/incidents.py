@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ WANTED = [
     multiple=True,
     help="Only incidents in this state; may be repeated.",
 )
+@click.option("--user", metavar="USER", help="Only incidents of this user's jobs: a name or a uid.")
 @click.option("--since", metavar="TIME", help="Only those that began in the last TIME (2h, 7d).")
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
 @journal_option
@@ -56,6 +58,7 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
     job_id: str | None,
     kind: tuple[str, ...],
     state: tuple[str, ...],
+    user: str | None,
     since: str | None,
     limit: int | None,
     journal: str | None,
@@ -72,7 +75,7 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
-    wanted = Wanted(kind, state, _seconds(since), limit)
+    wanted = Wanted(kind, state, _uid(user), _seconds(since), limit)
     with failures_told(as_json):
         client = choose_or_journal(socket_path, config_file, journal)
         both = client.incidents(job_id)
@@ -96,6 +99,7 @@ class Wanted:
 
     kinds: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
+    owner_uid: int | None = None
     since_s: float | None = None
     limit: int | None = None
 
@@ -111,7 +115,20 @@ class Wanted:
     def _is_wanted(self, each: Incident, now: float) -> bool:
         old = self.since_s is not None and (each.opened_at is None or each.opened_at < now - self.since_s)
         of_kind = not self.kinds or each.kind in self.kinds
-        return of_kind and (not self.states or shown_state(each) in self.states) and not old
+        of_owner = self.owner_uid is None or self.owner_uid in each.owner_uids
+        return of_kind and of_owner and (not self.states or shown_state(each) in self.states) and not old
+
+
+def _uid(user: str | None) -> int | None:
+    """The uid of a user who is given by name or number. Raises click.BadParameter for a name that this machine does not know."""
+    if user is None or user.isdecimal():
+        return None if user is None else int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise click.BadParameter(
+            f"no user {user!r} on this machine; give the uid: --user 1000", param_hint="--user"
+        ) from None
 
 
 def _seconds(since: str | None) -> float | None:

@@ -23,6 +23,7 @@ EXIT_FINE: Final = 0
 EXIT_FOUND: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+JSON_SCHEMA_VERSION: Final = 1
 
 DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
@@ -171,4 +172,12 @@ def fail(error: ClientError, as_json: bool, code: int | None = None) -> NoReturn
 
 def print_json(document: object) -> None:
     """One JSON document on standard output. ASCII only, so that no control character reaches a terminal."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=True))
+    click.echo(json.dumps(versioned(document), indent=2, ensure_ascii=True))
+
+
+def versioned(document: object) -> object:
+    """An object with `schema_version` as its first key; a list as it is.
+
+    The version rises when a key is taken away or changes its meaning, not when one is added.
+    """
+    return {"schema_version": JSON_SCHEMA_VERSION, **document} if isinstance(document, dict) else document

@@ -23,7 +23,7 @@ from slurm_watchdog.cli.api_types import (
 )
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, failures_told, operator_options, print_json
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, failures_told, operator_options, print_json, versioned
 from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, table
 
 if TYPE_CHECKING:
@@ -206,12 +206,12 @@ def _look_plainly(client: Client, as_json: bool) -> tuple[int, Callable[[], None
     except ClientError as error:
         failure = {"error": error.what, "next": error.todo}
         said = f"{WORDS[EXIT_UNKNOWN]}: {error.what}"
-        return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(failure))) if as_json else (
+        return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(versioned(failure)))) if as_json else (
             lambda: sentence(said)
         )
     code = exit_code(answer)
     if as_json:
-        return code, lambda: click.echo(json.dumps(document, ensure_ascii=True))
+        return code, lambda: click.echo(json.dumps(versioned(document), ensure_ascii=True))
 
     def print_text() -> None:
         _print(answer)

@@ -89,6 +89,7 @@ def incident_json(
         "evidence": list(incident.facts),
         "inhibited_by": incident.inhibited_by,
         "resolution": incident.resolution,
+        "owner_uids": [uid for uid in incident.owners if uid >= 0],
         "decisions": [
             {
                 "action": d.action,

@@ -79,7 +79,7 @@ def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
         return replace(finding, summary=f"job {job.job_id} has made its last step")
     if age_s < grace_s:
         unknown = f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way"
-        return replace(finding, truth=Truth.UNKNOWN, summary=unknown)
+        return finding.unknown(unknown)
     at = f" at step {step}" + (f" of {total}" if total is not None else "") if step is not None else ""
     evidence = (
         f"it went on from job {', '.join(ended.preceded_by[-3:])}"

@@ -41,28 +41,23 @@ def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
 def _judge(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=SPEC.severity,
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.rose_age_s is None:
-        return replace(finding, summary=f"job {job_id} is {job.job.state}, or not everything of it is known")
+        return finding.unknown(f"job {job_id} is {job.job.state}, or not everything of it is known")
     if any(each.error for each in job.checkpoints_on_disk):
-        return replace(finding, summary=f"the checkpoints of job {job_id} cannot be looked at")
+        return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")
     usual_s = median(job.checkpoint_intervals_s)
     limit_s = max(settings.factor * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:
-        return replace(finding, truth=Truth.OK, summary=f"job {job_id} saves as it used to")
+        return finding.ok(f"job {job_id} saves as it used to")
     if age_s < limit_s or any(each.writing for each in job.checkpoints_on_disk):
-        return replace(finding, summary=f"job {job_id} is saving, or has just been found again")
+        return finding.unknown(f"job {job_id} is saving, or has just been found again")
     if newer:
-        return replace(
-            finding, summary=f"there is a checkpoint of job {job_id} that its log did not announce"
-        )
+        return finding.unknown(f"there is a checkpoint of job {job_id} that its log did not announce")
     if not progress.step_known or progress.step <= checkpoint.step or progress.rose_age_s > usual_s:
-        return replace(finding, summary=f"job {job_id} makes no steps that could be saved")
+        return finding.unknown(f"job {job_id} makes no steps that could be saved")
     return replace(
         finding,
         truth=Truth.BAD,

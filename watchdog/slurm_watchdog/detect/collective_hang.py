@@ -103,16 +103,10 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     """What is to be said about one job."""
     clock = loop_clock(job, now, settings)
     limit, age_s = clock.limit, clock.age_s
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"job:{job.job.job_id}",
-        truth=Truth.UNKNOWN,
-        summary="",
-        job_ids=(job.job.job_id,),
-    )
+    finding = SPEC.about_job(job.job.job_id)
     unjudged = _why_unjudged(job)
     if unjudged:
-        return replace(finding, summary=unjudged)
+        return finding.unknown(unjudged)
     ranks = job.ranks
     wanted = stacks_wanted(job, clock, settings)
     finding = replace(finding, wanted=wanted, lasted_s=age_s)
@@ -120,11 +114,11 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     if absent is not None:
         return replace(absent, facts=_facts(job, vote(job.snapshots, ranks)))
     if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, limit, age_s):
-        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} makes progress")
+        return finding.ok(f"job {job.job.job_id} makes progress")
     if age_s < limit.seconds and not wanted:
-        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
+        return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit.seconds:
-        return replace(finding, summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason})")
+        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason})")
     voted = vote(job.snapshots, ranks)
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
@@ -133,7 +127,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
     if voted.checkpointing and has_just_grown(job, learnt_s):
-        return replace(finding, summary=f"{clock.words}; the files of a checkpoint grow")
+        return finding.unknown(f"{clock.words}; the files of a checkpoint grow")
     evaluation_s = with_a_step(job, settings.evaluation_floor)
     if voted.patient and limit.seconds < evaluation_s:
         limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
@@ -153,7 +147,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
         ended=any(each.reason.startswith(Place.TEARDOWN) for each in alone),
     )
     if but and age_s >= limit.seconds:
-        return replace(finding, summary=f"{clock.words}, and {but}")
+        return finding.unknown(f"{clock.words}, and {but}")
     said_s = said_within_s(job, clock, settings)
     return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), said_s, alone)
 
@@ -228,10 +222,7 @@ def _accuse_by_gpus(
         why = seen.why
         if stuck or failed:
             why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
-        return replace(
-            finding,
-            summary=f"{clock.words}, the stacks are not in, and {why}",
-        )
+        return finding.unknown(f"{clock.words}, the stacks are not in, and {why}")
     named = "nobody is named"
     if seen.culprits:
         more = f" and {len(seen.culprits) - 1} more" if len(seen.culprits) > 1 else ""
@@ -266,21 +257,19 @@ def _accuse(
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
-        return replace(
-            finding,
-            summary=f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}",
+        return finding.unknown(
+            f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}"
         )
     working = working_process(job, culprits)
     if working is not None:
         process, what = working
-        return replace(
-            finding,
-            summary=f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
-            "who waits for it waits for work",
+        return finding.unknown(
+            f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
+            "who waits for it waits for work"
         )
     progress, culprits = job.progress, with_what_holds(job, culprits)
     if progress is None and not culprits and not clock.unread:
-        return replace(finding, summary=f"job {job.job.job_id} has never logged a step that could be read")
+        return finding.unknown(f"job {job.job.job_id} has never logged a step that could be read")
     finished = (
         progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
     )

@@ -64,10 +64,10 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoo
         # After a restart the steps since the checkpoint are made again: only one that was never made is new.
         is_new = highest is None or not job.progress.step_known or job.progress.step > highest
         if job.progress.steps_seen > 1 and is_new:
-            return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes new steps")
+            return finding.ok(f"job {job_id} makes new steps")
     past = _by_themselves(past)
     if len(past) < settings.runs:
-        return replace(finding, summary=f"{len(past)} earlier runs of job {job_id} are known")
+        return finding.unknown(f"{len(past)} earlier runs of job {job_id} are known")
     recent = past[-settings.runs :]
     causes = [find_cause(_whole(run)) for run in recent]
     for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):
@@ -78,7 +78,7 @@ def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoo
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
     if not any(causes) and not all(_was_read(run) for run in recent):
         unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
-        return replace(finding, truth=Truth.UNKNOWN, summary=unread_all)
+        return finding.unknown(unread_all)
     return _accuse(finding, job, recent, causes, now)
 
 

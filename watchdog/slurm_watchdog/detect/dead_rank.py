@@ -53,46 +53,34 @@ def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
 
 def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
     job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=SPEC.severity,
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
-        return replace(
-            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
-        )
+        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
     if job.touched_age_s is not None:
-        return replace(
-            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
-        )
+        return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
     dead = [rank for rank in ranks if not rank.alive]
     if not dead and not job.every_rank_known:
-        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
+        return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
-        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+        return finding.ok(f"no rank of job {job_id} is missing")
     if _are_many(len(dead), len(ranks)):
-        return replace(
-            finding, summary=f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending"
-        )
+        return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending")
     if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
-        return replace(finding, summary=f"job {job_id} has not begun, or has made its last step")
+        return finding.unknown(f"job {job_id} has not begun, or has made its last step")
     first = max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
     if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
-        return replace(
-            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
-        )
+        return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
     if _are_many(len(dead) + unseen, len(ranks)):
         waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s since rank {first.process.rank} ended"
-        return replace(finding, summary=waits)
+        return finding.unknown(waits)
     if _survivors_rest(job):
-        return replace(
-            finding,
-            summary=f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending",
+        return finding.unknown(
+            f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending"
         )
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
-        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+        return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     culprits = tuple(
         Culprit(
             node=r.node, rank=r.process.rank, pid=r.process.pid, reason=f"ended {dead_for_s(r):.0f} s ago"

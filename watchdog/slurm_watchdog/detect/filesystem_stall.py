@@ -82,37 +82,37 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_
     reporting = set(view.reporting_nodes)
     unheard = sorted({p.node for p in filesystem.blocked} - reporting)
     if unheard:
-        return _say(
-            finding,
-            Truth.UNKNOWN,
+        return finding.unknown(
             f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble",
         )
     silent = [node for node in filesystem.known_nodes if node not in reporting]
     if state.blocked_s < blocked_for_s:
         if state.unanswering or silent:
             missing = ", ".join([*state.unanswering, *silent])
-            return _say(finding, Truth.UNKNOWN, f"no answer yet from {missing} about {filesystem.mount}")
+            return finding.unknown(f"no answer yet from {missing} about {filesystem.mount}")
         if state.blocked_s < SUSPICION * blocked_for_s:
             return finding
         suspicion = f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s"
-        return replace(_say(finding, Truth.UNKNOWN, suspicion), wanted=probes_wanted(view, filesystem))
+        return replace(finding.unknown(suspicion), wanted=probes_wanted(view, filesystem))
     wanted = probes_wanted(view, filesystem)
     if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
         waiting = f"waiting to hear from other nodes whether they reach {filesystem.mount}"
-        return replace(_say(finding, Truth.UNKNOWN, waiting), wanted=wanted)
+        return replace(finding.unknown(waiting), wanted=wanted)
     if (
         state.scope is Scope.ONE_FILE
         and state.blocked_s < FLUSH_PATIENCE_S
         and _only_flushes(filesystem, blocked_for_s)
     ):
         flushing = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
-        return replace(_say(finding, Truth.UNKNOWN, flushing), wanted=wanted)
+        return replace(finding.unknown(flushing), wanted=wanted)
     if state.scope not in SCOPES[kind]:
-        return replace(_say(finding, Truth.OK, f"{filesystem.mount}: {state.scope}"), wanted=wanted)
+        return replace(finding.ok(f"{filesystem.mount}: {state.scope}"), wanted=wanted)
     named = culprits(filesystem, blocked_for_s)
     one_node = state.scope is Scope.ONE_NODE
     return replace(
-        _say(finding, Truth.BAD, _sentence(filesystem, state, named)),
+        finding,
+        truth=Truth.BAD,
+        summary=_sentence(filesystem, state, named),
         severity=Severity.CRITICAL,
         culprits=named,
         facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
@@ -192,10 +192,6 @@ def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[
         and job.progress is not None
         and not _goes_on(view, filesystem, job.job.job_id)
     ][:MAX_CONSEQUENCES]
-
-
-def _say(finding: Finding, truth: Truth, summary: str) -> Finding:
-    return replace(finding, truth=truth, summary=summary)
 
 
 SPEC = DetectorSpec(

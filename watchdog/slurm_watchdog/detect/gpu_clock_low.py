@@ -46,14 +46,7 @@ def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
 
 def _judge(job: JobView, settings: GpuClockLow) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"job:{job_id}",
-        truth=Truth.UNKNOWN,
-        summary=f"too few busy GPUs of job {job_id} to compare",
-        severity=SPEC.severity,
-        job_ids=(job_id,),
-    )
+    finding = SPEC.about_job(job_id, f"too few busy GPUs of job {job_id} to compare")
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
     for each in job.gpus:
         clock_hz = each.view.recent_sm_clock_hz
@@ -73,7 +66,7 @@ def _judge(job: JobView, settings: GpuClockLow) -> Finding:
         ]
         slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], low, group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
-        return replace(finding, truth=Truth.OK, summary=f"the busy GPUs of job {job_id} run alike")
+        return finding.ok(f"the busy GPUs of job {job_id} run alike")
     slow.sort(key=lambda each: each[1] / each[2])
     culprits = tuple(
         Culprit(

@@ -68,20 +68,15 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
 
 def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
     job_id, progress = job.job.job_id, job.progress
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.OK, summary=f"no GPU of job {job_id} is idle among busy ones",
-        job_ids=(job_id,), severity=SPEC.severity,
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
-        return replace(
-            finding, truth=Truth.UNKNOWN, summary=f"job {job_id} has not begun, or a node of it is silent"
-        )
+        return finding.unknown(f"job {job_id} has not begun, or a node of it is silent")
     if not all(rank.alive for rank in job.ranks):
         # Whoever is left may wait for the one that is gone, and its GPU is not among those that are compared.
-        return replace(finding, truth=Truth.UNKNOWN, summary=f"a rank of job {job_id} is gone")
+        return finding.unknown(f"a rank of job {job_id} is gone")
     if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
         doing = progress.phase or "writing a checkpoint"
-        return replace(finding, truth=Truth.UNKNOWN, summary=f"job {job_id} is {doing}")
+        return finding.unknown(f"job {job_id} is {doing}")
     stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
     idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
     idle = idle_ranks(job, now, idle_for_s)
@@ -90,7 +85,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank)
         others_are_used = _shows_use(job)
         idle = [each for each in idle if not (others_are_used and _was_never_used(each))]
     if idle and _transfers(job) and progress.age_s < with_a_step(job, hang.checkpoint_floor):
-        return replace(finding, truth=Truth.UNKNOWN, summary=f"the stacks of job {job_id} show a transfer")
+        return finding.unknown(f"the stacks of job {job_id} show a transfer")
     waiting = _waiting(job, now, idle_for_s) if idle else frozenset()
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:

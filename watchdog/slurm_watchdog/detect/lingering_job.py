@@ -72,47 +72,41 @@ def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> 
 
 def _judge(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
-    )
+    finding = SPEC.about_job(job_id)
     ranks = job.ranks
     if job.job.state != "RUNNING":
-        return replace(finding, summary=f"job {job_id} is {job.job.state}")
+        return finding.unknown(f"job {job_id} is {job.job.state}")
     if not ranks:
-        return replace(finding, summary=f"no ranks of job {job_id} are known")
+        return finding.unknown(f"no ranks of job {job_id} are known")
     if job.silent_nodes:
-        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
     if job.touched_age_s is not None:
-        return replace(
-            finding, summary=f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s"
-        )
+        return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
     dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
     survivors = [rank for rank in ranks if rank.alive]
     if not dead and not job.every_rank_known:
-        return replace(finding, summary=f"not every rank of job {job_id} has been seen")
+        return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
-        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is missing")
+        return finding.ok(f"no rank of job {job_id} is missing")
     if not survivors:
         return _nobody_left(job, finding, dead, now)
     first = dead[0]
     progress = job.progress
     if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
-        return replace(finding, summary=f"job {job_id} has made its last step and is ending")
+        return finding.unknown(f"job {job_id} has made its last step and is ending")
     if (
         progress
         and progress.rose_age_s is not None
         and progress.rose_age_s + PROGRESS_SLACK_S < dead_for_s(first)
     ):
-        return replace(
-            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without rank {first.process.rank}"
-        )
+        return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, lasted_s=age_s)
     if age_s >= SUSPICION * settings.grace:
         apart_s = max(2.5, SPACING * settings.grace)
         finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
-        return replace(finding, summary=f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
+        return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
 
 
@@ -181,11 +175,11 @@ def _accuse(
     first, age_s, voted = dead[0], finding.lasted_s, waiting.voted
     ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"
     if voted.moving:
-        return replace(finding, summary=f"{ended}, the others still work")
+        return finding.unknown(f"{ended}, the others still work")
     waits = waiting.by_stacks or waiting.by_gpus
     left_over = len(survivors) > len(dead) or (waiting.nobody_works and had_steps_to_make(job))
     if not waits and (not left_over or age_s < PATIENCE * grace_s):
-        return replace(finding, summary=f"{ended}, and the others are not seen to wait")
+        return finding.unknown(f"{ended}, and the others are not seen to wait")
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
@@ -237,15 +231,13 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     nobody = f"no rank of job {job_id} is left since {age_s:.0f} s"
     finding = replace(finding, lasted_s=age_s, summary=nobody)
     if progress is None or not job.job.is_batch or has_ended(job):
-        return replace(finding, summary=f"{nobody}; that its training was not over is not known")
+        return finding.unknown(f"{nobody}; that its training was not over is not known")
     if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
-        return replace(
-            finding, truth=Truth.OK, summary=f"job {job_id} makes steps without the ranks that are known"
-        )
+        return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
     if job.unlisted or not all(is_quiet(each, counted=counted) for each in others):
-        return replace(finding, summary=f"{nobody}; what else there is of it works, or may")
+        return finding.unknown(f"{nobody}; what else there is of it works, or may")
     if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
         return finding
     first = dead[0]

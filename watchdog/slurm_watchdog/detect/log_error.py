@@ -87,13 +87,9 @@ def _judge_running(job: JobView, view: ClusterView, settings: LogError, limits: 
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
         return finding
-    fine = replace(
-        finding, summary=f"job {job_id} has logged no error, and no new step of it has been seen yet"
-    )
+    fine = finding.unknown(f"job {job_id} has logged no error, and no new step of it has been seen yet")
     if makes_steps(job, limits):
-        fine = replace(
-            finding, truth=Truth.OK, summary=f"job {job_id} has logged no error since its last step"
-        )
+        fine = finding.ok(f"job {job_id} has logged no error since its last step")
     if not job.errors:
         return fine
     run = running(job, now)
@@ -101,19 +97,16 @@ def _judge_running(job: JobView, view: ClusterView, settings: LogError, limits: 
     if cause is None:
         return fine
     if job.silent_nodes:
-        return replace(finding, summary=f"no report from {', '.join(job.silent_nodes)}")
+        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
     if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
-        return replace(finding, summary=f"job {job_id} has made its last step")
+        return finding.unknown(f"job {job_id} has made its last step")
     if cause.only_consequence and cause.pattern != "nccl_watchdog":
-        return replace(
-            finding, summary=f"job {job_id} logged only what follows from an error: {cause.error.line}"
-        )
+        return finding.unknown(f"job {job_id} logged only what follows from an error: {cause.error.line}")
     age_s = now - cause.error.at
     waited = _waited(job, cause, age_s, settings, limits)
     if waited is None:
-        return replace(
-            finding,
-            summary=f"{_who(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}",
+        return finding.unknown(
+            f"{_who(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
         )
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
@@ -154,12 +147,12 @@ def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError
     finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
     age_s = view.now - run.ended_at
     if run.touched_at is not None:
-        return replace(finding, summary=f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
+        return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
-        return replace(finding, summary=f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
+        return finding.ok(f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
-        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
+        return finding.unknown("its last words may be on their way")
     if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
@@ -183,12 +176,12 @@ def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: Log
     if job.state not in FAILED:
         return finding
     if run.touched_at is not None:
-        return replace(finding, summary=f"job {job.job_id} was ended by slurm-watchdog")
+        return finding.ok(f"job {job.job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
-        return replace(finding, summary=f"job {job.job_id} ended {age_s:.0f} s ago")
+        return finding.ok(f"job {job.job_id} ended {age_s:.0f} s ago")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
-        return replace(finding, truth=Truth.UNKNOWN, summary="its last words may be on their way")
+        return finding.unknown("its last words may be on their way")
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
     ended_so = f"Job {job.job_id} ended {job.state} {after}"
     down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_lost(n.state))

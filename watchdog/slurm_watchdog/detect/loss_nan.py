@@ -32,13 +32,7 @@ def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
 
 def _judge(job: JobView, now: float, steps: int) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"job:{job_id}",
-        truth=Truth.UNKNOWN,
-        summary=f"no loss of job {job_id} was seen",
-        job_ids=(job_id,),
-    )
+    finding = SPEC.about_job(job_id, f"no loss of job {job_id} was seen")
     if not job.losses:
         return finding
     bad = []
@@ -47,7 +41,7 @@ def _judge(job: JobView, now: float, steps: int) -> Finding:
             break
         bad.append(point)
     if len(bad) < steps:
-        return replace(finding, truth=Truth.OK, summary=f"the loss of job {job_id} is a number")
+        return finding.ok(f"the loss of job {job_id} is a number")
     first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
     good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""
     return replace(

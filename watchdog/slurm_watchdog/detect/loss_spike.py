@@ -43,15 +43,12 @@ def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
 
 def _judge(job: JobView, now: float, settings: LossSpike) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=SPEC.severity, job_ids=(job_id,),
-        summary=f"too few losses of job {job_id} were seen",
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id, f"too few losses of job {job_id} were seen")
     points, spike = _spike(job.losses, settings.deviations, settings.percent)
     if len(points) < LEAST + NEWEST:
         return finding
     if spike is None:
-        return replace(finding, truth=Truth.OK, summary=f"the loss of job {job_id} is {points[-1].loss:.4g}")
+        return finding.ok(f"the loss of job {job_id} is {points[-1].loss:.4g}")
     first, usual = points[spike[0]], spike[1]
     return replace(
         finding,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -57,10 +55,9 @@ def _judge(
     quiet = silent or age_s > FRESH_S
     enough = LISTINGS if quiet else LISTINGS_REPORTING
     if slurm.lost_listings is not None and slurm.lost_listings < enough:
-        return replace(
-            finding, truth=Truth.UNKNOWN,
-            summary=f"Slurm has {node.name} as {slurm.state} in {slurm.lost_listings} of the {enough} listings that count",
-        )  # fmt: skip
+        return finding.unknown(
+            f"Slurm has {node.name} as {slurm.state} in {slurm.lost_listings} of the {enough} listings that count"
+        )
     agent = (
         f"its agent has not reported for {age_s:.0f} s, too"
         if quiet

@@ -40,11 +40,9 @@ def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> li
 
 def _judge(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
-    )
+    finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
-        return replace(finding, summary=f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
+        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
     stopped = [
         (rank, _stopped_s(job, rank)) for rank in job.ranks if rank.alive and rank.process.state in WORDS
     ]

@@ -78,10 +78,7 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
 def judge(job: JobView, now: float, shift: float) -> Finding:
     """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %."""
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, severity=SPEC.severity, job_ids=(job_id,),
-        summary=f"too few steps of job {job_id} were seen",
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id, f"too few steps of job {job_id} were seen")
     times, found = _stretches(job.step_times, shift) if job.job.state == "RUNNING" else ((), ())
     if len(times) < BASELINE:
         return finding
@@ -90,18 +87,12 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
         lasting = find_lasting(job.step_history, times, shift)
         if lasting is not None:
             return _told(finding, job, now, lasting)
-        return replace(
-            finding,
-            truth=Truth.OK,
-            summary=f"the steps of job {job_id} take {found[-1].level:.3g} s, as they did",
-        )
+        return finding.ok(f"the steps of job {job_id} take {found[-1].level:.3g} s, as they did")
     before, after = now_slow
     first = times[after.begin]
     steps = max(after.end - after.begin, times[-1].step - first.step + 1)
     if steps < LEAST_STEPS or steps * after.level < LEAST_S:
-        return replace(
-            finding, summary=f"job {job_id} has made {steps} slower steps: too few to judge its speed"
-        )
+        return finding.unknown(f"job {job_id} has made {steps} slower steps: too few to judge its speed")
     compared = max(before.end - before.begin, times[before.end - 1].step - times[before.begin].step + 1)
     return _told(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
 

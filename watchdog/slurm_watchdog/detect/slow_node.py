@@ -107,7 +107,7 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Slo
     missing = sorted({*job.silent_nodes, *(set(job.job.nodes) - {node.name for node in nodes})})
     finding = replace(finding, truth=Truth.UNKNOWN)
     if missing:
-        return replace(finding, summary=f"no report from {', '.join(missing[:8])}: nobody can be compared")
+        return finding.unknown(f"no report from {', '.join(missing[:8])}: nobody can be compared")
     since = view.now - slow.lasted_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
     signs += [*_corrections(job, view.now, since), *_kernel(nodes, since)]
@@ -115,12 +115,12 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Slo
     odd = [sign for sign in signs if len({s.node for s in signs if s.about == sign.about}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named:
-        return replace(
-            finding, summary=f"job {job_id} is slower, and no signal tells one of its nodes from the others"
+        return finding.unknown(
+            f"job {job_id} is slower, and no signal tells one of its nodes from the others"
         )
     if len(named) > few:
-        return replace(
-            finding, summary=f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way"
+        return finding.unknown(
+            f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way"
         )
     more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     first = next(sign for sign in odd if sign.node == named[0])

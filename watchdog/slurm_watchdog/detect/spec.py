@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.incidents import Finding, Kind, Severity
+from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
 
 STORAGE: Final = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
 """Kinds that explain whatever hangs in the same job."""
@@ -117,6 +117,17 @@ class DetectorSpec:
     slurm_watchdog.knowledge.remediation_hints."""
     alerts: tuple[str, ...] = ()
     """Rules of deploy/prometheus/alerts.yaml that ask for incidents of this kind."""
+
+    def about_job(self, job_id: str, summary: str = "") -> Finding:
+        """A finding about a running job: UNKNOWN until the detector says more."""
+        return Finding(
+            kind=self.kind,
+            subject=f"job:{job_id}",
+            truth=Truth.UNKNOWN,
+            summary=summary,
+            job_ids=(job_id,),
+            severity=self.severity,
+        )
 
     @property
     def arguments(self) -> tuple[type[Any], ...]:

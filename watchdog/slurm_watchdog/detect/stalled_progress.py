@@ -90,45 +90,36 @@ def _judge(
     job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress
 ) -> Finding:
     job_id, progress = job.job.job_id, job.progress
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"job:{job_id}",
-        truth=Truth.UNKNOWN,
-        summary="",
-        job_ids=(job_id,),
-    )
+    finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes:
-        return replace(
-            finding, summary=f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent"
-        )
+        return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
     if not any(rank.alive for rank in job.ranks):
-        return replace(finding, summary=f"no living rank of job {job_id} has been seen")
+        return finding.unknown(f"no living rank of job {job_id} has been seen")
     clock = loop_clock(job, now, hang)
     if clock.unread and clock.age_s >= clock.limit.seconds:
         return _without_steps(job, finding, clock, now, hang)
     if progress is None:
         return _before_the_first_step(job, finding, now, hang, settings)
     if has_ended(job):
-        return replace(finding, summary=f"job {job_id} has made its last step")
+        return finding.unknown(f"job {job_id} has made its last step")
     limit = progress_limit(job, hang)
     age_s = progress.age_s
     finding = replace(finding, lasted_s=age_s)
     if age_s < limit.seconds and progress.shared:
-        return replace(
-            finding,
-            summary=f"two programs count in {progress.source}: whether each makes progress does not show",
+        return finding.unknown(
+            f"two programs count in {progress.source}: whether each makes progress does not show"
         )
     if age_s < limit.seconds and not makes_steps(job, hang):
-        return replace(finding, summary=f"no new step of job {job_id} has been seen yet")
+        return finding.unknown(f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
-        return replace(finding, truth=Truth.OK, summary=f"job {job_id} makes progress")
+        return finding.ok(f"job {job_id} makes progress")
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:
-        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
     patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
     if patient and (not evidence.stands or waits_for_stacks):
-        return replace(finding, summary=f"no step for {age_s:.0f} s; {evidence.why}")
+        return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
     return replace(_accuse(job, finding, limit, evidence), actionable=still)
 
@@ -169,18 +160,18 @@ def _without_steps(
     finding = replace(finding, lasted_s=clock.age_s)
     beside = collective_hang.judge(job, now, hang)
     if beside.truth is Truth.BAD:
-        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     limit_s = clock.limit.seconds
     evidence = _evidence(job, now, limit_s)
     saves = job.saving_age_s is not None and job.saving_age_s < SAVING * hang.checkpoint_floor
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit_s) if voted.groups else evidence.stands is True
     if not still or saves or has_just_grown(job, limit_s):
-        return replace(finding, summary=f"{clock.words}; {evidence.why}")
+        return finding.unknown(f"{clock.words}; {evidence.why}")
     dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
     doubt = stepless_runs.doubt(job, clock, tuple(dumped), now)
     if doubt:
-        return replace(finding, summary=f"{clock.words}, and {doubt}")
+        return finding.unknown(f"{clock.words}, and {doubt}")
     return replace(
         finding,
         truth=Truth.BAD,
@@ -202,23 +193,23 @@ def _before_the_first_step(
     job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
     none = f"no step of job {job_id} has been seen"
     if age_s < limit_s:
-        return replace(finding, summary=f"{none} yet")
+        return finding.unknown(f"{none} yet")
     finding = replace(finding, lasted_s=age_s)
     if job.log is None or not job.log.whole:
-        return replace(finding, summary=f"{none}: its log cannot be read")
+        return finding.unknown(f"{none}: its log cannot be read")
     if job.phase is None and not any(run.steps_seen for run in job.past):
-        return replace(finding, summary=f"{none}, and nothing says that it trains")
+        return finding.unknown(f"{none}, and nothing says that it trains")
     if job.phase == "finishing":
-        return replace(finding, summary=f"{none}, and its log says that it ends")
+        return finding.unknown(f"{none}, and its log says that it ends")
     if collective_hang.judge(job, now, hang).truth is Truth.BAD:
-        return replace(finding, summary="its ranks are seen to wait for each other: a collective_hang")
+        return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     seen = _evidence(job, now, limit_s)
     if not seen.stands and not vote(job.snapshots, job.ranks).groups:
         seen = few_idle_among_busy(job, now, limit_s)
     if not seen.stands:
-        return replace(finding, summary=f"{none}; {seen.why}")
+        return finding.unknown(f"{none}; {seen.why}")
     if seen.in_collective and job.log.grew_age_s < limit_s / 2:
-        return replace(finding, summary=f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
+        return finding.unknown(f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
     return replace(
         finding,
         truth=Truth.BAD,

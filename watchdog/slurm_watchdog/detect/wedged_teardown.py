@@ -59,18 +59,13 @@ def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> 
 
 def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
-    finding = Finding(
-        kind=SPEC.kind, subject=f"job:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,),
-        severity=SPEC.severity,
-    )  # fmt: skip
+    finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
-        return replace(
-            finding, summary=f"job {job_id} is {job.job.state}, has not begun, or a node of it is silent"
-        )
+        return finding.unknown(f"job {job_id} is {job.job.state}, has not begun, or a node of it is silent")
     alive = [rank for rank in ranks if rank.alive]
     error = None if has_ended(job) else last_error(job)
     if not alive:
-        return replace(finding, truth=Truth.OK, summary=f"no rank of job {job_id} is left")
+        return finding.ok(f"no rank of job {job_id} is left")
     if not (has_ended(job) or error):
         return _without_a_word(job, finding, now, hang, settings)
     age_s = progress.age_s if error is None else error.age_s
@@ -80,7 +75,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardo
     limit_s = progress_limit(job, hang).seconds
     if error is not None:
         if len(alive) < len(ranks):
-            return replace(finding, summary=f"a rank of job {job_id} is gone")
+            return finding.unknown(f"a rank of job {job_id} is gone")
         return _after_error(job, finding, error, now, limit_s)
     return _after_last_step(job, finding, alive, now, settings)
 
@@ -96,9 +91,9 @@ def _without_a_word(
     alive = [rank for rank in job.ranks if rank.alive]
     gone = len(job.ranks) - len(alive)
     if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
-        return replace(finding, summary=f"no new step of job {job.job.job_id} has been seen yet")
+        return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit_s or 0 < gone < len(alive):
-        return replace(finding, truth=Truth.OK, summary=f"job {job.job.job_id} trains")
+        return finding.ok(f"job {job.job.job_id} trains")
     voted = vote(job.snapshots, alive)
     seen = loop_state(job, now, settings.teardown_limit)
     if not (_torn_down(voted, len(alive)) and seen.stands):
@@ -121,10 +116,10 @@ def _torn_down(voted: Vote, ranks: int) -> bool:
 def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
     """An error ended the loop, and every rank is still there: told if it is known that nobody does anything."""
     if vote(job.snapshots, job.ranks).groups or finding.lasted_s < limit_s:
-        return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
+        return finding.unknown(f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
     seen = loop_state(job, now, limit_s)
     if not seen.stands:
-        return replace(finding, summary=f"there was an error {error.age_s:.0f} s ago; {seen.why}")
+        return finding.unknown(f"there was an error {error.age_s:.0f} s ago; {seen.why}")
     rank = next((r for r in job.ranks if r.process.rank == error.event.rank), None)
     named = seen.culprits if rank is None else (_still_there(rank),)
     return _say(
@@ -148,7 +143,7 @@ def _after_last_step(
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
     if finding.lasted_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
         summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
-        return replace(finding, summary=summary)
+        return finding.unknown(summary)
     finding = replace(finding, actionable=stands is True)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
     gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))

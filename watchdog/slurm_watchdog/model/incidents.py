@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
 
 
@@ -133,6 +135,14 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Filesystems that have to answer before a restart makes sense."""
     processes: tuple[GpuProcess, ...] = ()
     """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
+
+    def ok(self, summary: str) -> Finding:
+        """The same subject, with nothing wrong."""
+        return replace(self, truth=Truth.OK, summary=summary)
+
+    def unknown(self, summary: str) -> Finding:
+        """The same subject, of which `summary` says what is not known."""
+        return replace(self, truth=Truth.UNKNOWN, summary=summary)
 
 
 NOBODY = -1

@@ -18,7 +18,7 @@ from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Piece
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
@@ -120,7 +120,7 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
     )
     incident = Incident(
         id="abc123",
-        kind=Kind.GPU_FAULT,
+        kind=IncidentKind.GPU_FAULT,
         subject="gpu",
         state=IncidentState.FIRING,
         severity=Severity.CRITICAL,

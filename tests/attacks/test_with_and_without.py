@@ -54,7 +54,7 @@ from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.actions import Verdict
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.kill_switch import FIELDS, compose_line
 from slurm_watchdog.model.observations import EventKind, Role
 from slurm_watchdog.model.protocol import DumpStacks
@@ -444,7 +444,7 @@ def report_flood(stage: Stage) -> bool:
 def faults_without_end(stage: Stage) -> bool:
     """A thousand GPUs of one node, each with a fault: a thousand incidents."""
     found = [
-        Finding(kind=Kind.GPU_FAULT, subject=f"gpu:{n}", truth=Truth.BAD, culprits=(Culprit(node="n1"),), summary="x", severity=Severity.CRITICAL)
+        Finding(kind=IncidentKind.GPU_FAULT, subject=f"gpu:{n}", truth=Truth.BAD, culprits=(Culprit(node="n1"),), summary="x", severity=Severity.CRITICAL)
         for n in range(1000)
     ]  # fmt: skip
     return len(within_room(found, [], LeftOut())) > 500
@@ -490,7 +490,7 @@ ROWS = {
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._stands_in", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.silence.why_no_answer", nothing),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
-    "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.line.mask_cut", same),)),
+    "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.text.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),

@@ -23,7 +23,7 @@ from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.journal.database import Database, JournalError
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Verdict
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import Notifier
 from tests.behaviour.cluster import EPOCH, Job, Scripted
@@ -162,7 +162,7 @@ class Story:
 
     def finds(
         self,
-        kind: Kind,
+        kind: IncidentKind,
         job: Job,
         *,
         blames: str = "",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
 SHARED = "/shared/stop-{job_id}"
@@ -28,7 +28,7 @@ def test_given_a_job_that_turns_but_is_slow_then_it_is_moved_and_no_step_is_lost
 ) -> None:
     story = tell(GRACEFUL)
     job = story.job(step=150, saved=100)
-    slow = story.finds(Kind.SLOW_NODE, job, blames="n1")
+    slow = story.finds(IncidentKind.SLOW_NODE, job, blames="n1")
     story.passes(minutes=5)
     assert story.end(slow).ok
     assert story.end(slow).steps_lost == 0
@@ -40,7 +40,7 @@ def test_given_a_kill_switch_on_a_shared_filesystem_then_it_is_gone_before_the_n
 ) -> None:
     story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}', kill_switch_prefixes: [/shared]}}\n")
     job = story.job(listens_at="/shared/stop-7")
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
     assert story.end(slow).ok
     assert not story.cluster.started_under_switch and not story.cluster.files
@@ -54,7 +54,7 @@ def test_given_a_trainer_that_does_not_look_for_its_kill_switch_then_it_is_left_
     story = tell(GRACEFUL)
     job = story.job(hears_switch=False, save_every=10_000)
     job.hears_switch = False
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=6)
     assert (job.state, job.restarts) == ("RUNNING", 0)
     assert not story.cluster.files
@@ -67,7 +67,7 @@ def test_given_a_rule_that_accepts_lost_work_then_a_deaf_job_is_requeued_anyway(
     story = tell(rule("kill_switch, requeue", ", checkpoint_limit: 2min, lose_work: true"))
     job = story.job(save_every=10_000)
     job.hears_switch = False
-    story.finds(Kind.SLOW_NODE, job)
+    story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=6)
     assert job.restarts == 1
 
@@ -78,7 +78,7 @@ def test_given_a_job_that_saved_for_the_kill_switch_and_stays_then_it_is_requeue
     """Case 19: the new checkpoint is there, the process tree, too."""
     story = tell(GRACEFUL)
     job = story.job(exits_after_saving=False)
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
     assert story.end(slow).ok and job.restarts == 1
 
@@ -88,7 +88,7 @@ def test_given_a_job_that_saved_and_stays_then_a_signal_comes_before_slurm_ends_
 ) -> None:
     story = tell(rule("kill_switch, sigterm, requeue", ", exit_limit: 20s"))
     job = story.job(exits_after_saving=False, on_term="exit")
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
     assert story.done[:2] == ["signal 7 TERM steps", "requeue_hold 7"]
     assert story.end(slow).ok and job.restarts == 1
@@ -100,7 +100,7 @@ def test_given_a_job_that_makes_its_last_step_for_the_kill_switch_then_it_is_fin
     story = tell(GRACEFUL)
     job = story.job(step=50, total_steps=60)
     job.hears_switch = False
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
     assert (job.state, job.restarts) == ("COMPLETED", 0)
     assert "finished" in story.end(slow).detail
@@ -113,7 +113,7 @@ def test_given_a_job_that_its_owner_cancels_while_it_saves_then_it_is_not_run_ag
     story = tell(GRACEFUL)
     job = story.job(save_every=10_000)
     job.hears_switch = False
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.cluster.end(job, "CANCELLED")
     story.passes(minutes=5)
     assert "ended outside the watchdog (CANCELLED)" in story.end(slow).detail
@@ -127,7 +127,7 @@ def test_given_a_loop_that_does_not_turn_then_no_kill_switch_is_written_and_it_s
         "mode: act\npolicy: {kinds: {collective_hang: {ladder: [evidence, kill_switch, requeue]}}}\n" + QUICK
     )
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)
     assert "write_kill_switch done" not in story.operations(hang)
     assert "a loop that does not turn would not see it" in story.why(hang)
@@ -141,7 +141,7 @@ def test_given_a_node_whose_agent_is_silent_then_the_switch_does_not_come_throug
     job = story.job(save_every=10_000)
     job.hears_switch = False
     story.cluster.silent.add(job.nodes[1])
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=10)
     assert job.restarts == 0 and job.state == "RUNNING"
     assert not story.end(slow).ok
@@ -174,7 +174,7 @@ def test_given_a_controller_that_dies_there_then_the_graceful_restart_is_still_d
     story = tell(GRACEFUL + f"jobs: {{kill_switch: '{SHARED}', kill_switch_prefixes: [/shared]}}\n")
     job = story.job(listens_at="/shared/stop-7")
     story.controller_dies(when)
-    slow = story.finds(Kind.SLOW_NODE, job, blames="n1")
+    slow = story.finds(IncidentKind.SLOW_NODE, job, blames="n1")
     story.passes(minutes=8)
     assert story.done.count("requeue_hold 7") == 1 and story.done.count("release 7") == 1
     assert story.end(slow).ok and story.end(slow).steps_lost == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
 Tell = Callable[..., Story]
@@ -23,7 +23,7 @@ DRAINING = acting(
 
 def test_given_too_few_other_nodes_then_the_job_is_requeued_without_excluding_any(story: Story) -> None:
     job = story.job(hangs=True, wants=4)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == () and job.state == "RUNNING"
     assert "only 3 would be left that can start it" in story.why(hang)
@@ -34,7 +34,7 @@ def test_given_other_nodes_that_are_down_then_they_do_not_count(story: Story) ->
     for name in ("n3", "n4"):
         story.cluster.nodes[name] = replace(story.cluster.nodes[name], state="DOWN")
     job = story.job(hangs=True, wants=2)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == () and job.state == "RUNNING"
 
@@ -42,14 +42,14 @@ def test_given_other_nodes_that_are_down_then_they_do_not_count(story: Story) ->
 def test_given_nodes_of_another_partition_then_they_do_not_count(story: Story) -> None:
     story.cluster.add_nodes("c1", "c2", "c3", partition="cpu")
     job = story.job(hangs=True, wants=4)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == ()
 
 
 def test_given_a_job_that_was_submitted_for_one_node_then_that_node_is_never_excluded(story: Story) -> None:
     job = story.job(hangs=True, wants=1, required=("n1",))
-    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == () and job.nodes == ("n1",)
     assert "--nodelist" in story.why(hang)
@@ -64,7 +64,7 @@ def test_given_nodes_that_go_down_while_the_job_waits_then_our_exclusion_is_take
             story.cluster.nodes[name] = replace(story.cluster.nodes[name], state="DOWN")
 
     story.at("after outcome exclude", two_go_down)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(seconds=20)
     assert job.excluded == ("n1",)
     story.passes(minutes=2)
@@ -78,12 +78,12 @@ def test_given_an_exclusion_of_ours_that_is_old_then_it_is_dropped_at_the_next_r
     story.cluster.add_nodes("n5", "n6")
     job = story.job(hangs=True, excluded=("n6",))
     job.excluded = ("n6",)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert set(job.excluded) == {"n6", "n1"}
     story.passes(minutes=10)
     job.hangs = True
-    story.finds(Kind.LINGERING_JOB, job, blames="n2")
+    story.finds(IncidentKind.LINGERING_JOB, job, blames="n2")
     story.passes(minutes=2)
     assert set(job.excluded) == {"n6", "n2"}
     assert [entry.node for entry in story.journal.node_entries("excluded")] == ["n2"]
@@ -93,7 +93,7 @@ def test_given_a_rule_that_drains_then_the_node_is_drained_with_our_reason_befor
     tell: Tell,
 ) -> None:
     story = tell(DRAINING)
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=2)
     assert story.done.index("drain n1") < story.done.index("release 7")
     reason = story.cluster.nodes["n1"].reason
@@ -101,7 +101,7 @@ def test_given_a_rule_that_drains_then_the_node_is_drained_with_our_reason_befor
 
 
 def test_given_what_is_shipped_then_no_node_is_drained(story: Story) -> None:
-    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=2)
     assert "drain n1" not in story.done
 
@@ -109,7 +109,7 @@ def test_given_what_is_shipped_then_no_node_is_drained(story: Story) -> None:
 def test_given_a_cluster_with_drained_nodes_then_no_more_are_drained_than_the_budget(tell: Tell) -> None:
     story = tell(DRAINING)
     story.cluster.nodes["n4"] = replace(story.cluster.nodes["n4"], state="DOWN", reason="dead fan")
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=2)
     assert "drain n1" not in story.done
     assert "not drained" in story.why(hang) and story.end(hang).ok
@@ -117,7 +117,7 @@ def test_given_a_cluster_with_drained_nodes_then_no_more_are_drained_than_the_bu
 
 def test_given_a_drain_of_ours_that_is_old_then_the_node_is_given_back(tell: Tell) -> None:
     story = tell(DRAINING)
-    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=5)
     assert "DRAIN" in story.cluster.nodes["n1"].state
     story.passes(minutes=10)
@@ -127,7 +127,7 @@ def test_given_a_drain_of_ours_that_is_old_then_the_node_is_given_back(tell: Tel
 
 def test_given_a_person_who_changed_the_reason_of_our_drain_then_the_node_stays_drained(tell: Tell) -> None:
     story = tell(DRAINING)
-    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=5)
     node = story.cluster.nodes["n1"]
     story.cluster.nodes["n1"] = replace(node, reason="ordered a new cable")
@@ -141,7 +141,7 @@ def test_given_a_person_who_drained_it_again_in_the_same_words_then_the_node_sta
     tell: Tell,
 ) -> None:
     story = tell(DRAINING)
-    story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=5)
     node = story.cluster.nodes["n1"]
     assert node.reason_at is not None
@@ -154,7 +154,7 @@ def test_given_a_node_that_somebody_drained_before_then_its_reason_stays(tell: T
     story = tell(DRAINING.replace("max_drained_nodes: 1", "max_drained_nodes: 4"))
     job = story.job(hangs=True)
     story.cluster.nodes["n1"] = replace(story.cluster.nodes["n1"], state="MIXED+DRAIN", reason="dead fan")
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=12)
     assert story.cluster.nodes["n1"].reason == "dead fan"
     assert not story.journal.node_entries("drained")
@@ -164,7 +164,7 @@ def test_given_a_job_that_waits_when_our_exclusion_is_over_then_it_may_use_the_n
     story = tell(acting("exclusion_lifetime: 10min"))
     job = story.job(hangs=True, excluded=("n4",))
     job.excluded = ("n4",)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     job.held = True
     story.cluster.requeued(job, held=True)
@@ -178,7 +178,7 @@ def test_given_a_job_that_waits_when_our_exclusion_is_over_then_it_may_use_the_n
 def test_given_a_job_that_is_gone_then_the_ledger_forgets_its_exclusions(tell: Tell) -> None:
     story = tell(acting("exclusion_lifetime: 3min"))
     job = story.job(hangs=True)
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     del story.cluster.jobs["7"]
     story.passes(minutes=4)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
 OBSERVE = f"mode: observe\nladder: {{checkpoint_limit: 30min, evidence_limit: 5s, step_limit: 30s}}\n{QUICK.split('ladder')[0]}"
@@ -19,7 +19,7 @@ def test_operator_restart_now_of_a_job_that_hangs_requeues_it_without_a_kill_swi
 ) -> None:
     story = tell(OBSERVE)
     job = story.job(step=150, saved=100, hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     assert proves_stuck(story.controller.judge.incidents, job.id) is not None
     decision = story.operator_restarts(job, now=True)
     story.passes(minutes=5)
@@ -39,7 +39,7 @@ def test_operator_restart_of_a_job_that_begins_to_hang_stops_waiting_for_its_che
     assert waiting is not None and waiting[0] == "waiting for a complete checkpoint"
     assert waiting[1] is not None and waiting[1] > story.timeline.now
     job.hangs = True
-    story.finds(Kind.COLLECTIVE_HANG, job)
+    story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert story.end(decision).ok and job.restarts == 1
     assert not story.cluster.files
@@ -103,10 +103,10 @@ def test_graceful_action_of_the_watchdog_makes_room_for_the_hang_that_begins_mea
     for other in ("8", "9"):
         story.job(other)  # the budget is a share of the running jobs
     job = story.job(step=150, saved=100, hears_switch=False, save_every=10_000)
-    slow = story.finds(Kind.SLOW_NODE, job, blames="n1")
+    slow = story.finds(IncidentKind.SLOW_NODE, job, blames="n1")
     story.passes(minutes=1)
     job.hangs = True
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert "hangs now" in story.end(slow).detail
     assert story.end(hang).ok and job.restarts == 1

@@ -20,7 +20,7 @@ from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.policy.guards import GUARDS
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.model.actions import Action, Decision, Verdict
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.observations import Blocked, Gpu, GpuHolder, LogFile, MountProbe, Process
 from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd
 from slurm_watchdog.model.report import Report
@@ -358,4 +358,7 @@ def test_on_that_day_every_guard_of_the_policy_objected(day: tuple[Day, Outcome]
     assert "not drained: 0 nodes are out already" in reasons
     actions = {each.action for each in day[1].decided if each.verdict is Verdict.ALLOWED}
     assert actions >= {Action.REQUEUE, Action.END_PROCESS}
-    assert {each.kind for each in day[1].incidents} >= {Kind.OPERATOR_RESTART, Kind.CRASH_LOOP}
+    assert {each.kind for each in day[1].incidents} >= {
+        IncidentKind.OPERATOR_RESTART,
+        IncidentKind.CRASH_LOOP,
+    }

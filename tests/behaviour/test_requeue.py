@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from tests.behaviour.story import Story
 
@@ -13,7 +13,7 @@ def test_given_a_job_that_hangs_then_it_is_requeued_without_the_node_and_the_los
     story: Story,
 ) -> None:
     job = story.job(step=150, saved=100, hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=3)
     assert story.done == ["requeue_hold 7", "exclude 7 n1", "release 7"]
     assert "n1" not in job.nodes
@@ -26,7 +26,7 @@ def test_given_a_job_that_hangs_then_it_is_requeued_without_the_node_and_the_los
 
 def test_given_a_job_that_hangs_then_evidence_is_waited_for_before_it_is_touched(story: Story) -> None:
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)
     assert [operation.split()[0] for operation in story.operations(hang)] == [
         "evidence",
@@ -39,7 +39,7 @@ def test_given_a_dead_rank_among_waiting_ones_then_the_job_goes_on_from_its_last
     story: Story,
 ) -> None:
     job = story.job(step=180, saved=100, hangs=True)
-    dead = story.finds(Kind.LINGERING_JOB, job)
+    dead = story.finds(IncidentKind.LINGERING_JOB, job)
     story.passes(minutes=3)
     assert story.end(dead).resumed_at_step == 101
     assert job.restarts == 1
@@ -47,7 +47,7 @@ def test_given_a_dead_rank_among_waiting_ones_then_the_job_goes_on_from_its_last
 
 def test_given_a_job_that_was_excluded_from_other_nodes_then_those_exclusions_stay(story: Story) -> None:
     job = story.job(hangs=True, excluded=("n4",))
-    story.finds(Kind.COLLECTIVE_HANG, job, blames="n1", actionable=True)
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1", actionable=True)
     story.passes(minutes=3)
     assert set(job.excluded) >= {"n4"}
 
@@ -61,7 +61,7 @@ def test_given_a_job_that_makes_steps_again_while_the_decision_waits_then_it_is_
         story.cluster.away, job.hangs = True, False
 
     story.at("after decision", goes_on)
-    hang = story.finds(Kind.RANK_STOPPED, job)
+    hang = story.finds(IncidentKind.RANK_STOPPED, job)
     story.passes(minutes=1)
     story.cluster.away = False
     story.passes(minutes=1)
@@ -72,7 +72,7 @@ def test_given_a_job_that_makes_steps_again_while_the_decision_waits_then_it_is_
 def test_given_a_job_that_finishes_before_it_is_requeued_then_it_is_never_run_again(story: Story) -> None:
     job = story.job(hangs=True)
     story.cluster.when_asked["requeue_hold"] = lambda: story.cluster.end(job, "COMPLETED")
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert not story.done
     assert "not run again" in story.end(hang).detail
@@ -82,7 +82,7 @@ def test_given_a_job_that_finishes_before_it_is_requeued_then_it_is_never_run_ag
 def test_given_a_job_that_its_owner_cancels_then_it_is_not_run_again(story: Story) -> None:
     job = story.job(hangs=True)
     story.cluster.when_asked["requeue_hold"] = lambda: story.cluster.end(job, "CANCELLED")
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert job.state == "CANCELLED" and not story.done
     assert not story.end(hang).ok
@@ -91,7 +91,7 @@ def test_given_a_job_that_its_owner_cancels_then_it_is_not_run_again(story: Stor
 def test_given_a_job_that_somebody_requeues_first_then_there_is_nothing_left_to_do(story: Story) -> None:
     job = story.job(hangs=True)
     story.at("after decision", lambda: story.cluster.requeued(job, held=False))
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert not story.done
     assert "started again without this action" in story.end(hang).detail
@@ -100,7 +100,7 @@ def test_given_a_job_that_somebody_requeues_first_then_there_is_nothing_left_to_
 
 def test_given_a_job_that_was_submitted_with_no_requeue_then_it_is_told_what_to_change(story: Story) -> None:
     job = story.job(hangs=True, requeueable=False)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     assert story.decided(hang) == ("suppressed", "not_possible")
     assert "#SBATCH --requeue" in story.why(hang)
     story.passes(minutes=5)
@@ -111,7 +111,7 @@ def test_given_a_job_that_was_started_by_srun_then_it_is_told_that_slurm_cannot_
     story: Story,
 ) -> None:
     job = story.job(hangs=True, is_batch=False)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     assert story.decided(hang) == ("suppressed", "not_possible")
     assert "srun or salloc" in story.why(hang)
 
@@ -122,7 +122,7 @@ def test_given_a_watchdog_without_rights_then_the_job_stays_as_it_is_and_the_mes
     denied = "Access/permission denied; the controller's user has to be a Slurm operator"
     story.cluster.refuses["requeue_hold"] = SlurmRefused(denied, Refusal.NO_PERMISSION)
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=1)
     assert job.state == "RUNNING" and job.restarts == 0
     assert "has to be a Slurm operator" in story.end(hang).detail
@@ -134,7 +134,7 @@ def test_given_element_3_of_an_array_that_allows_one_at_a_time_then_element_4_ma
 ) -> None:
     three = story.job("100_3", array="100", array_limit=1, hangs=True, wants=2)
     four = story.waiting_job("100_4", array="100", array_limit=1, wants=2)
-    hang = story.finds(Kind.COLLECTIVE_HANG, three)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, three)
     story.passes(minutes=2)
     assert all("100_4" not in deed for deed in story.done)
     assert (four.state, four.restarts) == ("RUNNING", 0)
@@ -149,7 +149,7 @@ def test_given_element_3_of_an_array_that_allows_one_at_a_time_then_element_4_ma
 def test_given_two_jobs_of_the_same_name_then_only_the_one_that_hangs_is_requeued(story: Story) -> None:
     ill = story.job("7", hangs=True, wants=2)
     well = story.job("8", wants=2)
-    story.finds(Kind.COLLECTIVE_HANG, ill)
+    story.finds(IncidentKind.COLLECTIVE_HANG, ill)
     story.passes(minutes=3)
     assert well.restarts == 0 and ill.restarts == 1
 
@@ -157,7 +157,7 @@ def test_given_two_jobs_of_the_same_name_then_only_the_one_that_hangs_is_requeue
 def test_given_a_node_that_cannot_be_excluded_then_the_job_is_not_kept_held_for_it(story: Story) -> None:
     story.cluster.refuses["exclude"] = SlurmRefused("Access/permission denied", Refusal.NO_PERMISSION)
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=3)
     assert job.state == "RUNNING" and not job.held
     assert "without" not in story.end(hang).detail
@@ -165,8 +165,8 @@ def test_given_a_node_that_cannot_be_excluded_then_the_job_is_not_kept_held_for_
 
 def test_given_a_filesystem_that_is_away_then_nothing_is_restarted_onto_it(story: Story) -> None:
     job = story.job(hangs=True)
-    story.finds(Kind.FILESYSTEM_OUTAGE, job, mounts=("/shared",))
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    story.finds(IncidentKind.FILESYSTEM_OUTAGE, job, mounts=("/shared",))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     assert story.decided(hang) == ("suppressed", "storage")
     story.passes(minutes=10)
     assert not story.done
@@ -174,7 +174,7 @@ def test_given_a_filesystem_that_is_away_then_nothing_is_restarted_onto_it(story
 
 def test_given_an_outage_then_it_is_told_and_no_job_is_touched(story: Story) -> None:
     job = story.job(hangs=True)
-    outage = story.finds(Kind.FILESYSTEM_OUTAGE, job, mounts=("/shared",))
+    outage = story.finds(IncidentKind.FILESYSTEM_OUTAGE, job, mounts=("/shared",))
     story.passes(minutes=10)
     assert story.decisions(outage)[-1].action == "none"
     assert "no restart helps" in story.why(outage)
@@ -182,7 +182,7 @@ def test_given_an_outage_then_it_is_told_and_no_job_is_touched(story: Story) -> 
 
 def test_given_a_restart_that_dies_at_once_then_the_action_has_failed_and_says_so(story: Story) -> None:
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     job.hangs_again = True
     story.passes(seconds=25)
     story.cluster.end(job, "FAILED")
@@ -196,7 +196,7 @@ def test_given_a_requeue_of_which_nobody_answers_but_it_was_done_then_it_is_not_
 ) -> None:
     story.cluster.loses["requeue_hold"] = ["done"]
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert story.done.count("requeue_hold 7") == 1 and job.restarts == 1
     assert story.end(hang).ok
@@ -205,7 +205,7 @@ def test_given_a_requeue_of_which_nobody_answers_but_it_was_done_then_it_is_not_
 def test_given_a_requeue_that_got_lost_then_it_is_sent_again_and_the_job_runs_once_more(story: Story) -> None:
     story.cluster.loses["requeue_hold"] = ["not done", "not done"]
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert story.done.count("requeue_hold 7") == 1 and job.restarts == 1
     assert story.end(hang).ok
@@ -216,7 +216,7 @@ def test_given_a_slurm_that_is_away_for_long_then_nothing_happens_meanwhile_and_
 ) -> None:
     job = story.job(hangs=True)
     story.at("after decision", lambda: setattr(story.cluster, "away", True))
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=15)
     assert not story.done
     story.cluster.away = False

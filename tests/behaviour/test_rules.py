@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
 Tell = Callable[..., Story]
@@ -48,7 +48,7 @@ def test_given_rules_for_some_jobs_then_the_first_that_matches_holds(
     story = tell(OVERRIDES)
     if "partition" in job:
         story.cluster.add_nodes("d1", "d2", partition="debug")
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, **job))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, **job))
     decision = story.decisions(hang)[0]
     assert (decision.verdict, decision.action) == (verdict, action)
 
@@ -56,29 +56,29 @@ def test_given_rules_for_some_jobs_then_the_first_that_matches_holds(
 def test_given_a_rule_for_one_kind_then_other_kinds_of_the_same_job_keep_theirs(tell: Tell) -> None:
     story = tell(OVERRIDES)
     job = story.job(hangs=True, user="bob", name="eval-3")
-    dead = story.finds(Kind.LINGERING_JOB, job)
+    dead = story.finds(IncidentKind.LINGERING_JOB, job)
     assert story.decided(dead) == ("observed", "mode")
 
 
 def test_given_a_decision_then_it_names_the_rule_that_gave_it(tell: Tell) -> None:
     story = tell(OVERRIDES)
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, user="bob", name="eval-3"))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, user="bob", name="eval-3"))
     assert story.decisions(hang)[0].rule == "policy.overrides[2]"
 
 
 def test_given_a_mode_for_one_kind_then_only_that_kind_is_acted_on(tell: Tell) -> None:
     story = tell("mode: observe\npolicy: {kinds: {lingering_job: {mode: act}}}\n" + QUICK)
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     assert story.decided(hang) == ("observed", "mode")
-    dead = story.finds(Kind.LINGERING_JOB, job)
+    dead = story.finds(IncidentKind.LINGERING_JOB, job)
     assert story.decided(dead) == ("allowed", "lingering_job")
 
 
 def test_given_a_rule_that_excludes_no_nodes_then_the_restart_may_use_them_again(tell: Tell) -> None:
     story = tell("mode: act\npolicy: {kinds: {collective_hang: {exclude_nodes: false}}}\n" + QUICK)
     job = story.job(hangs=True)
-    hang = story.finds(Kind.COLLECTIVE_HANG, job, blames="n1")
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=2)
     assert job.excluded == () and story.end(hang).ok
     assert "may be used again" in story.why(hang)
@@ -102,7 +102,7 @@ def test_given_a_job_with_a_kill_switch_of_its_own_then_that_file_is_written(tel
     job = story.job(
         comment="watchdog: kill_switch=/shared/run/{job_id}/stop", listens_at="/shared/run/7/stop"
     )
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=4)
     assert story.end(slow).ok and story.end(slow).steps_lost == 0
     assert not story.cluster.started_under_switch and not story.cluster.files
@@ -111,7 +111,7 @@ def test_given_a_job_with_a_kill_switch_of_its_own_then_that_file_is_written(tel
 def test_given_a_job_that_wants_no_signals_then_it_gets_none(tell: Tell) -> None:
     story = tell(GRACEFUL)
     job = story.job(hangs=True, comment="watchdog: ladder=requeue")
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=2)
     assert [operation.split()[0] for operation in story.operations(hang)] == [
         "evidence",
@@ -125,7 +125,7 @@ def test_given_a_job_that_wants_what_is_not_permitted_then_it_is_left_alone_and_
 ) -> None:
     story = tell(GRACEFUL)
     job = story.job(comment="watchdog: ladder=cancel")
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     assert story.decided(slow) == ("suppressed", "opted_out")
     assert "cancel, which is not permitted" in story.why(slow)
     story.passes(minutes=3)
@@ -135,7 +135,7 @@ def test_given_a_job_that_wants_what_is_not_permitted_then_it_is_left_alone_and_
 def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_permitted(tell: Tell) -> None:
     story = tell(GRACEFUL)
     job = story.job(hangs=True, comment="watchdog: ladder=requeue+cancel")
-    hang = story.finds(Kind.COLLECTIVE_HANG, job)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=2)
     assert [operation.split()[0] for operation in story.operations(hang)] == [
         "evidence",
@@ -148,7 +148,7 @@ def test_given_a_job_that_wants_more_than_is_permitted_then_it_gets_what_is_perm
 def test_given_a_job_that_wants_to_be_asked_before_it_is_requeued_then_it_is(tell: Tell) -> None:
     story = tell(GRACEFUL)
     job = story.job(comment="watchdog: ladder=sigusr1+requeue", on_usr1="save and exit")
-    slow = story.finds(Kind.SLOW_NODE, job)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=3)
     assert story.done[0] == "signal 7 USR1 steps"
     assert story.end(slow).steps_lost == 0
@@ -169,7 +169,7 @@ def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_
     tell: Tell, comment: str
 ) -> None:
     story = tell(GRACEFUL)
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
     assert story.decided(hang) == ("suppressed", "opted_out")
     assert "cannot be read" in story.why(hang)
 
@@ -179,5 +179,5 @@ def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_
 )
 def test_given_a_comment_that_is_no_wish_then_it_changes_nothing(tell: Tell, comment: str) -> None:
     story = tell(GRACEFUL)
-    hang = story.finds(Kind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
     assert story.decided(hang) == ("allowed", "collective_hang")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.diagnose.logs.digest import Collector
-from slurm_watchdog.diagnose.logs.report import Judged, judge_job
+from slurm_watchdog.diagnose.logs.report import RunReport, judge_job
 
 Expected = tuple[str, int | None, str | None] | None
 """(row of the signatures, rank, host); None: nothing is wrong."""
@@ -19,7 +19,7 @@ class Defaults:
     nan_steps: int = 3
 
 
-def read(text: str | bytes, at: str | None = None, path: str = "train.log") -> Judged:
+def read(text: str | bytes, at: str | None = None, path: str = "train.log") -> RunReport:
     data = text.encode() if isinstance(text, str) else text
     collector = Collector(markdown=True)
     collector.add(data, 1)

@@ -21,13 +21,13 @@ from slurm_watchdog.model.actions import (
     OperationRecord,
     Verdict,
 )
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.delivery import Channel, Worker
 from slurm_watchdog.notify.dispatcher import Notifier
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(
-    id="i1", kind=Kind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
+    id="i1", kind=IncidentKind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
     job_ids=("7",), opened_at=100.0, pending_mono=5.0, fired_at=160.0, detected_after_s=60.0, summary="rank 3 waits alone.",
     culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",), runs=(("7", 0),),
 )  # fmt: skip

@@ -15,7 +15,7 @@ from itertools import pairwise
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation, OperationOutcome
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from tests.simulation.cluster import OVER, Deed, Fault
 from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Circumstances, Simulation
@@ -29,8 +29,8 @@ the widest floor of a phase
 that the log may have told of, and some."""
 ACCUSES = frozenset(
     {
-        Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.FILESYSTEM_STALL, Kind.FILESYSTEM_OUTAGE, Kind.RANK_STOPPED,
-        Kind.DEAD_RANK, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN,
+        IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS, IncidentKind.FILESYSTEM_STALL, IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.RANK_STOPPED,
+        IncidentKind.DEAD_RANK, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN,
     }
 )  # fmt: skip
 """Kinds that say of a run that it stands, or that something in it is dead."""

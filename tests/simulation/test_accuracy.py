@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
@@ -157,7 +157,7 @@ def test_the_harmless_lines_say_nothing(line: str) -> None:
 # ------------------------------------------------------------------------------------ the measure itself
 
 
-def incident(kind: Kind, at: float | None = 100.0, **changes: object) -> Incident:
+def incident(kind: IncidentKind, at: float | None = 100.0, **changes: object) -> Incident:
     given = {
         "id": f"i{kind}", "kind": kind, "subject": "job:7", "state": IncidentState.FIRING, "severity": "critical", "job_ids": ("7",),
         "opened_at": 90.0, "pending_mono": 90.0, "fired_at": at,
@@ -167,28 +167,28 @@ def incident(kind: Kind, at: float | None = 100.0, **changes: object) -> Inciden
 
 def test_an_incident_that_something_else_explains_is_no_verdict() -> None:
     expect = Expect(("collective_hang",))
-    hang = incident(Kind.COLLECTIVE_HANG, inhibited_by="x")
-    outage = incident(Kind.FILESYSTEM_OUTAGE, id="x")
+    hang = incident(IncidentKind.COLLECTIVE_HANG, inhibited_by="x")
+    outage = incident(IncidentKind.FILESYSTEM_OUTAGE, id="x")
     assert right_ones(expect, [hang, outage]) == []
-    assert [i.id for i in right_ones(expect, [incident(Kind.COLLECTIVE_HANG), outage])] == [
+    assert [i.id for i in right_ones(expect, [incident(IncidentKind.COLLECTIVE_HANG), outage])] == [
         "icollective_hang"
     ]
-    assert right_ones(expect, [incident(Kind.COLLECTIVE_HANG, at=None)]) == []
+    assert right_ones(expect, [incident(IncidentKind.COLLECTIVE_HANG, at=None)]) == []
 
 
 def test_a_culprit_too_many_is_a_wrong_one() -> None:
     one = Culprit(node="n1", rank=3, gpu_uuid="GPU-3")
     two = Culprit(node="n2", rank=9)
     expect = Expect(("collective_hang",), nodes=frozenset({"n1"}), ranks=frozenset({3}), gpu="GPU-3")
-    assert names(expect, incident(Kind.COLLECTIVE_HANG, culprits=(one,)))
-    assert not names(expect, incident(Kind.COLLECTIVE_HANG, culprits=(one, two)))
-    assert not names(expect, incident(Kind.COLLECTIVE_HANG, culprits=()))
+    assert names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=(one,)))
+    assert not names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=(one, two)))
+    assert not names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=()))
     assert not names(
-        Expect(("collective_hang",), nobody=True), incident(Kind.COLLECTIVE_HANG, culprits=(one,))
+        Expect(("collective_hang",), nobody=True), incident(IncidentKind.COLLECTIVE_HANG, culprits=(one,))
     )
     assert not names(
         Expect(("filesystem_outage",), exclude_nobody=True),
-        incident(Kind.FILESYSTEM_OUTAGE, exclude_nodes=("n1",)),
+        incident(IncidentKind.FILESYSTEM_OUTAGE, exclude_nodes=("n1",)),
     )
 
 

@@ -22,7 +22,7 @@ from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
-from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch
 from tests.builders.requests import do
@@ -350,7 +350,7 @@ def test_the_ranks_that_rays_log_names_are_known_until_another_run_begins(
     node.watch(log)
     write(log, "Started training worker group of size 2: \n" + row.format(71, 0, 0) + row.format(72, 1, 1))
     node.until(lambda _: bool(node.logs.seats()))
-    assert node.logs.seats() == {"4": {71: Seat(0, 0, 2), 72: Seat(1, 1, 2)}}
+    assert node.logs.seats() == {"4": {71: WorkerRank(0, 0, 2), 72: WorkerRank(1, 1, 2)}}
     with log.open("a") as lines:
         lines.write("(RayTrainWorker pid=72) RuntimeError: bad sample in shard 17\n")
     node.until(lambda _: bool(node.events))

@@ -16,7 +16,7 @@ from slurm_watchdog.agent.proc.process_facts import (
     parse_stepd,
 )
 from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_SOURCES
-from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Role
 
 USER = 1000
@@ -402,26 +402,28 @@ RAY = [
 """A driver that has started Ray on its own node, as it was seen with Ray 2.60."""
 
 
-def seated(*processes: ProcessFacts, seats: Mapping[int, Seat], before: Mapping[tuple[int, int], JobMember] | None = None) -> dict[int, JobMember]:  # fmt: skip
+def seated(*processes: ProcessFacts, seats: Mapping[int, WorkerRank], before: Mapping[tuple[int, int], JobMember] | None = None) -> dict[int, JobMember]:  # fmt: skip
     return assign({each.pid: each for each in processes}, before or {}, OWNERS, {"4": seats})
 
 
 def test_rays_workers_are_the_ranks_that_the_log_says_and_no_other_process_is_one() -> None:
     before = as_before(belonging(stepd(20, "0"), *RAY))
-    members = seated(stepd(20, "0"), *RAY, seats={24: Seat(1, 1, 2), 25: Seat(0, 0, 2)}, before=before)
+    members = seated(
+        stepd(20, "0"), *RAY, seats={24: WorkerRank(1, 1, 2), 25: WorkerRank(0, 0, 2)}, before=before
+    )
     nobody = dict.fromkeys((21, 22, 23, 26), ("helper", None))
     assert roles(members) == nobody | {24: ("rank", 1), 25: ("rank", 0), 27: ("worker", 0)}
     assert (members[24].local_rank, members[24].world_size) == (1, 2)
 
 
 def test_a_worker_of_ray_that_the_log_has_not_named_yet_is_a_rank_without_a_number() -> None:
-    members = seated(stepd(20, "0"), *RAY, seats={24: Seat(0, 0, 2), 19: Seat(1, 1, 2)})
+    members = seated(stepd(20, "0"), *RAY, seats={24: WorkerRank(0, 0, 2), 19: WorkerRank(1, 1, 2)})
     assert roles(members)[25] == ("rank", None)
     assert roles(members)[21] == ("helper", None)
 
 
 def test_a_loader_of_a_dead_worker_of_ray_stays_that_ranks() -> None:
-    seats = {24: Seat(0, 0, 2), 25: Seat(1, 1, 2)}
+    seats = {24: WorkerRank(0, 0, 2), 25: WorkerRank(1, 1, 2)}
     before = as_before(seated(stepd(20, "0"), *RAY, seats=seats))
     left = [each for each in RAY if each.pid not in (25, 27)] + [process(27, 1, "pt_data_worker", task(0))]
     assert roles(seated(stepd(20, "0"), *left, seats=seats, before=before))[27] == ("worker", 1)
@@ -429,7 +431,7 @@ def test_a_loader_of_a_dead_worker_of_ray_stays_that_ranks() -> None:
 
 def test_in_a_container_a_worker_of_ray_is_known_by_the_pid_that_it_has_there() -> None:
     inside = [replace(each, own_pid=each.pid - 20) for each in RAY]
-    members = seated(stepd(20, "0"), *inside, seats={4: Seat(1, 1, 2), 5: Seat(0, 0, 2)})
+    members = seated(stepd(20, "0"), *inside, seats={4: WorkerRank(1, 1, 2), 5: WorkerRank(0, 0, 2)})
     assert roles(members)[24] == ("rank", 1)
 
 

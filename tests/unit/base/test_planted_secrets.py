@@ -31,7 +31,7 @@ from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump
-from slurm_watchdog.model.incidents import Culprit, Finding, Incident, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentKind, Truth
 from slurm_watchdog.model.observations import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
@@ -113,7 +113,7 @@ def incident_of(text: str, read: dict[str, Any], report: Report) -> Incident:
     """What the judge makes of a finding whose words are the job's name, lines, paths and directives."""
     blocked = report.processes[0].blocked
     finding = Finding(
-        kind=Kind.LOG_ERROR, subject="job:7", truth=Truth.BAD, job_ids=("7",),
+        kind=IncidentKind.LOG_ERROR, subject="job:7", truth=Truth.BAD, job_ids=("7",),
         summary=f"job 7 ({mask_words(text)}): {read['error line']}; its output is /out/{text}",
         facts=(read["kernel line"], f"file {blocked.path if blocked else ''}", f"it asked for {text}"),
         culprits=(Culprit(node="n1", path=f"/s/{text}", reason=read["error line"]),),

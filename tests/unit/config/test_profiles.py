@@ -17,10 +17,10 @@ from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.registry import KINDS, MAY_ACT
 from slurm_watchdog.knowledge.rungs import GENTLE, ORDER
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.builders.views import slurm_job
 
-SAFE = {Kind.LINGERING_JOB, Kind.COLLECTIVE_HANG, Kind.FILESYSTEM_STALL}
+SAFE = {IncidentKind.LINGERING_JOB, IncidentKind.COLLECTIVE_HANG, IncidentKind.FILESYSTEM_STALL}
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_safe_profile_has_no_wider_limit_than_what_is_shipped(safe: Config) 
 
 @pytest.mark.parametrize("partition", ["debug", "debug-gpu", "interactive"])
 def test_the_safe_profile_leaves_jobs_alone_that_somebody_waits_for(safe: Config, partition: str) -> None:
-    rule = rule_for(rule_book_of(safe), Kind.COLLECTIVE_HANG, slurm_job(partition=partition))
+    rule = rule_for(rule_book_of(safe), IncidentKind.COLLECTIVE_HANG, slurm_job(partition=partition))
     assert rule.mode == "off"
 
 

@@ -31,7 +31,7 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
-from slurm_watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
 
@@ -56,7 +56,7 @@ MARK = "PLANTED"
 
 def incident(**changes: Any) -> Incident:
     whole: dict[str, Any] = {
-        "id": "abc123", "kind": Kind.LOG_ERROR, "subject": "job:7", "state": IncidentState.FIRING, "severity": Severity.CRITICAL,
+        "id": "abc123", "kind": IncidentKind.LOG_ERROR, "subject": "job:7", "state": IncidentState.FIRING, "severity": Severity.CRITICAL,
         "job_ids": ("7",), "opened_at": 1_700_000_000.0, "pending_mono": 1.0, "fired_at": 1_700_000_001.0, "owners": (OWNER,),
         "summary": f"job 7: {MARK} line", "facts": (f"{MARK} fact",), "resolution": f"{MARK} again",
         "culprits": (Culprit(node="n1", rank=3, pid=9, path=f"/s/{MARK}", mount=f"/{MARK}", reason=f"{MARK} why"),),

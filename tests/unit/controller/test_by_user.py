@@ -18,7 +18,7 @@ from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.guards import GUARDS, is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
 from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from tests.builders.views import slurm_job
 from tests.unit.controller.test_policy import INCIDENT, LIMITS, PROCESS, SITUATION
@@ -29,7 +29,7 @@ MANY = {str(n): slurm_job(job_id=str(n), uid=MALLORY) for n in range(100, 150)}
 OWNERS = {"7": VICTIM} | {job_id: job.uid for job_id, job in MANY.items()}
 
 
-def incident(job_id: str, kind: Kind = Kind.COLLECTIVE_HANG) -> Incident:
+def incident(job_id: str, kind: IncidentKind = IncidentKind.COLLECTIVE_HANG) -> Incident:
     return replace(INCIDENT, id=f"i{job_id}", kind=kind, subject=f"job:{job_id}", job_ids=(job_id,))
 
 
@@ -87,7 +87,7 @@ def test_in_trouble_jobs_whose_owner_is_not_known_count_as_one_users() -> None:
 
 def test_orphans_of_many_jobs_of_one_user_are_no_storm_for_another() -> None:
     one = replace(
-        INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),)
+        INCIDENT, kind=IncidentKind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),)
     )
     many = [replace(one, processes=(replace(PROCESS, uid=MALLORY, job_id=str(n)),)) for n in range(9)]
     crowd = orphans_at_once(one, one.processes[0], [one, *many])

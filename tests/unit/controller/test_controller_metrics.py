@@ -10,7 +10,7 @@ from slurm_watchdog.controller.health.gpu_time import GpuTime
 from slurm_watchdog.controller.health.metrics import MAX_JOBS, ControllerMetrics
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, Progress, RankGpu
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Event, EventKind, Gpu
 from slurm_watchdog.model.slurm import SlurmJob
@@ -72,11 +72,11 @@ def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() 
     )  # fmt: skip
     busy = replace(job(1), gpus=gpus)
     hang = Incident(
-        id="a", kind=Kind.COLLECTIVE_HANG, subject="job:1", state=IncidentState.FIRING, severity=Severity.CRITICAL,
+        id="a", kind=IncidentKind.COLLECTIVE_HANG, subject="job:1", state=IncidentState.FIRING, severity=Severity.CRITICAL,
         job_ids=("1",), opened_at=0.0, pending_mono=0.0, detected_after_s=60.0,
     )  # fmt: skip
-    dead = replace(hang, id="b", kind=Kind.DEAD_RANK, detected_after_s=10.0)
-    slow = replace(hang, id="c", kind=Kind.SLOW_JOB)
+    dead = replace(hang, id="b", kind=IncidentKind.DEAD_RANK, detected_after_s=10.0)
+    slow = replace(hang, id="c", kind=IncidentKind.SLOW_JOB)
     time = GpuTime()
     assert time.look(ClusterView(now=0.0, jobs=(busy,)), ()) == 0.0
     assert time.look(ClusterView(now=5.0, jobs=(busy,)), (slow,)) == 0.0
@@ -108,7 +108,7 @@ def test_there_are_never_more_than_20000_series_and_what_is_left_out_is_counted_
     metrics = ControllerMetrics()
     last = MAX_JOBS + 500
     incident = Incident(
-        id="a", kind=Kind.COLLECTIVE_HANG, subject=f"job:{last}", state=IncidentState.FIRING,
+        id="a", kind=IncidentKind.COLLECTIVE_HANG, subject=f"job:{last}", state=IncidentState.FIRING,
         severity=Severity.CRITICAL, job_ids=(str(last),), opened_at=0.0, pending_mono=0.0,
     )  # fmt: skip
     lines = show(metrics, [job(number) for number in range(1, last + 1)], [incident])

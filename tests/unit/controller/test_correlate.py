@@ -13,8 +13,8 @@ from slurm_watchdog.model.incidents import (
     Culprit,
     Finding,
     Incident,
+    IncidentKind,
     IncidentState,
-    Kind,
     StackRequest,
     Truth,
 )
@@ -29,10 +29,10 @@ class Story:
         self.open: list[Incident] = []
         self.now = 100.0
         self.ids = count(1)
-        self.settings = CorrelateSettings(hold_s=dict.fromkeys(Kind, hold_s), resolve_after_s=10.0)
+        self.settings = CorrelateSettings(hold_s=dict.fromkeys(IncidentKind, hold_s), resolve_after_s=10.0)
         self.world: dict[str, Any] = {"restarts": {"7": 0, "8": 0}}
 
-    def after(self, seconds: float, *findings: Finding) -> list[tuple[Kind, IncidentState]]:
+    def after(self, seconds: float, *findings: Finding) -> list[tuple[IncidentKind, IncidentState]]:
         self.now += seconds
         moment = Moment(mono=self.now, wall=self.now + 1e6, **self.world)
         found = correlate(self.open, findings, self.settings, moment, lambda: str(next(self.ids)))
@@ -41,7 +41,7 @@ class Story:
         return [(i.kind, i.state) for i in found]
 
 
-def says(truth: Truth, kind: Kind = Kind.COLLECTIVE_HANG, **changes: Any) -> Finding:
+def says(truth: Truth, kind: IncidentKind = IncidentKind.COLLECTIVE_HANG, **changes: Any) -> Finding:
     given = {
         "subject": "job:7",
         "summary": str(truth),
@@ -53,8 +53,8 @@ def says(truth: Truth, kind: Kind = Kind.COLLECTIVE_HANG, **changes: Any) -> Fin
 
 
 BAD, OK, UNKNOWN = says(Truth.BAD), says(Truth.OK), says(Truth.UNKNOWN)
-HANG = Kind.COLLECTIVE_HANG
-OUTAGE = says(Truth.BAD, Kind.FILESYSTEM_OUTAGE, subject="mount:k", actionable=False)
+HANG = IncidentKind.COLLECTIVE_HANG
+OUTAGE = says(Truth.BAD, IncidentKind.FILESYSTEM_OUTAGE, subject="mount:k", actionable=False)
 OUTAGE_OVER = replace(OUTAGE, truth=Truth.OK, job_ids=())
 
 
@@ -113,22 +113,25 @@ def test_what_is_not_bad_at_this_moment_is_not_to_be_acted_on() -> None:
 
 def test_an_outage_hides_the_hang_and_the_hang_does_not_fire_on_what_was_seen_before_it_ended() -> None:
     story = Story()
-    assert story.after(0, OUTAGE, BAD) == [(Kind.FILESYSTEM_OUTAGE, FIRING), (HANG, PENDING)]
+    assert story.after(0, OUTAGE, BAD) == [(IncidentKind.FILESYSTEM_OUTAGE, FIRING), (HANG, PENDING)]
     story.after(1, OUTAGE_OVER, UNKNOWN)
-    assert story.after(11, OUTAGE_OVER, UNKNOWN) == [(Kind.FILESYSTEM_OUTAGE, RESOLVED), (HANG, PENDING)]
+    assert story.after(11, OUTAGE_OVER, UNKNOWN) == [
+        (IncidentKind.FILESYSTEM_OUTAGE, RESOLVED),
+        (HANG, PENDING),
+    ]
     assert story.after(1, UNKNOWN) == [(HANG, PENDING)]
     assert story.after(1, OK) == []
 
 
 def test_an_outage_explains_the_stall_of_the_same_mount_and_the_dead_rank_and_no_other_job() -> None:
     story = Story()
-    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k")
-    dead = says(Truth.BAD, Kind.LINGERING_JOB)
+    stall = says(Truth.BAD, IncidentKind.FILESYSTEM_STALL, subject="mount:k")
+    dead = says(Truth.BAD, IncidentKind.LINGERING_JOB)
     other = says(Truth.BAD, subject="job:8", job_ids=("8",))
     assert story.after(0, OUTAGE, stall, dead, other) == [
-        (Kind.FILESYSTEM_OUTAGE, FIRING),
-        (Kind.FILESYSTEM_STALL, PENDING),
-        (Kind.LINGERING_JOB, PENDING),
+        (IncidentKind.FILESYSTEM_OUTAGE, FIRING),
+        (IncidentKind.FILESYSTEM_STALL, PENDING),
+        (IncidentKind.LINGERING_JOB, PENDING),
         (HANG, FIRING),
     ]
 
@@ -143,7 +146,7 @@ def test_a_hang_that_fires_already_is_explained_by_an_outage_that_is_seen_later(
 def test_a_suspicion_keeps_a_pending_hang_from_firing_but_not_for_ever() -> None:
     story = Story()
     wanted = (StackRequest(job_id="7"),)
-    maybe = says(Truth.UNKNOWN, Kind.FILESYSTEM_STALL, subject="mount:k", wanted=wanted)
+    maybe = says(Truth.UNKNOWN, IncidentKind.FILESYSTEM_STALL, subject="mount:k", wanted=wanted)
     assert story.after(0, maybe, BAD) == [(HANG, PENDING)]
     assert story.after(5, replace(maybe, truth=Truth.OK), BAD) == [(HANG, FIRING)]
     assert story.after(5, maybe, BAD) == [(HANG, FIRING)]
@@ -160,10 +163,10 @@ def test_the_end_of_the_job_or_a_new_run_closes_its_incident() -> None:
 def test_a_filesystem_incident_of_which_nobody_speaks_any_more_ends_with_its_jobs() -> None:
     story = Story()
     story.after(0, OUTAGE)
-    assert story.after(5000) == [(Kind.FILESYSTEM_OUTAGE, FIRING)]
+    assert story.after(5000) == [(IncidentKind.FILESYSTEM_OUTAGE, FIRING)]
     story.world = {"restarts": {}, "over": frozenset({"7"})}
-    assert story.after(1, OUTAGE) == [(Kind.FILESYSTEM_OUTAGE, FIRING)]
-    assert story.after(1) == [(Kind.FILESYSTEM_OUTAGE, RESOLVED)]
+    assert story.after(1, OUTAGE) == [(IncidentKind.FILESYSTEM_OUTAGE, FIRING)]
+    assert story.after(1) == [(IncidentKind.FILESYSTEM_OUTAGE, RESOLVED)]
 
 
 def test_an_incident_that_is_acted_on_and_one_of_an_operator_are_left_alone() -> None:
@@ -174,13 +177,13 @@ def test_an_incident_that_is_acted_on_and_one_of_an_operator_are_left_alone() ->
     story.after(1000, OK)
     assert story.open == [before]
     story.world = {"restarts": {"7": 1}}
-    story.open = [replace(before, kind=Kind.OPERATOR_RESTART)]
-    assert story.after(1000, OK) == [(Kind.OPERATOR_RESTART, FIRING)]
+    story.open = [replace(before, kind=IncidentKind.OPERATOR_RESTART)]
+    assert story.after(1000, OK) == [(IncidentKind.OPERATOR_RESTART, FIRING)]
 
 
 def test_the_job_that_the_newest_finding_names_first_stands_first() -> None:
     story = Story()
-    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k", culprits=(Culprit(node="n1"),))
+    stall = says(Truth.BAD, IncidentKind.FILESYSTEM_STALL, subject="mount:k", culprits=(Culprit(node="n1"),))
     story.after(0, stall)
     story.after(1, replace(stall, job_ids=("8",), culprits=()))
     assert story.open[0].job_ids == ("8", "7")
@@ -189,7 +192,7 @@ def test_the_job_that_the_newest_finding_names_first_stands_first() -> None:
 
 def test_a_job_that_has_got_over_it_is_remembered_and_no_longer_acted_on() -> None:
     story = Story()
-    stall = says(Truth.BAD, Kind.FILESYSTEM_STALL, subject="mount:k", job_ids=("7", "8"))
+    stall = says(Truth.BAD, IncidentKind.FILESYSTEM_STALL, subject="mount:k", job_ids=("7", "8"))
     story.after(0, stall)
     assert story.last[0].jobs_now == ("7", "8")
     story.after(5, replace(stall, job_ids=("8",)))
@@ -200,19 +203,19 @@ def test_a_job_that_has_got_over_it_is_remembered_and_no_longer_acted_on() -> No
 # ------------------------------------------------------------------------------------------------ which explains which
 
 
-def told(story: Story) -> set[Kind]:
+def told(story: Story) -> set[IncidentKind]:
     """What is open and not explained by something else."""
     return {incident.kind for incident in story.open if incident.inhibited_by is None}
 
 
-def bad(kind: Kind, **changes: Any) -> Finding:
+def bad(kind: IncidentKind, **changes: Any) -> Finding:
     return says(Truth.BAD, kind, actionable=False, **changes)
 
 
 def test_nothing_explains_itself_by_way_of_others() -> None:
     """In a circle of explanations everything would be hidden."""
 
-    def causes(kind: Kind, seen: tuple[Kind, ...]) -> None:
+    def causes(kind: IncidentKind, seen: tuple[IncidentKind, ...]) -> None:
         assert kind not in seen, (*seen, kind)
         for cause in causes_of(kind):
             causes(cause, (*seen, kind))
@@ -222,86 +225,109 @@ def test_nothing_explains_itself_by_way_of_others() -> None:
 
 
 def test_whatever_hangs_is_one_incident_under_its_first_cause() -> None:
-    names = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.GPU_IDLE_RANK)
+    names = (IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS, IncidentKind.GPU_IDLE_RANK)
     for cause in (
         OUTAGE,
-        bad(Kind.FILESYSTEM_STALL, subject="mount:k"),
-        bad(Kind.LINGERING_JOB),
-        bad(Kind.RANK_STOPPED),
+        bad(IncidentKind.FILESYSTEM_STALL, subject="mount:k"),
+        bad(IncidentKind.LINGERING_JOB),
+        bad(IncidentKind.RANK_STOPPED),
     ):
         story = Story()
         story.after(0, cause, *(bad(kind) for kind in names))
         assert told(story) == {cause.kind}
     story = Story()
     story.after(0, *(bad(kind) for kind in names))
-    assert told(story) == {Kind.COLLECTIVE_HANG}
+    assert told(story) == {IncidentKind.COLLECTIVE_HANG}
 
 
 def test_a_job_that_is_stopped_by_somebody_is_a_hang_again_when_it_goes_on_and_hangs() -> None:
     story = Story()
-    stopped = bad(Kind.RANK_STOPPED)
-    assert story.after(0, stopped, BAD) == [(Kind.RANK_STOPPED, FIRING), (HANG, PENDING)]
+    stopped = bad(IncidentKind.RANK_STOPPED)
+    assert story.after(0, stopped, BAD) == [(IncidentKind.RANK_STOPPED, FIRING), (HANG, PENDING)]
     over = replace(stopped, truth=Truth.OK)
     story.after(1, over, BAD)
-    assert story.after(11, over, BAD) == [(Kind.RANK_STOPPED, RESOLVED), (HANG, FIRING)]
+    assert story.after(11, over, BAD) == [(IncidentKind.RANK_STOPPED, RESOLVED), (HANG, FIRING)]
 
 
 def test_a_card_that_stops_a_program_explains_its_dead_rank_and_not_a_hang_that_can_be_mended() -> None:
-    card = bad(Kind.GPU_FAULT, subject="gpu:n1/GPU-1")
+    card = bad(IncidentKind.GPU_FAULT, subject="gpu:n1/GPU-1")
     story = Story()
-    story.after(0, card, bad(Kind.DEAD_RANK), bad(Kind.STALLED_PROGRESS), bad(Kind.GPU_IDLE_RANK))
-    assert told(story) == {Kind.GPU_FAULT}
+    story.after(
+        0,
+        card,
+        bad(IncidentKind.DEAD_RANK),
+        bad(IncidentKind.STALLED_PROGRESS),
+        bad(IncidentKind.GPU_IDLE_RANK),
+    )
+    assert told(story) == {IncidentKind.GPU_FAULT}
     # Nothing is done about a card, and a requeue helps the job: so the hang, and a job that lingers, are told
     # and acted on.
     story = Story()
     story.after(0, card, BAD)
-    assert told(story) == {Kind.GPU_FAULT, HANG}
+    assert told(story) == {IncidentKind.GPU_FAULT, HANG}
     # A card that only should be exchanged one day is about no job, and explains nothing.
     story = Story()
-    story.after(0, replace(card, job_ids=()), bad(Kind.DEAD_RANK))
-    assert told(story) == {Kind.GPU_FAULT, Kind.DEAD_RANK}
+    story.after(0, replace(card, job_ids=()), bad(IncidentKind.DEAD_RANK))
+    assert told(story) == {IncidentKind.GPU_FAULT, IncidentKind.DEAD_RANK}
 
 
 def test_a_node_that_slurm_has_lost_explains_the_ranks_that_died_with_it() -> None:
     story = Story()
-    story.after(0, bad(Kind.NODE_DOWN, subject="node:n1"), bad(Kind.DEAD_RANK), bad(Kind.STALLED_PROGRESS))
-    assert told(story) == {Kind.NODE_DOWN}
+    story.after(
+        0,
+        bad(IncidentKind.NODE_DOWN, subject="node:n1"),
+        bad(IncidentKind.DEAD_RANK),
+        bad(IncidentKind.STALLED_PROGRESS),
+    )
+    assert told(story) == {IncidentKind.NODE_DOWN}
 
 
 def test_what_is_wrong_with_a_card_outlives_the_job_that_suffered_from_it() -> None:
     story = Story()
-    card = bad(Kind.GPU_FAULT, subject="gpu:n1/GPU-1")
+    card = bad(IncidentKind.GPU_FAULT, subject="gpu:n1/GPU-1")
     story.after(0, card)
     story.world = {"restarts": {}, "over": frozenset({"7"})}
-    assert story.after(10, replace(card, job_ids=())) == [(Kind.GPU_FAULT, FIRING)]
-    assert story.after(3000) == [(Kind.GPU_FAULT, FIRING)]
-    assert story.after(601) == [(Kind.GPU_FAULT, RESOLVED)]
+    assert story.after(10, replace(card, job_ids=())) == [(IncidentKind.GPU_FAULT, FIRING)]
+    assert story.after(3000) == [(IncidentKind.GPU_FAULT, FIRING)]
+    assert story.after(601) == [(IncidentKind.GPU_FAULT, RESOLVED)]
 
 
 def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> None:
     story = Story()
     suspicion = replace(UNKNOWN, wanted=(StackRequest(job_id="7"),))
-    assert story.after(0, suspicion, bad(Kind.STALLED_PROGRESS)) == [(Kind.STALLED_PROGRESS, FIRING)]
-    story.after(60, BAD, bad(Kind.STALLED_PROGRESS))
+    assert story.after(0, suspicion, bad(IncidentKind.STALLED_PROGRESS)) == [
+        (IncidentKind.STALLED_PROGRESS, FIRING)
+    ]
+    story.after(60, BAD, bad(IncidentKind.STALLED_PROGRESS))
     assert told(story) == {HANG}
 
 
 def test_who_stays_in_its_teardown_is_told_although_those_that_left_are_a_suspicion_of_their_own() -> None:
     story = Story()
-    suspicion = replace(UNKNOWN, kind=Kind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), lasted_s=200.0)
-    assert story.after(0, suspicion, bad(Kind.WEDGED_TEARDOWN)) == [(Kind.WEDGED_TEARDOWN, FIRING)]
+    suspicion = replace(
+        UNKNOWN, kind=IncidentKind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), lasted_s=200.0
+    )
+    assert story.after(0, suspicion, bad(IncidentKind.WEDGED_TEARDOWN)) == [
+        (IncidentKind.WEDGED_TEARDOWN, FIRING)
+    ]
 
 
 def test_a_wedged_teardown_explains_the_hang_in_it() -> None:
     story = Story()
-    story.after(0, BAD, bad(Kind.WEDGED_TEARDOWN), bad(Kind.STALLED_PROGRESS), bad(Kind.LOG_ERROR))
-    assert told(story) == {Kind.WEDGED_TEARDOWN}
+    story.after(
+        0,
+        BAD,
+        bad(IncidentKind.WEDGED_TEARDOWN),
+        bad(IncidentKind.STALLED_PROGRESS),
+        bad(IncidentKind.LOG_ERROR),
+    )
+    assert told(story) == {IncidentKind.WEDGED_TEARDOWN}
 
 
 def test_a_card_that_cost_a_rank_keeps_its_name_when_the_job_runs_again() -> None:
     story = Story()
     first = Culprit(node="n1", rank=3, pid=42, gpu_uuid="GPU-3")
-    fault = says(Truth.BAD, Kind.GPU_FAULT, subject="gpu:n1/GPU-3", culprits=(first,))
+    fault = says(Truth.BAD, IncidentKind.GPU_FAULT, subject="gpu:n1/GPU-3", culprits=(first,))
     story.after(0, fault)
     story.after(60, replace(fault, culprits=(Culprit(node="n1", gpu_uuid="GPU-3"),)))
     assert story.last[0].culprits == (first,)

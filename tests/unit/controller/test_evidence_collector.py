@@ -29,7 +29,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
 from slurm_watchdog.model.report import Report
@@ -127,7 +127,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
 
 def incident(incident_id: str = "i", **changes: Any) -> Incident:
     given: dict[str, Any] = {
-        "id": incident_id, "kind": Kind.COLLECTIVE_HANG, "subject": "job:7", "state": IncidentState.FIRING,
+        "id": incident_id, "kind": IncidentKind.COLLECTIVE_HANG, "subject": "job:7", "state": IncidentState.FIRING,
         "severity": Severity.CRITICAL, "job_ids": ("7",), "opened_at": 0.0, "pending_mono": 0.0,
     }  # fmt: skip
     return Incident(**{**given, **changes})
@@ -474,7 +474,7 @@ def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller:
 
     async def story() -> None:
         await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
-        asked = incident("j", kind=Kind.OPERATOR_RESTART, opened_at=clock.wall())
+        asked = incident("j", kind=IncidentKind.OPERATOR_RESTART, opened_at=clock.wall())
         controller.judge.incidents = OpenIncidents([asked])
         await controller.collector.operation(replace(DECISION, incident_id="j"))
 
@@ -521,7 +521,11 @@ def test_an_explained_incident_and_one_about_no_rank_ask_nobody(controller: Cont
     agents = Agents(controller)
 
     async def story() -> None:
-        for each in (incident(inhibited_by="x"), incident(kind=Kind.AGENT_SILENT), incident(job_ids=("99",))):
+        for each in (
+            incident(inhibited_by="x"),
+            incident(kind=IncidentKind.AGENT_SILENT),
+            incident(job_ids=("99",)),
+        ):
             controller.collector.on_fire(each, clock.monotonic())
         await asyncio.sleep(0.05)
 
@@ -719,10 +723,10 @@ def test_the_diagnosis_of_a_collection_is_plain_json(controller: Controller) -> 
 
 def test_of_a_job_that_steps_again_evidence_says_when_that_was_seen() -> None:
     seen = Diagnosis(job_id="7", is_hang=False, kind="progressing", summary="Job 7 makes progress: step 8.")
-    assert came_late(seen, Kind.FILESYSTEM_OUTAGE, 11.4).summary == (
+    assert came_late(seen, IncidentKind.FILESYSTEM_OUTAGE, 11.4).summary == (
         "Job 7 makes progress: step 8. This was seen 11 s after this incident began: "
         "stacks that were taken by then may show nothing of it."
     )
-    assert came_late(seen, Kind.SLOW_JOB, 11.4) == seen
+    assert came_late(seen, IncidentKind.SLOW_JOB, 11.4) == seen
     hangs = replace(seen, kind="collective_hang", is_hang=True)
-    assert came_late(hangs, Kind.FILESYSTEM_OUTAGE, 11.4) == hangs
+    assert came_late(hangs, IncidentKind.FILESYSTEM_OUTAGE, 11.4) == hangs

@@ -11,7 +11,7 @@ from slurm_watchdog.controller.evidence import requests
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.model.incidents import Finding, Kind, MountProbeRequest, StackRequest, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, MountProbeRequest, StackRequest, Truth
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount
 from slurm_watchdog.model.report import Report
@@ -25,7 +25,7 @@ PROBE = MountProbeRequest(mount="/shared", directory="/shared/u", uid=1000, node
 
 def finding(*wanted: StackRequest | MountProbeRequest) -> Finding:
     return Finding(
-        kind=Kind.COLLECTIVE_HANG,
+        kind=IncidentKind.COLLECTIVE_HANG,
         subject="job:7",
         truth=Truth.UNKNOWN,
         summary="",

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.gpu_owners import KEPT_S, GpuPids
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.report import Report
 from tests.builders.views import process
@@ -32,7 +32,7 @@ def known() -> GpuPids:
 
 def names(known: GpuPids, *culprits: Culprit) -> list[str | None]:
     finding = Finding(
-        kind=Kind.COLLECTIVE_HANG, subject="job:7", truth=Truth.BAD, summary="s", culprits=culprits
+        kind=IncidentKind.COLLECTIVE_HANG, subject="job:7", truth=Truth.BAD, summary="s", culprits=culprits
     )
     return [culprit.gpu_uuid for culprit in known.name(finding).culprits]
 

@@ -24,7 +24,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, Motion
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.job_status_message import pulse_message
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
@@ -41,7 +41,7 @@ def seen(*jobs: JobView, **changes: Any) -> Seen:
     return Seen(**{**given, **changes})
 
 
-def fires(kind: Kind, **changes: Any) -> Incident:
+def fires(kind: IncidentKind, **changes: Any) -> Incident:
     given: dict[str, Any] = {
         "id": "abc123", "kind": kind, "subject": "job:7", "state": IncidentState.FIRING, "severity": Severity.CRITICAL, "job_ids": ("7",),
         "jobs_now": ("7",), "opened_at": 1.0, "pending_mono": 1.0, "summary": "SECRET words of a user",
@@ -81,7 +81,7 @@ BLIND: dict[str, Seen] = {
     "its log is unread": seen(stepless(log=None)),
     "no step was read": seen(stepless()),
     "beyond its limit": seen(views.job(progress=views.progress(LIMIT_S + 1))),
-    "something is pending": seen(incidents=(fires(Kind.COLLECTIVE_HANG, state=IncidentState.PENDING),)),
+    "something is pending": seen(incidents=(fires(IncidentKind.COLLECTIVE_HANG, state=IncidentState.PENDING),)),
     "an action is under way": seen(acting={"7": "its requeue is under way"}),
     "paused": seen(paused=("looking", "root")),
     "messages are not delivered": seen(deliveries=(Delivery(channel="slack", failing_s=600.0, error="404", waiting=3),)),
@@ -190,7 +190,7 @@ def test_a_job_whose_steps_are_unread_and_that_is_judged_by_other_signs_is_judge
 @pytest.mark.parametrize("kind", [spec.kind for spec in SPECS if spec.delays_steps])
 @pytest.mark.parametrize("what", [None, "Slurm is silent", "its agents are silent"])
 def test_a_job_with_such_an_incident_has_its_word_also_where_nothing_is_seen(
-    kind: Kind, what: str | None
+    kind: IncidentKind, what: str | None
 ) -> None:
     given = replace(
         BLIND[what] if what else seen(), incidents=(fires(kind),), acting={"7": "its requeue is under way"}
@@ -207,10 +207,10 @@ def test_a_job_with_such_an_incident_has_its_word_also_where_nothing_is_seen(
 
 def test_an_incident_that_another_explains_and_a_persons_own_restart_are_counted_nowhere() -> None:
     others = (
-        fires(Kind.COLLECTIVE_HANG, id="b", inhibited_by="abc123"),
-        fires(Kind.OPERATOR_RESTART, id="c", severity=Severity.INFO),
+        fires(IncidentKind.COLLECTIVE_HANG, id="b", inhibited_by="abc123"),
+        fires(IncidentKind.OPERATOR_RESTART, id="c", severity=Severity.INFO),
     )
-    given = seen(incidents=(fires(Kind.FILESYSTEM_OUTAGE, subject="mount:/shared"), *others))
+    given = seen(incidents=(fires(IncidentKind.FILESYSTEM_OUTAGE, subject="mount:/shared"), *others))
     found = health(given)
     assert found.headline.startswith("1 incident firing (")
     assert status_of(given, found)["incidents"]["firing"] == 1
@@ -227,7 +227,9 @@ def test_an_incident_that_another_explains_and_a_persons_own_restart_are_counted
 
 
 def test_an_incident_outranks_blindness_and_blindness_a_warning() -> None:
-    given = seen(incidents=(fires(Kind.LOSS_NAN),), paused=("x", "ann"), cluster={"slurm_age_s": None})
+    given = seen(
+        incidents=(fires(IncidentKind.LOSS_NAN),), paused=("x", "ann"), cluster={"slurm_age_s": None}
+    )
     assert [each.level for each in health(given).reasons] == [Level.CRITICAL, Level.UNKNOWN, Level.WARNING]
 
 
@@ -262,7 +264,7 @@ def test_a_job_that_shows_no_sign_of_a_training_is_no_reason_to_warn() -> None:
     assert health(seen(python)).jobs[0].not_judged is NotJudged.NO_STEP
     unread = replace(cpu, log=None)
     assert health(seen(unread)).level is Level.OK
-    assert health(seen(cpu, incidents=(fires(Kind.LOG_ERROR),))).level is Level.CRITICAL
+    assert health(seen(cpu, incidents=(fires(IncidentKind.LOG_ERROR),))).level is Level.CRITICAL
 
 
 def test_a_personal_run_judges_the_processes_of_its_own_user_root_or_not() -> None:

@@ -21,8 +21,8 @@ from slurm_watchdog.model.incidents import (
     Culprit,
     Finding,
     Incident,
+    IncidentKind,
     IncidentState,
-    Kind,
     StackRequest,
     Truth,
 )
@@ -30,18 +30,18 @@ from slurm_watchdog.model.incidents import (
 KINDS = tuple(spec.kind for spec in SPECS)
 HOLDS = {spec.kind: spec.hold_s for spec in SPECS}
 LONGEST_S = UNREPORTED_HOLDS_S + max(HOLDS.values()) + 10.0
-PLACES = {Kind.GPU_FAULT: "gpu:GPU-1", Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.PARTITION_OR_OUTAGE: "cluster",
-          Kind.FILESYSTEM_OUTAGE: "mount:/s", Kind.FILESYSTEM_STALL: "mount:/s", Kind.LOG_ERROR: "run:7.0"}  # fmt: skip
+PLACES = {IncidentKind.GPU_FAULT: "gpu:GPU-1", IncidentKind.NODE_DOWN: "node:n1", IncidentKind.AGENT_SILENT: "node:n1", IncidentKind.PARTITION_OR_OUTAGE: "cluster",
+          IncidentKind.FILESYSTEM_OUTAGE: "mount:/s", IncidentKind.FILESYSTEM_STALL: "mount:/s", IncidentKind.LOG_ERROR: "run:7.0"}  # fmt: skip
 
 
-def finding(kind: Kind, truth: Truth, at: float) -> Finding:
+def finding(kind: IncidentKind, truth: Truth, at: float) -> Finding:
     return Finding(
         kind=kind, subject=PLACES.get(kind, "job:7"), truth=truth, summary="wrong", job_ids=("7",), lasted_s=at + 1,
         culprits=(Culprit(node="n1"),), wanted=(StackRequest(job_id="7", apart_s=5.0),),
     )  # fmt: skip
 
 
-def live(bad: frozenset[Kind], suspected: frozenset[Kind]) -> list[Incident]:
+def live(bad: frozenset[IncidentKind], suspected: frozenset[IncidentKind]) -> list[Incident]:
     """The incidents after all of `bad` has been seen, and all of `suspected` suspected, for longer than
     anything may hold them back."""
     incidents: list[Incident] = []
@@ -75,7 +75,7 @@ def assert_reported(incidents: list[Incident]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_is_reported_beside_each_other_kind_and_every_suspicion(kind: Kind) -> None:
+def test_each_kind_is_reported_beside_each_other_kind_and_every_suspicion(kind: IncidentKind) -> None:
     everything = frozenset(KINDS)
     assert_reported(live(frozenset({kind}), everything))
     for other in KINDS:
@@ -86,7 +86,7 @@ def test_each_kind_is_reported_beside_each_other_kind_and_every_suspicion(kind: 
 @given(st.sets(st.sampled_from(KINDS), min_size=1), st.sets(st.sampled_from(KINDS)))
 @settings(max_examples=150, deadline=None)
 def test_any_set_of_faults_and_suspicions_ends_with_all_of_it_reported_or_explained(
-    bad: set[Kind], suspected: set[Kind]
+    bad: set[IncidentKind], suspected: set[IncidentKind]
 ) -> None:
     assert_reported(live(frozenset(bad), frozenset(suspected)))
 
@@ -98,11 +98,14 @@ def test_no_two_kinds_explain_each_other() -> None:
 def test_held_pending_incident_holds_nobody_back() -> None:
     """A hang that is suspected, an error that waits for it, a stall that waited for the error: all were
     silent for as long as it lasted."""
-    incidents = live(frozenset({Kind.LOG_ERROR, Kind.STALLED_PROGRESS}), frozenset({Kind.COLLECTIVE_HANG}))
+    incidents = live(
+        frozenset({IncidentKind.LOG_ERROR, IncidentKind.STALLED_PROGRESS}),
+        frozenset({IncidentKind.COLLECTIVE_HANG}),
+    )
     firing = {
         each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None
     }
-    assert firing == {Kind.LOG_ERROR}
+    assert firing == {IncidentKind.LOG_ERROR}
 
 
 class Replay:
@@ -113,7 +116,7 @@ class Replay:
         self.settled: list[Incident] = []
         self.numbers = iter(range(10_000))
 
-    def fired(self, at: float, *found: Finding) -> set[Kind]:
+    def fired(self, at: float, *found: Finding) -> set[IncidentKind]:
         moment = Moment(mono=at, wall=at, restarts={"7": 0})
         settings = CorrelateSettings(hold_s=HOLDS)
         after = correlate(self.open, found, settings, moment, lambda: str(next(self.numbers)), self.settled)
@@ -126,7 +129,7 @@ class Replay:
     ("kind", "cause"), [(kind, cause) for kind in KINDS for cause in sorted(causes_of(kind))]
 )
 def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explanation_ends(
-    kind: Kind, cause: Kind
+    kind: IncidentKind, cause: IncidentKind
 ) -> None:
     replay = Replay()
     for at in range(0, 200, 10):
@@ -137,7 +140,7 @@ def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explana
         assert kind not in fired or not spec_of(kind).has_aftermath, f"{at - 200} s after {cause} was over"
     for at in range(500, 640, 20):
         fired = replay.fired(at, finding(cause, Truth.OK, at), finding(kind, Truth.BAD, at))
-    assert (kind in fired) is (kind != Kind.LOG_ERROR), (
+    assert (kind in fired) is (kind != IncidentKind.LOG_ERROR), (
         "it lasts, and is its own: but a run that is over is reported no more"
     )
 
@@ -145,8 +148,8 @@ def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explana
 def test_what_begins_after_an_incident_has_ended_is_news_at_once() -> None:
     replay = Replay()
     for at in range(0, 220, 10):
-        replay.fired(at, finding(Kind.COLLECTIVE_HANG, Truth.BAD if at < 200 else Truth.OK, at))
-    again = replace(finding(Kind.STALLED_PROGRESS, Truth.BAD, 0.0), lasted_s=5.0)
-    for at in range(300, 300 + int(HOLDS[Kind.STALLED_PROGRESS]) + 20, 10):
+        replay.fired(at, finding(IncidentKind.COLLECTIVE_HANG, Truth.BAD if at < 200 else Truth.OK, at))
+    again = replace(finding(IncidentKind.STALLED_PROGRESS, Truth.BAD, 0.0), lasted_s=5.0)
+    for at in range(300, 300 + int(HOLDS[IncidentKind.STALLED_PROGRESS]) + 20, 10):
         fired = replay.fired(at, replace(again, lasted_s=5.0 + at - 300))
-    assert fired == {Kind.STALLED_PROGRESS}
+    assert fired == {IncidentKind.STALLED_PROGRESS}

@@ -6,13 +6,21 @@ from collections.abc import Iterable
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.incidents.open_limit import OF_ONE, within_room
-from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import (
+    Culprit,
+    Finding,
+    Incident,
+    IncidentKind,
+    IncidentState,
+    Severity,
+    Truth,
+)
 
 
 def finding(subject: str, jobs: tuple[str, ...] = (), node: str | None = None) -> Finding:
     culprits = (Culprit(node=node),) if node else ()
     return Finding(
-        kind=Kind.GPU_FAULT, subject=subject, truth=Truth.BAD, job_ids=jobs, culprits=culprits, summary="x", severity=Severity.WARNING,
+        kind=IncidentKind.GPU_FAULT, subject=subject, truth=Truth.BAD, job_ids=jobs, culprits=culprits, summary="x", severity=Severity.WARNING,
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
-from slurm_watchdog.diagnose.logs.reported_run import who_said
-from slurm_watchdog.model.incidents import Culprit, Kind, Truth
+from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
+from slurm_watchdog.model.incidents import Culprit, IncidentKind, Truth
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from tests.builders.views import process, slurm_job
@@ -41,7 +41,7 @@ def test_a_run_that_is_over_keeps_its_errors_with_their_ranks_and_its_last_check
         10,
         4,
     ), "two ranks were seen, and they know of four"
-    assert [(each.rank, each.node, each.pid, each.error.line) for each in who_said(run)] == [
+    assert [(each.rank, each.node, each.pid, each.error.line) for each in attributed_errors(run)] == [
         (1, "n1", 101, ERROR)
     ]
 
@@ -51,7 +51,7 @@ def test_last_words_that_come_after_the_listing_belong_to_the_run_before() -> No
     cluster.report(process(0), process(1), events=(progress_event(1),))
     cluster.slurm(state="PENDING", restarts=1)
     cluster.report(wait=1.0, events=(said(ERROR),))
-    assert [each.rank for each in who_said(cluster.job.past[0])] == [1]
+    assert [each.rank for each in attributed_errors(cluster.job.past[0])] == [1]
     cluster.slurm(restarts=1)
     assert cluster.job.errors == ()
 
@@ -187,19 +187,19 @@ def test_a_job_that_slurm_forgot_is_over_for_an_hour() -> None:
 
 
 def past(truth: Truth, **changes: Any) -> Any:
-    return says(truth, Kind.LOG_ERROR, subject="run:7.0", actionable=False, **changes)
+    return says(truth, IncidentKind.LOG_ERROR, subject="run:7.0", actionable=False, **changes)
 
 
 def test_an_incident_about_a_run_stays_one_through_its_end_and_the_next_run() -> None:
     story = Story()
-    assert story.after(0, past(Truth.BAD)) == [(Kind.LOG_ERROR, FIRING)]
+    assert story.after(0, past(Truth.BAD)) == [(IncidentKind.LOG_ERROR, FIRING)]
     story.world = {"restarts": {}, "over": frozenset({"7"})}
-    assert story.after(1, past(Truth.UNKNOWN)) == [(Kind.LOG_ERROR, FIRING)]
-    assert story.after(1, past(Truth.BAD)) == [(Kind.LOG_ERROR, FIRING)]
+    assert story.after(1, past(Truth.UNKNOWN)) == [(IncidentKind.LOG_ERROR, FIRING)]
+    assert story.after(1, past(Truth.BAD)) == [(IncidentKind.LOG_ERROR, FIRING)]
     story.world = {"restarts": {"7": 1}}
-    assert story.after(300, past(Truth.BAD)) == [(Kind.LOG_ERROR, FIRING)]
+    assert story.after(300, past(Truth.BAD)) == [(IncidentKind.LOG_ERROR, FIRING)]
     story.after(300, past(Truth.OK))
-    assert story.after(10, past(Truth.OK)) == [(Kind.LOG_ERROR, RESOLVED)]
+    assert story.after(10, past(Truth.OK)) == [(IncidentKind.LOG_ERROR, RESOLVED)]
 
 
 def test_an_incident_about_a_run_of_which_nobody_speaks_any_more_ends_with_it() -> None:
@@ -207,26 +207,32 @@ def test_an_incident_about_a_run_of_which_nobody_speaks_any_more_ends_with_it() 
     story.world = {"restarts": {"7": 1}}
     story.after(0, past(Truth.BAD))
     assert story.open[0].runs == (("7", 0),)
-    assert story.after(1) == [(Kind.LOG_ERROR, RESOLVED)]
+    assert story.after(1) == [(IncidentKind.LOG_ERROR, RESOLVED)]
 
 
 def test_what_happened_in_one_run_explains_nothing_about_another() -> None:
     story = Story()
     story.world = {"restarts": {"7": 1}}
-    dead = says(Truth.BAD, Kind.DEAD_RANK)
-    assert story.after(0, past(Truth.BAD), dead) == [(Kind.LOG_ERROR, FIRING), (Kind.DEAD_RANK, FIRING)]
+    dead = says(Truth.BAD, IncidentKind.DEAD_RANK)
+    assert story.after(0, past(Truth.BAD), dead) == [
+        (IncidentKind.LOG_ERROR, FIRING),
+        (IncidentKind.DEAD_RANK, FIRING),
+    ]
     story = Story()
-    assert story.after(0, past(Truth.BAD), dead) == [(Kind.LOG_ERROR, FIRING), (Kind.DEAD_RANK, PENDING)]
+    assert story.after(0, past(Truth.BAD), dead) == [
+        (IncidentKind.LOG_ERROR, FIRING),
+        (IncidentKind.DEAD_RANK, PENDING),
+    ]
 
 
 def test_a_broken_gpu_explains_the_error_of_the_rank_on_it_and_of_no_other() -> None:
     fault = says(
-        Truth.BAD, Kind.GPU_FAULT, subject="gpu:n1/GPU-1", job_ids=(), actionable=False,
+        Truth.BAD, IncidentKind.GPU_FAULT, subject="gpu:n1/GPU-1", job_ids=(), actionable=False,
         culprits=(Culprit(node="n1", gpu_uuid="GPU-1"),),
     )  # fmt: skip
     for uuid, state in (("GPU-1", PENDING), (None, PENDING), ("GPU-2", FIRING)):
         error = past(Truth.BAD, culprits=(Culprit(node="n1", rank=0, gpu_uuid=uuid),))
-        assert Story().after(0, fault, error)[1] == (Kind.LOG_ERROR, state)
+        assert Story().after(0, fault, error)[1] == (IncidentKind.LOG_ERROR, state)
     elsewhere = past(Truth.BAD, culprits=(Culprit(node="n2", rank=0),))
-    assert Story().after(0, fault, elsewhere)[1] == (Kind.LOG_ERROR, FIRING)
-    assert Story().after(0, fault, past(Truth.BAD))[1] == (Kind.LOG_ERROR, FIRING)
+    assert Story().after(0, fault, elsewhere)[1] == (IncidentKind.LOG_ERROR, FIRING)
+    assert Story().after(0, fault, past(Truth.BAD))[1] == (IncidentKind.LOG_ERROR, FIRING)

@@ -14,7 +14,7 @@ from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.views import slurm_job
 
@@ -32,7 +32,7 @@ LIMITS = Limits(
 )
 INCIDENT = Incident(
     id="i",
-    kind=Kind.COLLECTIVE_HANG,
+    kind=IncidentKind.COLLECTIVE_HANG,
     subject="job:7",
     state=IncidentState.FIRING,
     severity=Severity.CRITICAL,
@@ -57,7 +57,7 @@ PROCESS = GpuProcess(
 )
 SITUATION = PolicyInput(
     now_wall=1e6,
-    rule=Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="test"),
+    rule=Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="test"),
     job=slurm_job(),
     paused=None,
     blind=None,
@@ -91,7 +91,7 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind == Kind.SLOW_NODE else ())
+    shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind == IncidentKind.SLOW_NODE else ())
     ladder = (Rung.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
@@ -122,7 +122,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "process_changed": [
         {
-            "incident": replace(INCIDENT, kind=Kind.ORPHAN_GPU_PROCESS, processes=(PROCESS,)),
+            "incident": replace(INCIDENT, kind=IncidentKind.ORPHAN_GPU_PROCESS, processes=(PROCESS,)),
             "process": PROCESS,
             "job": None,
             "process_objection": "job 6 is RUNNING",
@@ -130,13 +130,17 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "opted_out": [
         {"job": slurm_job(comment="x watchdog=off y")},
-        {"rule": Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
+        {
+            "rule": Rule(
+                mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no"
+            )
+        },
     ],
     "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
-    "job_hangs": [{"incident": replace(INCIDENT, kind=Kind.SLOW_NODE), "hang": "i9"}],
+    "job_hangs": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "hang": "i9"}],
     "cooldown": [{"recent": (done(899),)}],
     "budget": [
         {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},
@@ -185,7 +189,7 @@ def test_observing_is_the_last_word_and_no_guard_is_passed_over_for_it() -> None
 
 
 def test_an_outage_is_answered_by_nothing() -> None:
-    assert judge(replace(INCIDENT, kind=Kind.FILESYSTEM_OUTAGE)).action is Action.NONE
+    assert judge(replace(INCIDENT, kind=IncidentKind.FILESYSTEM_OUTAGE)).action is Action.NONE
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_an_outage_is_answered_by_nothing() -> None:
     [(g, c) for g, changes in OBJECTIONS.items() for c in changes if "process_objection" not in c],
 )
 def test_an_operator_is_held_back_only_by_what_protects_the_job(guard: str, change: dict[str, Any]) -> None:
-    asked = replace(change.get("incident", INCIDENT), kind=Kind.OPERATOR_RESTART)
+    asked = replace(change.get("incident", INCIDENT), kind=IncidentKind.OPERATOR_RESTART)
     decision = judge(asked, **{k: v for k, v in change.items() if k != "incident"}, mode="observe")
     expected = (Verdict.SUPPRESSED, guard) if guard in ASKED_FOR else (Verdict.ALLOWED, "operator_restart")
     assert (decision.verdict, decision.by, decision.action) == (*expected, Action.GRACEFUL_RESTART)
@@ -225,7 +229,9 @@ def test_evidence_that_comes_and_goes_is_told_once_if_nothing_else_was() -> None
 @pytest.mark.parametrize("silent", range(1, 101))
 def test_above_a_fifth_of_the_nodes_silent_nothing_is_done_whatever_else_is_clear(silent: int) -> None:
     decision = judge(nodes_known=100, nodes_silent=silent)
-    expected = (Verdict.SUPPRESSED, "storm") if silent > 20 else (Verdict.ALLOWED, str(Kind.COLLECTIVE_HANG))
+    expected = (
+        (Verdict.SUPPRESSED, "storm") if silent > 20 else (Verdict.ALLOWED, str(IncidentKind.COLLECTIVE_HANG))
+    )
     assert (decision.verdict, decision.by) == expected
 
 
@@ -250,7 +256,7 @@ def test_a_kind_whose_mode_is_off_is_told_only(mode: str, action: Action, words:
 
 def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets() -> None:
     nodes = tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(1, 101))
-    rule = Rule(mode="act", ladder=spec_of(Kind.COLLECTIVE_HANG).ladder, source="t", drain=True)
+    rule = Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", drain=True)
     limits = replace(LIMITS, max_drained_nodes=3, drained_percent=2.0)
     fits = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=nodes), limits, "d")
     assert fits.drain == ("n1",)
@@ -264,7 +270,7 @@ def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets()
 FAULT = replace(
     INCIDENT,
     id="f",
-    kind=Kind.GPU_FAULT,
+    kind=IncidentKind.GPU_FAULT,
     subject="gpu:n2/GPU-1",
     exclude_nodes=("n2",),
     jobs_now=("7",),
@@ -283,7 +289,7 @@ FAULT = replace(
         (replace(FAULT, state=IncidentState.RESOLVED), (), False),
         (replace(FAULT, exclude_nodes=()), (), False),  # the evidence does not prove it
         (replace(FAULT, exclude_nodes=("n9",)), (), False),
-        (replace(FAULT, kind=Kind.SLOW_NODE), (), False),
+        (replace(FAULT, kind=IncidentKind.SLOW_NODE), (), False),
     ],
 )
 def test_hardware_counts_as_broken_under_a_job_only_if_it_was_the_jobs(
@@ -301,5 +307,7 @@ def test_a_restart_for_another_reason_avoids_broken_hardware_as_well_and_says_so
     assert "n2 is avoided: GPU 0 of n2 fell off the bus." in decision.reason
     many = tuple((f"n{n}", "broken") for n in range(2, 6))
     assert judge(broken=many).by == "exclusions", "so much that is broken is for a person to look at"
-    asked = judge(replace(INCIDENT, kind=Kind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),))
+    asked = judge(
+        replace(INCIDENT, kind=IncidentKind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),)
+    )
     assert asked.exclude == (), "a person says himself what to avoid"

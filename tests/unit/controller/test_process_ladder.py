@@ -42,7 +42,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.protocol import CommandResult, ProcessEnd
@@ -62,7 +62,7 @@ PROCESS = GpuProcess(
 )  # fmt: skip
 NODE = NodeView(name="n1", reported_at=0.0, boot_id="boot", holders=(HOLDER,))
 INCIDENT = Incident(
-    id="i", kind=Kind.ORPHAN_GPU_PROCESS, subject="leftovers:6/1000", state=IncidentState.FIRING, severity=Severity.WARNING,
+    id="i", kind=IncidentKind.ORPHAN_GPU_PROCESS, subject="leftovers:6/1000", state=IncidentState.FIRING, severity=Severity.WARNING,
     job_ids=(), opened_at=1e6 - 300, pending_mono=0, actionable=True, processes=(PROCESS,),
 )  # fmt: skip
 LIMITS = Limits(
@@ -193,7 +193,9 @@ def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_pro
 def test_jobs_and_processes_do_not_use_up_each_others_budget() -> None:
     restarts = tuple(replace(done(10, None), action=Action.REQUEUE) for _ in range(9))
     assert judge(recent=restarts, running_jobs=0).verdict is Verdict.ALLOWED
-    hang = replace(INCIDENT, kind=Kind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),))
+    hang = replace(
+        INCIDENT, kind=IncidentKind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),)
+    )
     orphans = tuple(done(10, replace(PROCESS, node=f"n{n}")) for n in range(9))
     rule = replace(RULE, ladder=(Rung.REQUEUE,))
     decision = judge(hang, process=None, recent=orphans, job=slurm_job(), rule=rule, running_jobs=40)
@@ -231,7 +233,7 @@ def test_a_node_is_drained_only_if_the_rule_says_so_and_there_is_room() -> None:
 
 
 def rule(text: str) -> Rule:
-    return rule_for(rule_book_of(parse_config(text)), Kind.ORPHAN_GPU_PROCESS, None)
+    return rule_for(rule_book_of(parse_config(text)), IncidentKind.ORPHAN_GPU_PROCESS, None)
 
 
 def test_as_it_ships_nobody_is_ended_in_whatever_mode() -> None:

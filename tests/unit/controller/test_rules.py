@@ -20,10 +20,10 @@ from slurm_watchdog.controller.policy.owner_directives import (
 )
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
-from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
+from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of
 from slurm_watchdog.model.actions import Action, Rung
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.slurm.client import SignalTo
 from tests.builders.views import slurm_job
@@ -39,9 +39,9 @@ def rules(text: str) -> Config:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if spec_of(kind).ladder])
-def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: Kind) -> None:
+def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: IncidentKind) -> None:
     assert problem_of(spec_of(kind).ladder) is None
-    assert unfit(kind, spec_of(kind).ladder) is None
+    assert why_ladder_unfit(kind, spec_of(kind).ladder) is None
 
 
 @pytest.mark.parametrize(
@@ -111,23 +111,23 @@ def test_layers_replace_single_fields() -> None:
             "  overrides:\n    - {match: {user: ann}, cooldown: 1h, exit_limit: 5s}\n"
         )
     )
-    rule = rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(user="ann"))
+    rule = rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="ann"))
     assert (rule.mode, rule.ladder, rule.attempts, rule.cooldown_s) == (
         "act",
-        spec_of(Kind.COLLECTIVE_HANG).ladder,
+        spec_of(IncidentKind.COLLECTIVE_HANG).ladder,
         1,
         3600,
     )
     assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "exit_s": 5.0}
     assert rule.source == "policy.overrides[0]"
-    assert rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
+    assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
 
 
 def test_a_job_that_waits_in_several_partitions_is_in_each_of_them() -> None:
     book = rule_book_of(
         rules('mode: act\npolicy: {overrides: [{match: {partition: "gpu*"}, mode: observe}]}\n')
     )
-    assert rule_for(book, Kind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).mode == "observe"
+    assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).mode == "observe"
 
 
 def test_limits_of_the_configuration_reach_the_ladder() -> None:

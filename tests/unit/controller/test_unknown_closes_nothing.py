@@ -11,7 +11,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.registry import SPECS
-from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -19,16 +19,16 @@ from tests.builders.views import process, slurm_job
 from tests.unit.controller.test_state import progress_event
 
 KINDS = [spec.kind for spec in SPECS]
-STEPS = (Kind.COLLECTIVE_HANG, Kind.STALLED_PROGRESS, Kind.LOG_ERROR)
+STEPS = (IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS, IncidentKind.LOG_ERROR)
 """Kinds that a new step closes."""
 SUBJECTS = {
-    Kind.FILESYSTEM_OUTAGE: "mount:server:/shared", Kind.FILESYSTEM_STALL: "mount:server:/shared", Kind.PARTITION_OR_OUTAGE: "cluster",
-    Kind.NODE_DOWN: "node:n1", Kind.AGENT_SILENT: "node:n1", Kind.SLURM_UNREACHABLE: "slurm", Kind.GPU_FAULT: "gpu:GPU-1",
-    Kind.ORPHAN_GPU_PROCESS: "holders:n1/1000", Kind.DISK_FULL: "disk:n1:/shared", Kind.CRASH_LOOP: "loop:7", Kind.LOG_ERROR: "run:7.0",
+    IncidentKind.FILESYSTEM_OUTAGE: "mount:server:/shared", IncidentKind.FILESYSTEM_STALL: "mount:server:/shared", IncidentKind.PARTITION_OR_OUTAGE: "cluster",
+    IncidentKind.NODE_DOWN: "node:n1", IncidentKind.AGENT_SILENT: "node:n1", IncidentKind.SLURM_UNREACHABLE: "slurm", IncidentKind.GPU_FAULT: "gpu:GPU-1",
+    IncidentKind.ORPHAN_GPU_PROCESS: "holders:n1/1000", IncidentKind.DISK_FULL: "disk:n1:/shared", IncidentKind.CRASH_LOOP: "loop:7", IncidentKind.LOG_ERROR: "run:7.0",
 }  # fmt: skip
 
 
-def left_open(kind: Kind) -> Incident:
+def left_open(kind: IncidentKind) -> Incident:
     subject = SUBJECTS.get(kind, "job:7")
     about_job = subject in ("job:7", "run:7.0", "loop:7") or subject.startswith("mount:")
     return Incident(
@@ -41,7 +41,7 @@ def left_open(kind: Kind) -> Incident:
 class Life:
     """A controller's state and judge that find an incident in their journal, and a clock that the test moves."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: IncidentKind) -> None:
         self.now = 10_000.0
         self.sequence = 0
         self.state = ClusterState(silent_after_s=30, report_lifetime_s=60)
@@ -77,19 +77,21 @@ class Life:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_incident_of_a_restarted_controller_stays_open_while_neither_slurm_nor_agents_answer(
-    kind: Kind,
+    kind: IncidentKind,
 ) -> None:
     assert Life(kind).spend(600) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != Kind.SLURM_UNREACHABLE])
-def test_incident_stays_open_while_slurm_answers_and_no_agent_does(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != IncidentKind.SLURM_UNREACHABLE])
+def test_incident_stays_open_while_slurm_answers_and_no_agent_does(kind: IncidentKind) -> None:
     life = Life(kind)
     assert life.spend(600, life.slurm) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != Kind.AGENT_SILENT])
-def test_incident_stays_open_over_a_stall_of_the_controller_without_a_new_observation(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != IncidentKind.AGENT_SILENT])
+def test_incident_stays_open_over_a_stall_of_the_controller_without_a_new_observation(
+    kind: IncidentKind,
+) -> None:
     life = Life(kind)
     life.slurm()
     life.stall(8.0)
@@ -97,7 +99,7 @@ def test_incident_stays_open_over_a_stall_of_the_controller_without_a_new_observ
 
 
 @pytest.mark.parametrize("kind", STEPS)
-def test_hang_is_not_over_after_a_stall_until_a_new_step_is_seen(kind: Kind) -> None:
+def test_hang_is_not_over_after_a_stall_until_a_new_step_is_seen(kind: IncidentKind) -> None:
     life = Life(kind)
 
     def reports(*events: Event) -> None:
@@ -116,7 +118,7 @@ def test_hang_is_not_over_after_a_stall_until_a_new_step_is_seen(kind: Kind) -> 
 
 
 def test_silent_agent_is_not_over_after_a_stall_until_it_reports() -> None:
-    life = Life(Kind.AGENT_SILENT)
+    life = Life(IncidentKind.AGENT_SILENT)
     life.slurm()
     life.report()
     life.now += 300.0

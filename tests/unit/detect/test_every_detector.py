@@ -23,7 +23,7 @@ from slurm_watchdog.model.cluster_view import (
     MountAnswer,
     StepTime,
 )
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from tests.builders.views import (
@@ -93,41 +93,41 @@ WAITS = tuple(snapshot(age, [stack(r, RECV) for r in (0, 1, 2)]) for age in (20,
 SLOW_CARD = {"recent_sm_clock_hz": 1.2e9, "throttle": ("hw_thermal_slowdown",)}
 
 WRONG: dict[str, ClusterView] = {
-    Kind.FILESYSTEM_OUTAGE: stuck(0, 2, answers=(("n1", NO), ("n2", NO))),
-    Kind.FILESYSTEM_STALL: stuck(0, answers=(("n1", NO), ("n2", YES))),
-    Kind.PARTITION_OR_OUTAGE: nodes.cluster(6, of=10, jobs_on=("n0", "n9")),
-    Kind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
-    Kind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
-    Kind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
-    Kind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
-    Kind.GPU_CLOCK_LOW: cluster(
+    IncidentKind.FILESYSTEM_OUTAGE: stuck(0, 2, answers=(("n1", NO), ("n2", NO))),
+    IncidentKind.FILESYSTEM_STALL: stuck(0, answers=(("n1", NO), ("n2", YES))),
+    IncidentKind.PARTITION_OR_OUTAGE: nodes.cluster(6, of=10, jobs_on=("n0", "n9")),
+    IncidentKind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
+    IncidentKind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
+    IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
+    IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
+    IncidentKind.GPU_CLOCK_LOW: cluster(
         four("trains", 1.0, progress=progress(5.0), g2=card(2, "trains", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=1.98e9),
              **{f"g{n}": card(n, "trains", recent_sm_clock_hz=1.98e9, usual_sm_clock_hz=1.98e9) for n in (0, 1, 3)})
     ),
-    Kind.ORPHAN_GPU_PROCESS: cluster(nodes=(NodeView(name="n1", reported_at=NOW - 2, holders=(holder(),)),)),
-    Kind.DISK_FULL: cluster(job(**disks.STANDS), nodes=(disks.node("n1", disks.mount(error="ENOSPC: No space left on device")),)),
-    Kind.CRASH_LOOP: cluster(job(**{**loops.STARTING, "past": loops.DEAD})),
-    Kind.CHAIN_BROKEN: cluster(ended=(link(),)),
-    Kind.LOG_ERROR: cluster(
+    IncidentKind.ORPHAN_GPU_PROCESS: cluster(nodes=(NodeView(name="n1", reported_at=NOW - 2, holders=(holder(),)),)),
+    IncidentKind.DISK_FULL: cluster(job(**disks.STANDS), nodes=(disks.node("n1", disks.mount(error="ENOSPC: No space left on device")),)),
+    IncidentKind.CRASH_LOOP: cluster(job(**{**loops.STARTING, "past": loops.DEAD})),
+    IncidentKind.CHAIN_BROKEN: cluster(ended=(link(),)),
+    IncidentKind.LOG_ERROR: cluster(
         job(
             progress=progress(40.0), errors=logs.errors((30.0, "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered")),
             processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=25.0)),
         )
     ),
-    Kind.RANK_STOPPED: cluster(job(processes=(seen(0), seen(1), seen(2, state="T", state_age_s=90.0), seen(3)), progress=progress(90.0))),
-    Kind.DEAD_RANK: cluster(eight((5, 9.0))),
-    Kind.GPU_IDLE_RANK: cluster(four("busy", 1.0, age_s=75.0, **IDLE_RANK)),
-    Kind.SLOW_NODE: slow.view({"n2": SLOW_CARD}),
-    Kind.SLOW_JOB: cluster(job(step_times=steps(1.2))),
-    Kind.LOSS_SPIKE: cluster(job(losses=losses(9.0))),
-    Kind.LOSS_NAN: cluster(job(losses=losses(float("nan")))),
-    Kind.LINGERING_JOB: cluster(
+    IncidentKind.RANK_STOPPED: cluster(job(processes=(seen(0), seen(1), seen(2, state="T", state_age_s=90.0), seen(3)), progress=progress(90.0))),
+    IncidentKind.DEAD_RANK: cluster(eight((5, 9.0))),
+    IncidentKind.GPU_IDLE_RANK: cluster(four("busy", 1.0, age_s=75.0, **IDLE_RANK)),
+    IncidentKind.SLOW_NODE: slow.view({"n2": SLOW_CARD}),
+    IncidentKind.SLOW_JOB: cluster(job(step_times=steps(1.2))),
+    IncidentKind.LOSS_SPIKE: cluster(job(losses=losses(9.0))),
+    IncidentKind.LOSS_NAN: cluster(job(losses=losses(float("nan")))),
+    IncidentKind.LINGERING_JOB: cluster(
         job(processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0)), progress=progress(45.0), snapshots=WAITS)
     ),
-    Kind.COLLECTIVE_HANG: cluster(job(progress=progress(75.0), snapshots=still(BARRIER, BARRIER, LOADER, BARRIER))),
-    Kind.WEDGED_TEARDOWN: cluster(done()),
-    Kind.STALLED_PROGRESS: cluster(four("idles", 0.0)),
-    Kind.CHECKPOINT_OVERDUE: cluster(job(checkpoint=Checkpoint(step=400, age_s=9000.0), checkpoint_intervals_s=(600.0,) * 5)),
+    IncidentKind.COLLECTIVE_HANG: cluster(job(progress=progress(75.0), snapshots=still(BARRIER, BARRIER, LOADER, BARRIER))),
+    IncidentKind.WEDGED_TEARDOWN: cluster(done()),
+    IncidentKind.STALLED_PROGRESS: cluster(four("idles", 0.0)),
+    IncidentKind.CHECKPOINT_OVERDUE: cluster(job(checkpoint=Checkpoint(step=400, age_s=9000.0), checkpoint_intervals_s=(600.0,) * 5)),
 }  # fmt: skip
 """A cluster in which this, and perhaps more, is the matter."""
 
@@ -186,7 +186,7 @@ def test_each_tells_it_and_is_no_more_severe_than_it_declares(spec: DetectorSpec
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_lost_makes_no_detector_tell_more(kind: Kind) -> None:
+def test_what_is_lost_makes_no_detector_tell_more(kind: IncidentKind) -> None:
     view = WRONG[kind]
     before = accused(bad(view))
     for less in (*holes(view), *lists_without_one(view)):
@@ -252,7 +252,7 @@ def lost(before: Any, after: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_detector_that_sees_less_than_before_clears_nothing(kind: Kind) -> None:
+def test_a_detector_that_sees_less_than_before_clears_nothing(kind: IncidentKind) -> None:
     """The mirror of the test above: an open incident is closed by what was seen, never by what is not seen any more."""
     view = WRONG[kind]
     open_ones = {key for key in bad(view) if key[0] is kind}
@@ -267,7 +267,7 @@ def test_a_detector_that_sees_less_than_before_clears_nothing(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_in_which_things_are_listed_changes_no_verdict(kind: Kind) -> None:
+def test_the_order_in_which_things_are_listed_changes_no_verdict(kind: IncidentKind) -> None:
     view = WRONG[kind]
 
     def told(of: ClusterView) -> dict[Any, Any]:
@@ -281,7 +281,7 @@ def test_the_order_in_which_things_are_listed_changes_no_verdict(kind: Kind) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_at_all_is_known_and_nothing_is_told(kind: Kind) -> None:
+def test_nothing_at_all_is_known_and_nothing_is_told(kind: IncidentKind) -> None:
     """The same cluster, of which nobody has reported anything: Slurm's words alone are left."""
     view = WRONG[kind]
     empty = replace(
@@ -297,5 +297,5 @@ def test_nothing_at_all_is_known_and_nothing_is_told(kind: Kind) -> None:
             for each in view.jobs
         ),
     )  # fmt: skip
-    assert {found for found, _ in bad(empty)} <= {Kind.SLURM_UNREACHABLE, Kind.CHAIN_BROKEN}
+    assert {found for found, _ in bad(empty)} <= {IncidentKind.SLURM_UNREACHABLE, IncidentKind.CHAIN_BROKEN}
     assert msgspec.structs.asdict(view)  # the cluster itself is as it was

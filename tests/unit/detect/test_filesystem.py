@@ -10,7 +10,7 @@ from slurm_watchdog.detect import filesystem_outage, filesystem_stall
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
-from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Truth
 from slurm_watchdog.model.observations import Role
 from tests.builders.views import blocked, cluster, job, progress, seen
 
@@ -24,7 +24,7 @@ def stuck(rank: int, seconds: float = 70.0, **changes):
     return seen(rank, blocked=blocked(seconds), **changes)
 
 
-def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[Kind, Finding]:
+def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[IncidentKind, Finding]:
     nodes = known if known is not None else tuple(sorted({p.node for p in processes}))
     filesystem = FilesystemView(
         key="k", mount="/shared", blocked=processes, known_nodes=nodes, answers=tuple(answers)
@@ -37,13 +37,13 @@ def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[
     return {f.kind: f for f in found}
 
 
-def truths(found: dict[Kind, Finding]) -> tuple[Truth, Truth]:
-    return found[Kind.FILESYSTEM_STALL].truth, found[Kind.FILESYSTEM_OUTAGE].truth
+def truths(found: dict[IncidentKind, Finding]) -> tuple[Truth, Truth]:
+    return found[IncidentKind.FILESYSTEM_STALL].truth, found[IncidentKind.FILESYSTEM_OUTAGE].truth
 
 
 def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
     found = judge(stuck(0), answers=[("n1", NO), ("n2", YES)])
-    stall = found[Kind.FILESYSTEM_STALL]
+    stall = found[IncidentKind.FILESYSTEM_STALL]
     assert truths(found) == (Truth.BAD, Truth.OK)
     assert (stall.actionable, stall.exclude_nodes, stall.mounts) == (True, ("n1",), ("/shared",))
     assert [(c.node, c.rank, c.pid, c.path) for c in stall.culprits] == [("n1", 0, 100, "/shared/log.txt")]
@@ -60,7 +60,7 @@ def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
 )
 def test_two_nodes_without_an_answer_are_an_outage_and_no_node_is_to_blame(processes, answers) -> None:
     found = judge(*processes, answers=answers)
-    outage = found[Kind.FILESYSTEM_OUTAGE]
+    outage = found[IncidentKind.FILESYSTEM_OUTAGE]
     assert truths(found) == (Truth.OK, Truth.BAD)
     assert (outage.actionable, outage.exclude_nodes) == (False, ())
 
@@ -97,7 +97,10 @@ def test_one_nodes_word_and_another_users_never_make_an_outage_of_a_stall(
     assert truths(judge(*processes, answers=answers))[1] is not Truth.BAD
     late = judge(*(again(each) for each in processes), answers=answers)
     assert truths(late) == (Truth.BAD, Truth.OK)
-    assert (late[Kind.FILESYSTEM_STALL].actionable, found[Kind.FILESYSTEM_OUTAGE].exclude_nodes) == (
+    assert (
+        late[IncidentKind.FILESYSTEM_STALL].actionable,
+        found[IncidentKind.FILESYSTEM_OUTAGE].exclude_nodes,
+    ) == (
         actionable,
         (),
     )
@@ -112,18 +115,18 @@ def again(seen_before):
 
 
 def test_each_user_concerned_is_asked_for_in_his_own_directory() -> None:
-    asked = judge(of(1000, 0), of(1500, 2))[Kind.FILESYSTEM_STALL].wanted
+    asked = judge(of(1000, 0), of(1500, 2))[IncidentKind.FILESYSTEM_STALL].wanted
     assert sorted(each.uid for each in asked) == [1000, 1500]
 
 
 def test_a_filesystem_that_answers_on_the_node_itself_is_told_and_not_acted_on() -> None:
-    stall = judge(stuck(0), answers=[("n1", YES), ("n2", YES)])[Kind.FILESYSTEM_STALL]
+    stall = judge(stuck(0), answers=[("n1", YES), ("n2", YES)])[IncidentKind.FILESYSTEM_STALL]
     assert (stall.truth, stall.actionable, stall.exclude_nodes) == (Truth.BAD, False, ())
 
 
 def test_a_process_in_d_for_a_moment_is_ok_and_from_half_the_limit_on_others_are_asked() -> None:
     assert truths(judge(stuck(0, 5.0))) == (Truth.OK, Truth.OK)
-    asked = judge(stuck(0, 31.0))[Kind.FILESYSTEM_STALL]
+    asked = judge(stuck(0, 31.0))[IncidentKind.FILESYSTEM_STALL]
     assert (asked.truth, asked.wanted[0].nodes, asked.wanted[0].directory) == (
         Truth.UNKNOWN,
         ("n1", "n2", "n3"),
@@ -135,7 +138,7 @@ def test_while_nobody_has_answered_nothing_is_said_and_then_nothing_is_done() ->
     assert truths(judge(stuck(0, 70.0))) == (Truth.UNKNOWN, Truth.UNKNOWN)
     late = judge(stuck(0, 76.0))
     assert truths(late) == (Truth.BAD, Truth.OK)
-    assert not late[Kind.FILESYSTEM_STALL].actionable
+    assert not late[IncidentKind.FILESYSTEM_STALL].actionable
 
 
 def test_what_a_silent_node_said_last_convicts_nobody() -> None:
@@ -150,7 +153,9 @@ def test_an_outage_whose_other_node_fell_silent_does_not_become_the_fault_of_the
 
 def test_an_old_answer_clears_nobody() -> None:
     old = MountAnswer(responding=True, age_s=300.0, seconds=0.1)
-    assert not judge(stuck(0, 400.0), answers=[("n1", NO), ("n2", old)])[Kind.FILESYSTEM_STALL].actionable
+    assert not judge(stuck(0, 400.0), answers=[("n1", NO), ("n2", old)])[
+        IncidentKind.FILESYSTEM_STALL
+    ].actionable
 
 
 def test_a_node_that_never_answers_again_does_not_keep_the_incident_for_ever() -> None:
@@ -164,14 +169,14 @@ def test_a_job_that_goes_on_is_not_requeued_for_a_process_that_is_blocked(role: 
     found = judge(
         stuck(0, 300.0, role=role), answers=[("n1", NO), ("n2", YES)], jobs=(job(progress=progress(8.0)),)
     )
-    stall = found[Kind.FILESYSTEM_STALL]
+    stall = found[IncidentKind.FILESYSTEM_STALL]
     assert (stall.truth, stall.actionable) == (Truth.BAD, False)
 
 
 def test_the_job_that_stands_still_comes_before_one_that_was_blocked_for_a_moment() -> None:
     moment = stuck(0, 2.0, job_id="1", pid=900)
     found = judge(moment, stuck(0, 300.0), jobs=(job(progress=progress(400.0)),))
-    assert found[Kind.FILESYSTEM_STALL].job_ids == ("7", "1")
+    assert found[IncidentKind.FILESYSTEM_STALL].job_ids == ("7", "1")
 
 
 def test_the_order_of_processes_and_answers_does_not_matter() -> None:

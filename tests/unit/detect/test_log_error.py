@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.log_error import detect
-from slurm_watchdog.diagnose.logs.reported_run import who_said
+from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error, work_lost
 from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Event, EventKind, FaultSeverity, NodeEvent
-from slurm_watchdog.model.past_runs import EndedJob, LoggedError, PastRun, Seat
+from slurm_watchdog.model.past_runs import EndedJob, LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 
@@ -41,7 +41,7 @@ def errors(*lines: tuple[float, str], node: str = "n1") -> tuple[ErrorLine, ...]
     return tuple(ErrorLine(node=node, age_s=age_s, event=event(line)) for age_s, line in lines)
 
 
-SEATS = tuple(Seat(rank, "n1" if rank < 2 else "n2", 100 + rank) for rank in range(4))
+SEATS = tuple(RankLocation(rank, "n1" if rank < 2 else "n2", 100 + rank) for rank in range(4))
 
 
 def logged(*lines: tuple[float, str]) -> tuple[LoggedError, ...]:
@@ -300,7 +300,7 @@ def test_slurms_own_word_is_enough_for_memory_and_for_a_lost_node() -> None:
 
 
 def said(line: str, read_on: str = "n1", **changes: Any) -> tuple[int | None, str | None, int | None]:
-    (found,) = who_said(past(errors=(logged_error(event(line), read_on, NOW),), **changes))
+    (found,) = attributed_errors(past(errors=(logged_error(event(line), read_on, NOW),), **changes))
     return found.rank, found.node, found.pid
 
 
@@ -319,7 +319,7 @@ def from_files(*files: tuple[str, str, str], **changes: Any) -> list[tuple[int |
         replace(logged_error(event(line), node, NOW + place), source=path)
         for place, (node, path, line) in enumerate(files)
     )
-    return [(each.rank, each.node) for each in who_said(past(errors=told, **changes))]
+    return [(each.rank, each.node) for each in attributed_errors(past(errors=told, **changes))]
 
 
 def test_a_file_tells_its_rank_only_by_that_word_and_on_the_node_where_that_rank_runs() -> None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, MountAnswer
-from slurm_watchdog.model.incidents import Finding, Kind, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Truth
 from tests.builders.views import (
     BACKWARD,
     BARRIER,
@@ -66,7 +66,7 @@ def filesystems(draw) -> FilesystemView:
 
 def test_nothing_is_wrong_with_an_empty_cluster() -> None:
     assert {finding.kind for finding in run(ClusterView(now=0.0)) if finding.truth is not Truth.OK} == {
-        Kind.SLURM_UNREACHABLE  # it has not answered yet: unknown
+        IncidentKind.SLURM_UNREACHABLE  # it has not answered yet: unknown
     }
 
 

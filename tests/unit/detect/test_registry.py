@@ -8,7 +8,7 @@ import pytest
 
 from slurm_watchdog.detect.registry import KINDS, SPECS, causes_of, spec_of
 from slurm_watchdog.detect.spec import DetectorSpec, options_of
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)
@@ -50,4 +50,4 @@ def test_kind_of_another_release_delays_explains_and_answers_nothing() -> None:
 
 
 def test_every_name_of_a_kind_is_one_of_the_registry() -> None:
-    assert set(Kind) <= set(KINDS)
+    assert set(IncidentKind) <= set(KINDS)

@@ -18,14 +18,14 @@ from slurm_watchdog.diagnose.logs.root_cause import (
     Cause,
     find_cause,
     how_they_ended,
+    last_error_before_end,
     logged_error,
-    said_before_it_ended,
 )
 from slurm_watchdog.knowledge.launcher_exits import ending_of
 from slurm_watchdog.model.cluster_view import ErrorLine
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Event, EventKind
-from slurm_watchdog.model.past_runs import PastRun, Seat
+from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import kept_line
 from tests.builders.views import cluster, job, progress, seen, slurm_job
@@ -52,7 +52,9 @@ def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cau
 
 def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> PastRun:
     seats = (
-        tuple(Seat(rank, nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items()) if known else ()
+        tuple(RankLocation(rank, nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items())
+        if known
+        else ()
     )
     errors = []
     for number, line in enumerate(text.splitlines()):
@@ -329,7 +331,7 @@ def test_how_a_rank_ended_is_said_of_that_rank() -> None:
     assert how_they_ended(dead, [1], 10_000.0) == "was killed (SIGKILL)"
     assert how_they_ended(dead, [2], 10_000.0) == "ended"
     assert how_they_ended(dead, [1, 2], 10_000.0) == "ended", "it is said of one of them"
-    assert said_before_it_ended(dead, 1, 10_000.0) == "", "a launcher's line is none of its own"
+    assert last_error_before_end(dead, 1, 10_000.0) == "", "a launcher's line is none of its own"
 
 
 def own_words(rank: int | None, line: str, pattern: str = "python_exception") -> ErrorLine:
@@ -362,7 +364,7 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(
         processes=seats,
         progress=progress(210.0, total_steps=900),
     )
-    assert said_before_it_ended(dead, 1, 10_000.0) == said
+    assert last_error_before_end(dead, 1, 10_000.0) == said
     (finding,) = dead_rank.detect(cluster(dead), DeadRank())
     assert finding.truth is Truth.BAD
     assert finding.summary.endswith(

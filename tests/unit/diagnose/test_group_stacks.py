@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.diagnose.stacks.case import Options
-from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, cast
-from slurm_watchdog.diagnose.stacks.verdict import Verdict, judge
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
+from slurm_watchdog.diagnose.stacks.verdict import StackVerdict, diagnose_dumps
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from tests.builders.stacks import (
@@ -49,11 +49,13 @@ from tests.builders.stacks import (
 )
 
 
-def verdict(*places: Sequence[str] | None, since: float | None = None, step: float | None = None, ranks: int | None = None) -> Verdict:  # fmt: skip
-    return judge(dumps_of(places), Options(ranks=ranks, since_last_step_s=since, typical_step_s=step))
+def verdict(*places: Sequence[str] | None, since: float | None = None, step: float | None = None, ranks: int | None = None) -> StackVerdict:  # fmt: skip
+    return diagnose_dumps(
+        dumps_of(places), Options(ranks=ranks, since_last_step_s=since, typical_step_s=step)
+    )
 
 
-def said(found: Verdict) -> tuple[bool, str, list[int | None]]:
+def said(found: StackVerdict) -> tuple[bool, str, list[int | None]]:
     return found.is_hang, found.cls, [each.rank for each in found.culprits]
 
 
@@ -122,12 +124,12 @@ def test_stages_of_a_pipeline_that_wait_for_each_other_are_not_odd() -> None:
 def test_a_rank_that_alone_could_not_be_dumped_is_suspect_while_all_others_wait() -> None:
     failed = "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n"
     others = "".join(text_of(rank, BARRIER) for rank in (0, 1, 3))
-    found = judge(parse_stacks(others + failed))
+    found = diagnose_dumps(parse_stacks(others + failed))
     assert said(found) == (True, "undumpable", [2])
     assert "suspect" in found.culprits[0].reason
-    two = judge(parse_stacks(others + failed + failed.replace("rank 2", "rank 4").replace("9", "8")))
+    two = diagnose_dumps(parse_stacks(others + failed + failed.replace("rank 2", "rank 4").replace("9", "8")))
     assert two.culprits == ()
-    working = judge(parse_stacks(failed + "".join(text_of(rank, FORWARD) for rank in (0, 1, 3))))
+    working = diagnose_dumps(parse_stacks(failed + "".join(text_of(rank, FORWARD) for rank in (0, 1, 3))))
     assert (working.is_hang, working.culprits) == (False, ())
 
 
@@ -142,7 +144,7 @@ def test_the_node_with_one_dump_less_than_the_others_is_suspect() -> None:
         f"=== node{node} ===\n" + "".join(text_of(0, BARRIER, pid=node * 1000 + i).partition("\n")[2] for i in range(2 if node == 4 else 3))
         for node in range(2, 6)
     )  # fmt: skip
-    found = judge(parse_stacks(text), Options(ranks=12))
+    found = diagnose_dumps(parse_stacks(text), Options(ranks=12))
     assert [(each.node, each.rank) for each in found.culprits] == [("node4", None)]
 
 
@@ -175,7 +177,7 @@ def test_the_name_of_a_tool_is_no_host() -> None:
         "".join(text_of(rank, REDUCE) for rank in range(3))
         + "=== rank 3 ===\npy-spy: Error: No such process (os error 3)\n"
     )
-    found = judge(parse_stacks(dumps), Options(ranks=4))
+    found = diagnose_dumps(parse_stacks(dumps), Options(ranks=4))
     assert [(each.rank, each.node) for each in found.culprits] == [(3, "")]
 
 
@@ -212,23 +214,23 @@ def test_with_ddp_the_others_wait_in_the_backward_pass_which_only_time_can_tell(
 def test_the_thread_that_runs_the_backward_pass_tells_where_its_rank_waits() -> None:
     gather = f"Thread 4079 (active)\n    all_gather_into_tensor ({C10D}:2709)\n    backward (torch/autograd/function.py:289)\n"
     text = "".join(text_of(rank, BACKWARD) + gather for rank in range(3)) + text_of(3, LOADER)
-    assert said(judge(parse_stacks(text))) == (True, "dataloader", [3])
+    assert said(diagnose_dumps(parse_stacks(text))) == (True, "dataloader", [3])
 
 
 def test_two_dumps_that_are_alike_prove_it_and_two_that_differ_disprove_it() -> None:
     first = "".join(text_of(rank, FORWARD if rank == 2 else REDUCE) for rank in range(4))
     moved = "".join(text_of(rank, BACKWARD if rank == 2 else REDUCE) for rank in range(4))
-    assert said(judge(parse_stacks(first + first))) == (True, "working", [2])
-    found = judge(parse_stacks(first + moved))
+    assert said(diagnose_dumps(parse_stacks(first + first))) == (True, "working", [2])
+    found = diagnose_dumps(parse_stacks(first + moved))
     assert (found.is_hang, found.culprits) == (False, ())
-    assert judge(parse_stacks(first + first)).ranks == 4
+    assert diagnose_dumps(parse_stacks(first + first)).ranks == 4
 
 
 def test_workers_and_launchers_are_left_out_and_one_that_hangs_is_told_with_its_rank() -> None:
     launcher = 'Process 1: torchrun train.py\nThread 1 (idle): "MainThread"\n    _monitor_workers (torch/distributed/elastic/agent/server/local_elastic_agent.py:3)\n'
     worker = 'Process 50000: python -u pretrain.py\nParent Process 40002: python\nThread 50000 (idle): "MainThread"\n    read (lustre_reader.py:8)\n    _worker_loop (torch/utils/data/_utils/worker.py:300)\n'
     text = "".join(text_of(r, LOADER if r == 2 else REDUCE) for r in range(4)) + worker + launcher
-    found = judge(parse_stacks(text))
+    found = diagnose_dumps(parse_stacks(text))
     assert (said(found), found.ranks) == ((True, "dataloader", [2]), 4)
     assert dict(found.others) == {"a data loader's worker": 1, "a launcher": 1}
     assert "its worker 50000 is in a call to a file system" in found.culprits[0].reason
@@ -248,7 +250,7 @@ def test_who_holds_the_interpreters_lock_is_told() -> None:
     holder = 'Thread 77 (active+gil): "feeder"\n    pack (native_pack.py:3)\n'
     idle = (f"step ({'model.py'}:3)", *TAIL)
     text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, idle) + holder
-    found = judge(parse_stacks(text), Options(since_last_step_s=HOUR))
+    found = diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR))
     assert said(found) == (True, "gil", [3])
     assert "thread feeder, in pack" in found.culprits[0].reason
 
@@ -266,7 +268,7 @@ def test_the_order_in_which_stacks_are_given_changes_nothing(
     mixed = list(dumps)
     rng.shuffle(mixed)
     options = Options(since_last_step_s=since, typical_step_s=5.0)
-    assert judge(dumps, options) == judge(mixed, options)
+    assert diagnose_dumps(dumps, options) == diagnose_dumps(mixed, options)
 
 
 @settings(max_examples=100, deadline=None)
@@ -276,8 +278,8 @@ def test_one_more_rank_in_the_place_of_the_majority_never_adds_a_culprit(
 ) -> None:
     places = [common] * 5 + others
     options = Options(since_last_step_s=since, typical_step_s=5.0)
-    before = {each.rank for each in judge(dumps_of(places), options).culprits}
-    after = {each.rank for each in judge(dumps_of([*places, common]), options).culprits}
+    before = {each.rank for each in diagnose_dumps(dumps_of(places), options).culprits}
+    after = {each.rank for each in diagnose_dumps(dumps_of([*places, common]), options).culprits}
     assert after <= before
 
 
@@ -355,14 +357,14 @@ Reason: EPERM: Operation not permitted
 
 
 def test_a_report_in_prose_with_groups_by_node() -> None:
-    found = judge(parse_stacks(EVALUATION))
+    found = diagnose_dumps(parse_stacks(EVALUATION))
     assert [(each.node, each.pid) for each in found.culprits] == [("Node 11", 1004)]
     assert (found.is_hang, found.cls, found.ranks) == (True, "dataloader", 8)
     assert sorted(len(group.members) for group in found.groups) == [1, 3, 4]
 
 
 def test_a_report_in_prose_where_one_process_could_not_be_dumped() -> None:
-    found = judge(parse_stacks(FROZEN))
+    found = diagnose_dumps(parse_stacks(FROZEN))
     assert [(each.node, each.pid) for each in found.culprits] == [("gpu-06", 3000)]
     assert (found.is_hang, found.cls) == (True, "undumpable")
 
@@ -497,7 +499,7 @@ def test_a_heading_behind_the_prefix_of_its_host_says_whose_stack_follows() -> N
         for rank, place in enumerate((REDUCE, REDUCE, LOADER, REDUCE))
         for line in text_of(rank, place).replace("===", "###").splitlines()
     )
-    found = judge(parse_stacks(text), Options(since_last_step_s=HOUR))
+    found = diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR))
     assert [(each.rank, each.node) for each in found.culprits] == [(2, "n1")]
 
 
@@ -520,29 +522,32 @@ LATE = Options(since_last_step_s=HOUR, typical_step_s=5.0)
 def test_a_rank_that_left_its_tensor_parallel_group_is_named_only_if_the_groups_are_known() -> None:
     places = [P2P] * 4 + [REDUCE] * 4 + [P2P] * 4 + [BROADCAST] * 4
     places[6] = P2P  # its three peers are in all_reduce
-    assert judge(dumps_of(places), LATE).culprits == ()
-    found = judge(with_command(places, MEGATRON.format(4, 2)), LATE)
+    assert diagnose_dumps(dumps_of(places), LATE).culprits == ()
+    found = diagnose_dumps(with_command(places, MEGATRON.format(4, 2)), LATE)
     assert said(found) == (True, "collective_mismatch", [6])
     assert "than the 3 others of its tensor-parallel group (all_reduce)" in found.summary
-    assert judge(with_command(places, MEGATRON.format(4, 2)), Options()).culprits == ()
-    assert judge(with_command(places, MEGATRON.format(2, 2)), LATE).culprits == ()
+    assert diagnose_dumps(with_command(places, MEGATRON.format(4, 2)), Options()).culprits == ()
+    assert diagnose_dumps(with_command(places, MEGATRON.format(2, 2)), LATE).culprits == ()
 
 
 def test_the_pipeline_that_has_not_finished_is_told_and_nobody_is_named() -> None:
     places = [P2P if rank % 4 == 2 else REDUCE for rank in range(16)]  # four stages, four copies
-    before, found = judge(dumps_of(places), LATE), judge(with_command(places, MEGATRON.format(1, 4)), LATE)
+    before, found = (
+        diagnose_dumps(dumps_of(places), LATE),
+        diagnose_dumps(with_command(places, MEGATRON.format(1, 4)), LATE),
+    )
     assert "Ranks 2, 6, 10, 14" not in before.summary
     assert said(found) == (True, "pipeline", [])
     assert "Ranks 2, 6, 10, 14 of it wait for each other" in found.summary
     places[3] = P2P  # of another copy: then it is no single one
-    assert "Ranks 2" not in judge(with_command(places, MEGATRON.format(1, 4)), LATE).summary
+    assert "Ranks 2" not in diagnose_dumps(with_command(places, MEGATRON.format(1, 4)), LATE).summary
 
 
 @given(st.lists(st.sampled_from([P2P, REDUCE, BROADCAST, BARRIER]), min_size=8, max_size=8), st.sampled_from([(2, 2), (4, 2), (8, 1), (1, 2)]))  # fmt: skip
 def test_whoever_is_named_by_topology_is_alone_among_peers_that_agree(
     places: list[Sequence[str]], sizes: tuple[int, int]
 ) -> None:
-    found = judge(with_command(places, MEGATRON.format(*sizes)), LATE)
+    found = diagnose_dumps(with_command(places, MEGATRON.format(*sizes)), LATE)
     for culprit in found.culprits:
         peers = [
             p
@@ -575,7 +580,7 @@ def test_the_command_line_that_stands_in_json_names_the_rank() -> None:
         return json.dumps([{"pid": 900 + rank, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 900 + rank, "frames": told, "process_info": about}])  # fmt: skip
 
     text = "\n".join(threads(r, LOADER if r == 2 else REDUCE) for r in range(4))
-    assert [each.rank for each in judge(parse_stacks(text), LATE).culprits] == [2]
+    assert [each.rank for each in diagnose_dumps(parse_stacks(text), LATE).culprits] == [2]
 
 
 def test_labels_that_srun_makes_equally_wide_are_read() -> None:
@@ -584,7 +589,7 @@ def test_labels_that_srun_makes_equally_wide_are_read() -> None:
         for rank in range(12)
         for line in text_of(rank, LOADER if rank == 3 else REDUCE).split("\n")[1:]
     ]
-    found = judge(parse_stacks("".join(lines)), LATE)
+    found = diagnose_dumps(parse_stacks("".join(lines)), LATE)
     assert (found.ranks, [each.rank for each in found.culprits]) == (12, [3])
 
 
@@ -609,13 +614,13 @@ def test_a_heading_in_another_language_names_the_rank(heading: str) -> None:
     text = "".join(
         heading.format(r) + "\n" + text_of(r, frames).split("\n", 1)[1] for r, frames in enumerate(places)
     )
-    assert [each.rank for each in judge(parse_stacks(text), LATE).culprits] == [2]
+    assert [each.rank for each in diagnose_dumps(parse_stacks(text), LATE).culprits] == [2]
 
 
 def test_the_only_file_is_named_for_what_was_seen_and_neither_a_rank_nor_a_host(tmp_path: Path) -> None:
     path = tmp_path / "hang2_rank0_writes_5min.txt"
     path.write_text("".join(text_of(r, LOADER if r == 2 else REDUCE).split("\n", 1)[1] for r in range(4)))
-    (dump, *_) = cast(parse_stacks(path.read_text(), path.name)).ranks
+    (dump, *_) = assign_ranks(parse_stacks(path.read_text(), path.name)).ranks
     assert (dump.rank, dump.host) == (None, "")
 
 
@@ -639,7 +644,7 @@ def repeated(*places: tuple[int, int], frames: str = "") -> RankAssignment:
         WAITS.format(other=hex(main + 0x1000), main=hex(main), line=line, frames=frames)
         for main, line in places
     )
-    return cast(parse_stacks("".join(texts), "log.txt"))
+    return assign_ranks(parse_stacks("".join(texts), "log.txt"))
 
 
 def test_repeated_dumps_of_faulthandler_are_one_process_and_the_last_one_counts() -> None:

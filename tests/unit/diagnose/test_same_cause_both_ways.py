@@ -12,7 +12,7 @@ import pytest
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.replay.player import TracePlayer
 from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
 from slurm_watchdog.trace.records import ParseStats
@@ -87,7 +87,7 @@ def live(text: str, nodes: tuple[str, ...]) -> tuple[Cause | None, list[Incident
     for moment in flow:
         player.play(moment)
     runs = [ended.run for ended in player.state.view(flow[-1].t).ended if ended.run is not None]
-    told = [incident for incident in player.outcome().incidents if incident.kind is Kind.LOG_ERROR]
+    told = [incident for incident in player.outcome().incidents if incident.kind is IncidentKind.LOG_ERROR]
     return (find_cause(runs[0]) if runs else None), told
 
 

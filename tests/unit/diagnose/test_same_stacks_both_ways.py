@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.collective_hang import judge as judge_live
+from slurm_watchdog.detect.collective_hang import hang_finding as judge_live
 from slurm_watchdog.diagnose.stacks.case import Options
-from slurm_watchdog.diagnose.stacks.verdict import judge
+from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.model.incidents import Truth
 from tests.builders import stacks as at
 from tests.builders.views import job, progress, seen, slurm_job, snapshot, stack
@@ -53,7 +53,7 @@ def live(places: Sequence[Sequence[str]], since_s: float) -> Named:
 
 
 def sent(places: Sequence[Sequence[str]], since_s: float) -> Named:
-    found = judge(at.dumps_of(places), Options(since_last_step_s=since_s, typical_step_s=STEP_S))
+    found = diagnose_dumps(at.dumps_of(places), Options(since_last_step_s=since_s, typical_step_s=STEP_S))
     return tuple(sorted(culprit.rank or 0 for culprit in found.culprits)) if found.is_hang else None
 
 

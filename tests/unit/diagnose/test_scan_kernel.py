@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.cli.scan_kernel import scan_kernel
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
-from slurm_watchdog.diagnose.kernel_log.verdict import Judged, judge_file
+from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES
 from slurm_watchdog.knowledge.xids import XIDS
-from slurm_watchdog.parse.kernel_log.file import parse_time, read_messages, words_of
+from slurm_watchdog.parse.kernel_log.file import kernel_text_of, parse_time, read_messages
 
 BUS = "NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
 
-def judged(text: str) -> list[Judged]:
+def judged(text: str) -> list[JudgedLine]:
     return list(judge_file(read_messages(text.splitlines())).lines)
 
 
-def by_line(text: str) -> dict[int, Judged]:
+def by_line(text: str) -> dict[int, JudgedLine]:
     return {line.number: line for line in judged(text)}
 
 
@@ -298,7 +298,7 @@ def test_garbage_is_nothing(tmp_path: Path) -> None:
         + b"> " * 50_000
     )
     assert scan_kernel([str(file)], as_json=True) in (0, 1)
-    assert words_of("{" * 60_000) is None
+    assert kernel_text_of("{" * 60_000) is None
 
 
 def test_the_sentence_tells_the_gravest_thing_and_not_the_first(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error
-from slurm_watchdog.knowledge.ray_train import Row, Seat, SeatReader, died_of, seat_of, speaker_of
+from slurm_watchdog.knowledge.ray_train import Row, WorkerRank, WorkerRankReader, died_of, seat_of, speaker_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.past_runs import PastRun
-from slurm_watchdog.model.past_runs import Seat as RankSeat
+from slurm_watchdog.model.past_runs import RankLocation as RankSeat
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.failed_logs import verdict_of
 
@@ -18,11 +18,11 @@ SEATS = (
     BEFORE + b"- (ip=192.0.2.2, pid=12426) world_rank=0, local_rank=0, node_rank=0\n"
     + BEFORE + b"- (ip=192.0.2.2, pid=13121) world_rank=1, local_rank=1, node_rank=0\n"
 )  # fmt: skip
-TWO = {12426: Seat(0, 0, 2), 13121: Seat(1, 1, 2)}
+TWO = {12426: WorkerRank(0, 0, 2), 13121: WorkerRank(1, 1, 2)}
 
 
-def seats(*blocks: bytes) -> dict[int, Seat]:
-    reader = SeatReader()
+def seats(*blocks: bytes) -> dict[int, WorkerRank]:
+    reader = WorkerRankReader()
     for block in blocks:
         reader.feed(block)
     return reader.seats()
@@ -40,7 +40,7 @@ def test_a_group_that_starts_again_is_other_processes_and_a_replaced_worker_anot
     assert set(seats(STARTED + SEATS, STARTED + again)) == {501, 502}
     replica = BEFORE + b"Started training replica group of size 1: \n"
     one = replica + BEFORE + b"- (ip=192.0.2.2, pid=600) world_rank=1, local_rank=1, node_rank=0\n"
-    assert seats(STARTED + SEATS, one) == {12426: Seat(0, 0, 2), 600: Seat(1, 1, 2)}
+    assert seats(STARTED + SEATS, one) == {12426: WorkerRank(0, 0, 2), 600: WorkerRank(1, 1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from slurm_watchdog.base.text import fold
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import Verdict
-from slurm_watchdog.model.incidents import IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
@@ -192,7 +192,7 @@ def test_an_incident_that_another_explains_is_not_announced(journal: Journal) ->
 CAUSE = replace(
     INCIDENT,
     id="i9",
-    kind=Kind.FILESYSTEM_OUTAGE,
+    kind=IncidentKind.FILESYSTEM_OUTAGE,
     subject="mount:/shared",
     summary="/shared does not answer.",
 )
@@ -548,10 +548,10 @@ def test_incidents_of_all_kinds_and_names_are_in_the_digest(journal: Journal) ->
         told = ticking(journal, wall)
         for node in nodes:
             told.notifier.opened(
-                replace(INCIDENT, id=node, kind=Kind.AGENT_SILENT, severity=Severity.WARNING, job_ids=(), subject=f"node:{node}")
+                replace(INCIDENT, id=node, kind=IncidentKind.AGENT_SILENT, severity=Severity.WARNING, job_ids=(), subject=f"node:{node}")
             )  # fmt: skip
         for name in ("mount:/scratch <x>", "mount:/home"):
-            told.notifier.opened(replace(INCIDENT, id=name, kind=Kind.FILESYSTEM_OUTAGE, job_ids=(), subject=name))  # fmt: skip
+            told.notifier.opened(replace(INCIDENT, id=name, kind=IncidentKind.FILESYSTEM_OUTAGE, job_ids=(), subject=name))  # fmt: skip
         await told.run_until_empty()
 
     asyncio.run(go())

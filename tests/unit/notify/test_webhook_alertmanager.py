@@ -14,7 +14,7 @@ from aiohttp import web
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.incidents import Kind, Severity
+from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
 from slurm_watchdog.notify.dispatcher import IncidentSources
@@ -217,7 +217,7 @@ def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
             told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
             for severity in Severity:
                 told[0].notifier.opened(
-                    replace(INCIDENT, id=severity, severity=severity, kind=Kind.NODE_DOWN, job_ids=())
+                    replace(INCIDENT, id=severity, severity=severity, kind=IncidentKind.NODE_DOWN, job_ids=())
                 )
             await told[0].run_until_empty()
 

@@ -27,8 +27,8 @@ from slurm_watchdog.parse.training_log import block_scan
 from slurm_watchdog.parse.training_log.block_scan import (
     BARREN,
     IN_FULL,
-    PIECE,
-    Seen,
+    PIECE_BYTES,
+    ShapeMemory,
     letters,
     needles_in_force,
     scan,
@@ -109,12 +109,12 @@ def test_a_block_says_what_its_lines_say_one_by_one(lines: list[bytes]) -> None:
 
 @given(st.lists(LINES, min_size=1, max_size=30), st.integers(100, 400))
 def test_lines_at_the_borders_of_pieces_are_whole(lines: list[bytes], piece: int) -> None:
-    before, block_scan.PIECE = block_scan.PIECE, piece
+    before, block_scan.PIECE_BYTES = block_scan.PIECE_BYTES, piece
     try:
         block = b"\n".join(lines)
         assert repr(scan(block).facts) == repr(line_by_line(block))
     finally:
-        block_scan.PIECE = before
+        block_scan.PIECE_BYTES = before
 
 
 @given(LINES)
@@ -166,7 +166,7 @@ def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parse
     steps = [fact.step or 0 for _, fact in found.facts]
     assert (steps[0], steps[-1]) == (0, 99_999)
     assert steps == sorted(steps)
-    assert max(b - a for a, b in pairwise(steps)) <= PIECE / 25 / block_scan.EVENLY + 1
+    assert max(b - a for a, b in pairwise(steps)) <= PIECE_BYTES / 25 / block_scan.EVENLY + 1
     assert found.parsed < 1_000
 
 
@@ -178,15 +178,15 @@ def test_an_address_in_hexadecimal_makes_no_new_shape() -> None:
 
 
 def test_what_was_seen_in_one_block_is_only_sampled_in_the_next() -> None:
-    seen, block = Seen(), b"\n".join(cascade(1000))
+    seen, block = ShapeMemory(), b"\n".join(cascade(1000))
     first, second = scan(block, seen), scan(block, seen)
     assert first.parsed >= IN_FULL
-    assert second.parsed <= block_scan.EVENLY * (len(block) // PIECE + 1)
+    assert second.parsed <= block_scan.EVENLY * (len(block) // PIECE_BYTES + 1)
     assert len(seen.parsed) == 1
 
 
 def test_shapes_are_not_remembered_without_end() -> None:
-    seen = Seen()
+    seen = ShapeMemory()
     for number in range(5000):
         seen.add(str(number).encode(), 1)
     seen.add(b"x" * 10_000, 1)
@@ -215,7 +215,7 @@ def test_rows_say_which_kind_a_fact_is() -> None:
 
 
 def test_a_shape_that_said_nothing_for_long_is_sampled_and_one_that_tells_is_read_in_full() -> None:
-    seen = Seen(errors_in_full=5000, steps_in_full=5000, only_last=True)
+    seen = ShapeMemory(errors_in_full=5000, steps_in_full=5000, only_last=True)
     quiet = "".join(f"optimizer-inner-step ....: ({n}.05, 1.41)\n" for n in range(3 * BARREN)).encode()
     assert scan(quiet, seen).parsed <= BARREN + 1
     loud = "".join(
@@ -225,7 +225,7 @@ def test_a_shape_that_said_nothing_for_long_is_sampled_and_one_that_tells_is_rea
 
 
 def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
-    seen = Seen(errors_in_full=5000, steps_in_full=5000, only_last=True)
+    seen = ShapeMemory(errors_in_full=5000, steps_in_full=5000, only_last=True)
     scan(b"note: step of ten -\n" * (2 * BARREN), seen)
     found = scan(b"note: step 7 of 900 ten -\n" + b"note: step of ten -\n", seen)
     later = scan("".join(f"note: step {n} of 900 ten -\n" for n in range(8, 100)).encode(), seen)
@@ -243,7 +243,7 @@ def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
 )
 def test_a_block_with_letters_that_are_watched_for_is_always_told(lines: list[str]) -> None:
     watched = tuple(letters(word) for word in ("orld", "nranks"))
-    seen = Seen(only_last=True, watched=watched)
+    seen = ShapeMemory(only_last=True, watched=watched)
     for line in lines:
         found = scan((line + "\n").encode(), seen)
         assert found.watched or not any(word in line for word in ("orld", "ORLD", "nranks"))

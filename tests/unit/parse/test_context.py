@@ -12,7 +12,7 @@ from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.progress import Progress, read_changes, read_phases, read_progress
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import Seen, scan
+from slurm_watchdog.parse.training_log.block_scan import ShapeMemory, scan
 from slurm_watchdog.parse.training_log.context import INNER, Context
 from slurm_watchdog.parse.training_log.fact import LogFact
 
@@ -21,7 +21,7 @@ WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"
 
 def facts_of(text: str) -> list[LogFact]:
     context = Context()
-    found = scan(LineBuffer().feed(text.encode() + b"\n"), Seen(steps_in_full=10**6))
+    found = scan(LineBuffer().feed(text.encode() + b"\n"), ShapeMemory(steps_in_full=10**6))
     return [context.take(fact) for _, fact in found.facts]
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.diagnose.stacks.ranks import cast
-from slurm_watchdog.diagnose.stacks.verdict import judge
+from slurm_watchdog.diagnose.stacks.ranks import assign_ranks
+from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.frame_lines import parse_frame
 from slurm_watchdog.parse.stacks.headers import (
@@ -200,7 +200,7 @@ def test_a_process_that_was_asked_twice_in_vain_is_one() -> None:
     failed = "Error: Failed to suspend process\nReason: EPERM\n"
     text = f"ssh n6\npy-spy dump --pid 7 > out\n{failed}\nProcess 7: ...\n{failed}"
     assert [dump.pid for dump in parse_stacks(text)] == [7, 7]
-    assert len(cast(parse_stacks(text)).ranks) == 1
+    assert len(assign_ranks(parse_stacks(text)).ranks) == 1
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_local_rank_and_the_rank_of_an_adapter_are_no_ranks() -> None:
     lora = "".join(
         SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002)
     )
-    assert [each.rank for each in cast(parse_stacks(lora)).ranks] == [None, None]
+    assert [each.rank for each in assign_ranks(parse_stacks(lora)).ranks] == [None, None]
 
 
 def test_a_prefix_counts_only_before_a_line_of_a_dump() -> None:
@@ -300,13 +300,13 @@ def test_a_line_is_a_frame_or_prose(line: str, frame: tuple[str, str, int] | Non
     ],
 )  # fmt: skip
 def test_workers_launchers_and_trackers_hold_no_rank(frames: str, what: str) -> None:
-    found = cast(parse_stacks(f'Process 7: python t.py\nThread 7 (idle): "MainThread"\n{frames}'))
+    found = assign_ranks(parse_stacks(f'Process 7: python t.py\nThread 7 (idle): "MainThread"\n{frames}'))
     assert (found.ranks, [each for each, _ in found.others]) == ((), [what])
 
 
 def test_a_child_of_spawn_is_a_rank() -> None:
     text = 'Thread 7 (idle): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n    _wrap (torch/multiprocessing/spawn.py:75)\n    run (multiprocessing/process.py:108)\n'
-    assert len(cast(parse_stacks(text)).ranks) == 1
+    assert len(assign_ranks(parse_stacks(text)).ranks) == 1
 
 
 PIECES = st.sampled_from([*SPY.splitlines(), "", "```", "[", '[{"pid": 1, "frames": [', "Error: Failed to suspend process", "Reason: x",
@@ -317,10 +317,10 @@ PIECES = st.sampled_from([*SPY.splitlines(), "", "```", "[", '[{"pid": 1, "frame
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=30))
 def test_lines_in_any_order_crash_nothing(lines: list[str]) -> None:
-    judge(parse_stacks("\n".join(lines)))
+    diagnose_dumps(parse_stacks("\n".join(lines)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 400), st.integers(0, 400), st.text(max_size=20))
 def test_a_dump_that_is_cut_and_overwritten_crashes_nothing(begin: int, end: int, junk: str) -> None:
-    judge(parse_stacks(SPY[:begin] + junk + SPY[end:]))
+    diagnose_dumps(parse_stacks(SPY[:begin] + junk + SPY[end:]))

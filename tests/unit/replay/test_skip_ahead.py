@@ -11,7 +11,7 @@ from slurm_watchdog.model.cluster_view import ErrorLine, JobView
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.past_runs import EndedJob
-from slurm_watchdog.replay.skip_ahead import PAUSE_S, calm_for_s
+from slurm_watchdog.replay.skip_ahead import PAUSE_S, skip_ahead_s
 from tests.builders.views import blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
 
 NOW = 10_000.0
@@ -22,7 +22,7 @@ SAID = Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="tra
 def calm(view: JobView, **changes: Any) -> float:
     nodes = tuple(NodeView(name=name, reported_at=NOW - 2, quiet=True) for name in ("n1", "n2"))
     given: dict[str, Any] = {"nodes": nodes, "silent_after_s": 40.0}
-    return calm_for_s(replace(cluster(view), **{**given, **changes}), LIMITS)
+    return skip_ahead_s(replace(cluster(view), **{**given, **changes}), LIMITS)
 
 
 def test_a_job_that_trains_needs_no_look_for_two_reports() -> None:

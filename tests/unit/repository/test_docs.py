@@ -14,7 +14,7 @@ from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.detect.registry import SPECS
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from tools.docs import marks
 from tools.docs.__main__ import PAGES
 from tools.docs.__main__ import main as write_pages
@@ -62,7 +62,7 @@ def test_every_detector_says_when_it_fires_and_whom_it_names() -> None:
     for row in rows:
         assert row.docstring.startswith(f"`{row.kind}`: "), row.kind
         assert {"Fires", "Names"} <= set(facts(row.docstring)), row.kind
-        assert row.hint or row.kind == Kind.LOG_ERROR.value, f"{row.kind}: nothing to try next"
+        assert row.hint or row.kind == IncidentKind.LOG_ERROR.value, f"{row.kind}: nothing to try next"
 
 
 # ------------------------------------------------------------------------------------------ tables that are

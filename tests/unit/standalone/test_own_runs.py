@@ -12,7 +12,7 @@ import pytest
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
-from slurm_watchdog.model.incidents import Kind
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.notify.wording import by_hand, say_decision
 from slurm_watchdog.standalone import own_runs, report
@@ -170,7 +170,7 @@ def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) 
         DECISION.id,
         ActionEnd(ok=True, ended_at=9.0, detail="first new step 21", steps_lost=9, steps_lost_at_most=12),
     )
-    journal.save_incident(replace(INCIDENT, id="mine", kind=Kind.OPERATOR_RESTART))
+    journal.save_incident(replace(INCIDENT, id="mine", kind=IncidentKind.OPERATOR_RESTART))
     journal.save_incident(replace(INCIDENT, id="part", inhibited_by=INCIDENT.id))
     lines = report.summary(this, journal, how="ended with exit code 0", took_s=7200.0, restarts=1)
     assert lines[0] == (

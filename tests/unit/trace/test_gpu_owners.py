@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Process, Role
-from slurm_watchdog.trace.gpu_owners import GRACE_S, Holders, seated
+from slurm_watchdog.trace.gpu_owners import GRACE_S, GpuHolders, assign_gpus
 
 OVER = {"7": "ada"}
 
@@ -27,7 +27,7 @@ def after(
     seconds: float, processes: list[Process], *cards: Gpu, over: dict[str, str] | None = None
 ) -> tuple[GpuHolder, ...]:
     """Who holds what so long after the job of two ranks has ended."""
-    seen = Holders()
+    seen = GpuHolders()
     seen.note([rank(0), rank(1)], [card(0, (100,)), card(1, (101,))])
     ended = OVER if over is None else over
     seen.orphans(processes, cards, ended, 1000.0)
@@ -56,22 +56,25 @@ def test_nobody_is_an_orphan_whose_job_goes_on_or_is_not_known() -> None:
 
 def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None:
     cards = [card(1, None), card(0, None)]
-    assert [(c.index, c.pids) for c in seated(cards, [rank(5), rank(4)], {})] == [(0, (104,)), (1, (105,))]
+    assert [(c.index, c.pids) for c in assign_gpus(cards, [rank(5), rank(4)], {})] == [
+        (0, (104,)),
+        (1, (105,)),
+    ]
 
 
 def test_nobody_is_seated_where_it_does_not_fit() -> None:
     cards = (card(0, None), card(1, None))
     for ranks in ([], [rank(0)], [rank(0), rank(1), rank(2)], [rank(0), rank(1, job_id="8")]):
-        assert seated(cards, ranks, {}) == cards
+        assert assign_gpus(cards, ranks, {}) == cards
     listed = (card(0, (100,)), card(1, None))
-    assert seated(listed, [rank(0), rank(1)], {}) == listed
+    assert assign_gpus(listed, [rank(0), rank(1)], {}) == listed
 
 
 def test_a_card_of_which_nothing_new_is_said_is_the_same_one_again() -> None:
     """What is said twice was not looked at twice."""
     cards, seats = [card(0, None)], dict[str, tuple[Gpu, Gpu]]()
-    (first,) = seated(cards, [rank(0)], seats)
-    (again,) = seated(cards, [rank(0)], seats)
-    (other,) = seated([card(0, None)], [rank(0)], seats)
+    (first,) = assign_gpus(cards, [rank(0)], seats)
+    (again,) = assign_gpus(cards, [rank(0)], seats)
+    (other,) = assign_gpus([card(0, None)], [rank(0)], seats)
     assert again is first
     assert other is not first

@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
 
-KEPT = 2048
+MAX_REMEMBERED = 2048
 """Series, of all jobs together."""
 
 
@@ -35,7 +35,7 @@ def by_identity(
         answer = judge(values, *args, **kwargs)
         known.pop(id(values), None)
         known[id(values)] = (values, rest, answer)
-        while len(known) > KEPT:
+        while len(known) > MAX_REMEMBERED:
             known.pop(next(iter(known)), None)
         return answer
 

@@ -17,11 +17,11 @@ from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
-SUSPICION = 0.5
+STACKS_FROM_SHARE = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
-EVIDENCE = 0.7
+TIMEOUT_STACKS_FROM_SHARE = 0.7
 """From this share of the time-out of collectives on, too, until it is over."""
-VERDICT = 0.85
+MAX_SHARE_OF_TIMEOUT = 0.85
 """The limit is at most this share of a time-out that the job names."""
 START_FACTOR, LEAST_START_S = 5.0, 600.0
 """A start after a restart may take so many times as long as the longest that was seen, and ten minutes at
@@ -135,7 +135,7 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     progress = view.progress
     if progress is None:
         return _start_limit(view, settings)
-    if progress.age_s >= SUSPICION * settings.floor and view.renewed:
+    if progress.age_s >= STACKS_FROM_SHARE * settings.floor and view.renewed:
         start = learnt_limit(0, (), None, settings)
         return Limit(seconds=start.seconds, reason="its ranks were started again")
     if progress.steps_seen < settings.warmup_steps and progress.phase is None:
@@ -145,7 +145,9 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
     if learning or progress.phase is not None or timeout is None or timeout.assumed:
         return limit
-    capped_s = max(VERDICT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s))
+    capped_s = max(
+        MAX_SHARE_OF_TIMEOUT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s)
+    )
     if capped_s < limit.seconds:
         return Limit(seconds=capped_s, reason=f"collectives time out after {timeout.seconds:g} s")
     return limit
@@ -181,9 +183,9 @@ def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:
     """Whether a job without a new step for `age_s` should show its stacks now: they have to be there when the
     limit is reached, and before its collectives time out. A collective may have begun as late as the next
     step was due."""
-    if age_s >= SUSPICION * limit.seconds:
+    if age_s >= STACKS_FROM_SHARE * limit.seconds:
         return True
     timeout = view.collective_timeout
     if timeout is None:
         return False
-    return EVIDENCE * timeout.seconds <= age_s <= with_a_step(view, timeout.seconds)
+    return TIMEOUT_STACKS_FROM_SHARE * timeout.seconds <= age_s <= with_a_step(view, timeout.seconds)

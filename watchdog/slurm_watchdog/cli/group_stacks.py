@@ -20,7 +20,7 @@ from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, knowle
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.diagnose.stacks.verdict import StackGroup, Verdict
+    from slurm_watchdog.diagnose.stacks.verdict import StackGroup, StackVerdict
     from slurm_watchdog.model.incidents import Culprit
     from slurm_watchdog.parse.stacks.dump import Dump
 
@@ -84,7 +84,7 @@ def group_stacks(
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
     from slurm_watchdog.diagnose.stacks.case import Options
-    from slurm_watchdog.diagnose.stacks.verdict import judge
+    from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 
     dumps, unreadable = _read(paths)
     if not dumps:
@@ -100,7 +100,7 @@ def group_stacks(
     given = Options(
         ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology
     )
-    verdict = judge(dumps, given)
+    verdict = diagnose_dumps(dumps, given)
     _check_topology(topology, verdict.ranks)
     for line in unreadable:
         click.echo(line, err=True)
@@ -268,7 +268,7 @@ def _no_dump(name: str, text: str, files: int) -> list[Dump]:
 # ------------------------------------------------------------------------------------------- output
 
 
-def _document(verdict: Verdict) -> dict[str, Any]:
+def _document(verdict: StackVerdict) -> dict[str, Any]:
     return {
         "ranks": verdict.ranks,
         "dumped": verdict.dumped,
@@ -308,7 +308,7 @@ def _person(each: Culprit) -> dict[str, Any]:
     return {"rank": each.rank, "host": each.node, "pid": each.pid, "reason": each.reason}
 
 
-def _hints(verdict: Verdict) -> list[dict[str, str]]:
+def _hints(verdict: StackVerdict) -> list[dict[str, str]]:
     """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
     it is said so."""
     from slurm_watchdog.knowledge.remediation_hints import hints_for
@@ -324,7 +324,7 @@ def _hints(verdict: Verdict) -> list[dict[str, str]]:
     ]
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: StackVerdict) -> None:
     sentence(verdict.summary, "bold red" if verdict.is_hang else "green")
     if len(verdict.culprits) > 1:
         _people("Named", verdict.culprits)
@@ -362,11 +362,11 @@ def _print(verdict: Verdict) -> None:
 
 
 def _people(heading: str, people: Sequence[Culprit]) -> None:
-    from slurm_watchdog.diagnose.stacks.wording import whom
+    from slurm_watchdog.diagnose.stacks.wording import culprit_words
 
     sentence(f"{heading}:")
     for each in people[:16]:
-        sentence(f"  {whom(each, False)}: {each.reason}")
+        sentence(f"  {culprit_words(each, False)}: {each.reason}")
     if len(people) > 16:
         sentence(f"  … {count(len(people) - 16, 'more', 'more')}: --json has them")
 

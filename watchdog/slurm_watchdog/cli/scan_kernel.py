@@ -14,7 +14,7 @@ from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE
 from slurm_watchdog.cli.terminal import clean, count, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.diagnose.kernel_log.verdict import Judged, Verdict
+    from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelVerdict
 
 MAX_ROWS: Final = 60
 """Rows of a table that a person still reads; `--json` has all."""
@@ -27,7 +27,7 @@ def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
     Returns the exit code: 0 nothing found, 1 something found, 2 a file can't be read (or not to its end, and
     nothing was found).
     """
-    found: list[tuple[str, Verdict]] = []
+    found: list[tuple[str, KernelVerdict]] = []
     unreadable = damaged = False
     for path in paths:
         verdict, whole = _read(path)
@@ -47,7 +47,7 @@ def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
     return EXIT_FOUND if something else EXIT_FINE
 
 
-def _read(path: str) -> tuple[Verdict | None, bool]:
+def _read(path: str) -> tuple[KernelVerdict | None, bool]:
     """(what one file says, whether it could be read to its end); no verdict, after saying why, if it can't be read."""
     from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
     from slurm_watchdog.diagnose.kernel_log.verdict import judge_file
@@ -67,14 +67,14 @@ def _read(path: str) -> tuple[Verdict | None, bool]:
     return replace(verdict, messages=scan.counted, dropped=verdict.dropped + scan.left_out), not file.damaged
 
 
-def _matters(line: Judged) -> bool:
+def _matters(line: JudgedLine) -> bool:
     return line.role != "news"
 
 
 # ---------------------------------------------------------------------------------------- for programs
 
 
-def _json(path: str, line: Judged) -> dict[str, Any]:
+def _json(path: str, line: JudgedLine) -> dict[str, Any]:
     fact = line.fact
     return {
         "file": path,
@@ -104,7 +104,7 @@ def _json(path: str, line: Judged) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------- for people
 
 
-def _print(path: str, verdict: Verdict) -> None:
+def _print(path: str, verdict: KernelVerdict) -> None:
     name = "standard input" if path == "-" else path
     sentence(f"{name}: {summary(verdict)}")
     rows = fold(verdict.lines)
@@ -119,7 +119,7 @@ def _print(path: str, verdict: Verdict) -> None:
         sentence(f"{count(verdict.dropped, 'further line')} with a fault were too many to be judged.")
 
 
-def summary(verdict: Verdict) -> str:
+def summary(verdict: KernelVerdict) -> str:
     """One sentence about a file: what is broken first, then what else is a cause, then how much follows from it."""
     if not verdict.messages:
         return "no line in which the kernel speaks."
@@ -143,14 +143,14 @@ def summary(verdict: Verdict) -> str:
 _SEVERITIES = ("critical", "error", "warning", "info")
 
 
-def _weight(line: Judged) -> tuple[bool, int, bool, int]:
+def _weight(line: JudgedLine) -> tuple[bool, int, bool, int]:
     """What is to be read first: what breaks a node, then what is severe, causes before consequences, the earliest."""
     is_cause = line.role == "cause"
     severity = _SEVERITIES.index(line.fact.severity.value)
     return (not (line.may_exclude_node and is_cause), severity, not is_cause, line.number)
 
 
-def _what(line: Judged) -> str:
+def _what(line: JudgedLine) -> str:
     from slurm_watchdog.knowledge.xids import describe_xid
 
     of = _resource(line)
@@ -164,13 +164,13 @@ def _what(line: Judged) -> str:
     return f"{line.class_name}{f' of {of}' if of else ''}{waits}{where}"
 
 
-def _identity(line: Judged) -> tuple[Any, ...]:
+def _identity(line: JudgedLine) -> tuple[Any, ...]:
     return (line.node, line.class_name, _resource(line), line.role, line.may_exclude_node)
 
 
-def fold(lines: Sequence[Judged]) -> list[tuple[Judged, int]]:
+def fold(lines: Sequence[JudgedLine]) -> list[tuple[JudgedLine, int]]:
     """The first line of each kind, thing and role with how often it came; what weighs most first."""
-    first: dict[tuple[Any, ...], Judged] = {}
+    first: dict[tuple[Any, ...], JudgedLine] = {}
     times: dict[tuple[Any, ...], int] = {}
     for line in lines:
         key = _identity(line)
@@ -180,7 +180,7 @@ def fold(lines: Sequence[Judged]) -> list[tuple[Judged, int]]:
     return [(line, times[key]) for key, line in kept]
 
 
-def _resource(line: Judged) -> str:
+def _resource(line: JudgedLine) -> str:
     fact = line.fact
     of = [
         f"GPU {line.gpu}" if line.gpu else fact.pci_bus_id,
@@ -192,7 +192,7 @@ def _resource(line: Judged) -> str:
     return ", ".join(each for each in of if each)
 
 
-def _row(line: Judged, times: int) -> tuple[str, ...]:
+def _row(line: JudgedLine, times: int) -> tuple[str, ...]:
     role: str = line.role
     if line.because_of is not None:
         role = f"follows line {line.because_of}"
@@ -209,7 +209,7 @@ def _row(line: Judged, times: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _style(line: Judged) -> str:
+def _style(line: JudgedLine) -> str:
     if line.may_exclude_node:
         return "bold red"
     return "" if line.role == "cause" else "dim"

@@ -24,7 +24,7 @@ from slurm_watchdog.cli.terminal import clean, count, duration, sentence, table
 if TYPE_CHECKING:
     from slurm_watchdog.analysis.learned_limit import LimitSettings
     from slurm_watchdog.diagnose.logs.digest import Digest
-    from slurm_watchdog.diagnose.logs.report import Judged
+    from slurm_watchdog.diagnose.logs.report import RunReport
     from slurm_watchdog.knowledge.progress_patterns import Pattern
 
 SHOWN_ERRORS: Final = 8
@@ -114,7 +114,7 @@ def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]
 
 def _judge(
     paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: _Settings
-) -> list[Judged]:
+) -> list[RunReport]:
     from slurm_watchdog.diagnose.logs.grouping import group
     from slurm_watchdog.diagnose.logs.report import judge_job
 
@@ -180,7 +180,7 @@ def _written_at(path: str) -> float | None:
     return local.replace(tzinfo=UTC).timestamp()
 
 
-def _print(judged: Judged) -> None:
+def _print(judged: RunReport) -> None:
     rows = judged.rows()
     name = (
         rows[0]["path"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, refuse
-from slurm_watchdog.detect.registry import KINDS, spec_of, unfit
+from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Rung
@@ -145,13 +145,21 @@ class Policy(Section):
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             _check_kind(kind, where, problems)
-            if kind in KINDS and treatment.ladder and (why := unfit(kind, tuple(treatment.ladder))):
+            if (
+                kind in KINDS
+                and treatment.ladder
+                and (why := why_ladder_unfit(kind, tuple(treatment.ladder)))
+            ):
                 problems.append(f"{where}.ladder: {why}")
         for index, override in enumerate(self.overrides):
             where = f"policy.overrides[{index}]"
             for kind in override.kinds:
                 _check_kind(kind, f"{where}.kinds", problems)
-                if kind in KINDS and override.ladder and (why := unfit(kind, tuple(override.ladder))):
+                if (
+                    kind in KINDS
+                    and override.ladder
+                    and (why := why_ladder_unfit(kind, tuple(override.ladder)))
+                ):
                     problems.append(f"{where}.ladder: {why}")
                 elif spec_of(kind).subject is Subject.PROCESS:
                     problems.append(

@@ -30,7 +30,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Rung, Verdict
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -242,11 +242,15 @@ class Decider:
             crash_loops={
                 job_id: each.summary
                 for each in reversed(self._judgement.incidents)
-                if each.kind == Kind.CRASH_LOOP and each.state is IncidentState.FIRING
+                if each.kind == IncidentKind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
-            outages=tuple(each for each in self._judgement.incidents if each.kind == Kind.FILESYSTEM_OUTAGE),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind == Kind.GPU_FAULT),
+            outages=tuple(
+                each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE
+            ),
+            faults=_by_node(
+                each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT
+            ),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -315,7 +319,7 @@ class Decider:
     def _rule(self, kind: str, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
         rule = rule_for(self._book, kind, job)
-        return rule if job is None or kind == Kind.OPERATOR_RESTART else permit(rule, self.wish(job))
+        return rule if job is None or kind == IncidentKind.OPERATOR_RESTART else permit(rule, self.wish(job))
 
     def wish(self, job: SlurmJob) -> OwnerDirectives:
         """What the job's owner has asked for, in its comment or its environment. A switch where none may lie
@@ -331,7 +335,7 @@ class Decider:
         restart knows himself."""
         if spec_of(kind).delays_steps:
             return False
-        if kind == Kind.OPERATOR_RESTART or view is None or view.progress is None:
+        if kind == IncidentKind.OPERATOR_RESTART or view is None or view.progress is None:
             return None
         limit_s = self._judgement.limits_s.get(view.job.job_id)
         return True if limit_s is not None and view.progress.age_s <= limit_s else None
@@ -381,7 +385,7 @@ class Decider:
         now, wall = self._monotonic(), self._wall()
         incident = Incident(
             id=self._new_incident_id(),
-            kind=Kind.OPERATOR_RESTART,
+            kind=IncidentKind.OPERATOR_RESTART,
             subject=f"job:{job.job_id}",
             state=IncidentState.FIRING,
             severity=Severity.INFO,
@@ -418,7 +422,7 @@ def _stands_alone(incident: Incident) -> bool:
     return (
         incident.state is IncidentState.FIRING
         and incident.inhibited_by is None
-        and incident.kind != Kind.OPERATOR_RESTART
+        and incident.kind != IncidentKind.OPERATOR_RESTART
     )
 
 

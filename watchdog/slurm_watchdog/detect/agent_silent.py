@@ -19,7 +19,7 @@ from slurm_watchdog.analysis.slurm_nodes import (
 )
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
@@ -45,7 +45,7 @@ def detect(view: ClusterView) -> list[Finding]:
     return [
         _unheard(node)
         if node.name in excused
-        else _judge(
+        else _node_finding(
             view,
             node,
             node.name in silent,
@@ -69,7 +69,7 @@ def _unheard(node: NodeView) -> Finding:
     )
 
 
-MANY, TOGETHER_S = 10, 10.0
+MIN_TOGETHER, TOGETHER_S = 10, 10.0
 """So many that fell silent within this time of each other are a switch, a room, or the network: whether it is
 still more, and thus one matter (partition_or_outage), shows as soon as all of them had a report due. Twice
 the agent's default interval."""
@@ -81,10 +81,10 @@ def _just_fell_silent(view: ClusterView, nodes: list[NodeView], silent: set[str]
         return frozenset()
     since = view.now - view.silent_after_s - TOGETHER_S
     found = frozenset(node.name for node in nodes if node.name in silent and node.reported_at > since)
-    return found if len(found) >= MANY else frozenset()
+    return found if len(found) >= MIN_TOGETHER else frozenset()
 
 
-def _judge(
+def _node_finding(
     view: ClusterView,
     node: NodeView,
     silent: bool,
@@ -112,7 +112,7 @@ def _judge(
     elif silent and together:
         truth, summary = (
             Truth.UNKNOWN,
-            f"{node.name} has just fallen silent, one of {MANY} or more: how many they are shows in a moment",
+            f"{node.name} has just fallen silent, one of {MIN_TOGETHER} or more: how many they are shows in a moment",
         )
     elif silent:
         truth = Truth.BAD
@@ -138,13 +138,13 @@ def _judge(
 
 
 SPEC = DetectorSpec(
-    kind=Kind.AGENT_SILENT,
+    kind=IncidentKind.AGENT_SILENT,
     detect=detect,
     settings=AgentSilent,
     takes=(),
     subject=Subject.NODE,
     severity=Severity.WARNING,
     sentence="An agent does not report",
-    explained_by=(Kind.PARTITION_OR_OUTAGE, Kind.NODE_DOWN),
+    explained_by=(IncidentKind.PARTITION_OR_OUTAGE, IncidentKind.NODE_DOWN),
     why_no_action="silence proves nothing about the jobs on the node",
 )

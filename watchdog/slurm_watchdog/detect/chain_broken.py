@@ -20,7 +20,7 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.past_runs import EndedJob
 
 BROKE = {
@@ -46,7 +46,7 @@ class ChainBroken:
 def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     return [
-        _judge(ended, view.now, settings.grace)
+        _chain_finding(ended, view.now, settings.grace)
         for ended in view.ended
         if ended.preceded_by or _went_on(ended)
     ]
@@ -59,7 +59,7 @@ def _went_on(ended: EndedJob) -> bool:
     return first is not None and bool(before) and first > min(before)
 
 
-def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
+def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
     finding = Finding(
         kind=SPEC.kind,
@@ -101,7 +101,7 @@ def _judge(ended: EndedJob, now: float, grace_s: float) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.CHAIN_BROKEN,
+    kind=IncidentKind.CHAIN_BROKEN,
     detect=detect,
     settings=ChainBroken,
     subject=Subject.RUN,

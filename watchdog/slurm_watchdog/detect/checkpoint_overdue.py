@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
@@ -32,13 +32,13 @@ class CheckpointOverdue:
 def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
     return [
-        _judge(job, settings)
+        _job_finding(job, settings)
         for job in view.jobs
         if job.checkpoint is not None and job.checkpoint_intervals_s
     ]
 
 
-def _judge(job: JobView, settings: CheckpointOverdue) -> Finding:
+def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = SPEC.about_job(job_id)
@@ -71,7 +71,7 @@ def _judge(job: JobView, settings: CheckpointOverdue) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.CHECKPOINT_OVERDUE,
+    kind=IncidentKind.CHECKPOINT_OVERDUE,
     detect=detect,
     settings=CheckpointOverdue,
     subject=Subject.JOB,

@@ -59,7 +59,7 @@ from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
@@ -96,10 +96,10 @@ class CollectiveHang:
 
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
-    return [judge(job, view.now, settings) for job in view.jobs]
+    return [hang_finding(job, view.now, settings) for job in view.jobs]
 
 
-def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
+def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     """What is to be said about one job."""
     clock = loop_clock(job, now, settings)
     limit, age_s = clock.limit, clock.age_s
@@ -137,7 +137,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
-    alone = _alone(job, voted, loop_state(job, now, limit.seconds), said_within_s(job, clock, settings))
+    alone = _alone(job, voted, loop_state(job, now, limit.seconds), error_window_s(job, clock, settings))
     clock = replace(clock, limit=limit)
     but = doubt(
         job,
@@ -148,7 +148,7 @@ def judge(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     )
     if but and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {but}")
-    said_s = said_within_s(job, clock, settings)
+    said_s = error_window_s(job, clock, settings)
     return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), said_s, alone)
 
 
@@ -193,7 +193,7 @@ def _accuse_spinning(
 def _alone(job: JobView, voted: Vote, seen: LoopState, said_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
     and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
-    `said_s`: see `_said`."""
+    `said_s`: see `_logged_error`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if (
         len(job.ranks) != 1
@@ -205,7 +205,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, said_s: float) -> tuple[C
     group, rank = voted.groups[0], job.ranks[0]
     reason = f"{group.place}, in {group.frames[0]}"
     culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
-    raised = group.place is Place.TEARDOWN and bool(_said(job, (culprit,), said_s))
+    raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), said_s))
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
@@ -291,7 +291,7 @@ def _accuse(
         who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
-    said = _said(job, culprits, said_s)
+    said = _logged_error(job, culprits, said_s)
     held = process_on_storage(job)
     return replace(
         finding,
@@ -307,7 +307,7 @@ def _accuse(
     )
 
 
-def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
+def error_window_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> float:
     """How old an error may be that tells why the loop has stopped: since the last step, or, where steps
     cannot be read, since the last look that found it moving."""
     progress = job.progress
@@ -318,7 +318,7 @@ def said_within_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> f
     return min(progress.age_s, progress.rose_age_s or progress.age_s)
 
 
-def _said(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
+def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
     """The error that the one culprit's own rank has logged within so many seconds: why it is where it is.
     Empty: none is known."""
     if len(culprits) != 1 or culprits[0].rank is None:
@@ -373,14 +373,19 @@ def _ranks(number: int, one: str = "", many: str = "") -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.COLLECTIVE_HANG,
+    kind=IncidentKind.COLLECTIVE_HANG,
     detect=detect,
     settings=CollectiveHang,
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="Ranks wait for each other",
     job_state="hangs",
-    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN, Kind.RANK_STOPPED),
+    explained_by=(
+        *STORAGE,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.RANK_STOPPED,
+    ),
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.REQUEUE),

@@ -26,7 +26,7 @@ from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_caus
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.past_runs import PastRun
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
@@ -46,15 +46,17 @@ class CrashLoop:
 
 def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
     """One finding for each job that has restarted and goes on, and one for each that ended in such a loop."""
-    findings = [_judge(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
+    findings = [
+        _job_finding(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past
+    ]
     for ended in view.ended:
         if ended.run is not None and ended.past and ended.job.state == "FAILED":
             over = JobView(job=ended.job, run_age_s=0.0)
-            findings.append(_judge(over, (*ended.past, ended.run), view.now, settings))
+            findings.append(_job_finding(over, (*ended.past, ended.run), view.now, settings))
     return findings
 
 
-def _judge(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
+def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
     job_id = job.job.job_id
     finding = Finding(
         kind=SPEC.kind, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
@@ -191,13 +193,13 @@ def _line(run: PastRun, cause: Cause | None) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.CRASH_LOOP,
+    kind=IncidentKind.CRASH_LOOP,
     detect=detect,
     settings=CrashLoop,
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="The job is crash-looping",
-    explained_by=(*STORAGE, Kind.DISK_FULL),
+    explained_by=(*STORAGE, IncidentKind.DISK_FULL),
     site_may_act=True,
     why_no_action="another restart would fail the same way: a person has to look at it",
     alerts=("SlurmWatchdogCrashLoop",),

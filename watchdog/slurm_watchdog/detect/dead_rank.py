@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
+from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
-FEW = 0.25
+MAX_DEAD_SHARE = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
 RESTING = 0.8
 """Share of the survivors' GPUs."""
@@ -48,10 +48,10 @@ class DeadRank:
 
 def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, settings.gone_for, view.now) for job in view.jobs]
+    return [_job_finding(job, settings.gone_for, view.now) for job in view.jobs]
 
 
-def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
+def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
@@ -89,7 +89,7 @@ def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
     )
     words = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
-    said = said_before_it_ended(job, first.process.rank, now)
+    said = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
@@ -103,7 +103,7 @@ def _judge(job: JobView, gone_for_s: float, now: float) -> Finding:
 
 
 def _are_many(gone: int, ranks: int) -> bool:
-    return gone > max(1, FEW * ranks) or 2 * gone >= ranks
+    return gone > max(1, MAX_DEAD_SHARE * ranks) or 2 * gone >= ranks
 
 
 def _was_not_over(job: JobView, first: ProcessView) -> bool:
@@ -134,15 +134,21 @@ def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.DEAD_RANK,
+    kind=IncidentKind.DEAD_RANK,
     detect=detect,
     settings=DeadRank,
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="A rank has ended",
     job_state="has lost a rank",
-    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.LOG_ERROR, Kind.GPU_FAULT, Kind.NODE_DOWN),
-    not_delayed_by=(Kind.LINGERING_JOB,),
+    explained_by=(
+        *STORAGE,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.LOG_ERROR,
+        IncidentKind.GPU_FAULT,
+        IncidentKind.NODE_DOWN,
+    ),
+    not_delayed_by=(IncidentKind.LINGERING_JOB,),
     wants_evidence=True,
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

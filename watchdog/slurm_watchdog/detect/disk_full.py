@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.logs.reported_run import who_said
+from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
 from slurm_watchdog.model.past_runs import PastRun
@@ -52,7 +52,7 @@ _FILE = re.compile(r"""['"](?P<path>/[^'"]{1,400})['"]|(?:^|[\s(\[=:])(?P<bare>/
 
 
 @dataclass
-class _Place:
+class _FullDisk:
     """One filesystem, or what is known of it, and who said what about it."""
 
     name: str
@@ -78,7 +78,7 @@ class DiskFull:
 def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
     """One finding for each filesystem, or job where its mount is not known, about which somebody said so
     lately, and an OK for each that a probe can write to."""
-    places: dict[str, _Place] = {}
+    places: dict[str, _FullDisk] = {}
     silent = set(view.silent_nodes)
     nodes = [node for node in view.nodes if node.events or node.mounts] if _is_mentioned(view) else ()
     for node in nodes:
@@ -117,7 +117,7 @@ def _is_mentioned(view: ClusterView) -> bool:
 # ---------------------------------------------------------------------------------------- the witnesses
 
 
-def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _Place]) -> None:
+def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]) -> None:
     for seen in node.mounts:
         probe = seen.probe
         full = probe.error is not None and FULL.search(probe.error) is not None
@@ -132,7 +132,7 @@ def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _Place]) -
         place.since = max(place.since, view.now - seen.at)
 
 
-def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _Place], recent_s: float) -> None:
+def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk], recent_s: float) -> None:
     """Only what the kernel says of a device as an error; a warning is often of a container's layer or a full /boot."""
     for seen in node.events:
         event = seen.event
@@ -144,7 +144,7 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _Place], r
         place = (
             _place(places, node.name, probe)
             if probe is not None
-            else places.setdefault(f"full:{node.name}/{name}", _Place(name=name, where=f" of {node.name}"))
+            else places.setdefault(f"full:{node.name}/{name}", _FullDisk(name=name, where=f" of {node.name}"))
         )
         if age_s > recent_s or place.writable:
             continue
@@ -161,14 +161,14 @@ def _is_device(probe: MountProbe, device: str | None) -> bool:
 
 
 def _from_log(
-    view: ClusterView, job: JobView, run: PastRun, places: dict[str, _Place], recent_s: float
+    view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk], recent_s: float
 ) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
     rose_age_s = None if job.progress is None else job.progress.rose_age_s
     saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
     said_so = any(error.pattern in log_table().storage_full for error in run.errors)
-    for said in who_said(run) if said_so else ():
+    for said in attributed_errors(run) if said_so else ():
         error = said.error
         if error.pattern not in log_table().storage_full:
             continue
@@ -177,7 +177,7 @@ def _from_log(
         found = _mount_of(view, job, said.node, path)
         if found is None:
             place = places.setdefault(
-                f"full:job/{job_id}", _Place(name=f"what job {job_id} writes to", where="")
+                f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where="")
             )
         else:
             place = _place(places, *found)
@@ -240,16 +240,16 @@ def _is_shared(probe: MountProbe) -> bool:
     return (probe.fs_type or "").startswith(NETWORK_TYPES)
 
 
-def _place(places: dict[str, _Place], node: str, probe: MountProbe) -> _Place:
+def _place(places: dict[str, _FullDisk], node: str, probe: MountProbe) -> _FullDisk:
     shared = _is_shared(probe)
     key = f"full:{probe.mount}" if shared else f"full:{node}:{probe.mount}"
-    return places.setdefault(key, _Place(name=probe.mount, where="" if shared else f" of {node}"))
+    return places.setdefault(key, _FullDisk(name=probe.mount, where="" if shared else f" of {node}"))
 
 
 # ---------------------------------------------------------------------------------------- the sentence
 
 
-def _finding(view: ClusterView, key: str, place: _Place) -> Finding:
+def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     finding = Finding(
         kind=SPEC.kind,
         subject=key,
@@ -284,7 +284,7 @@ def _unique(culprits: list[Culprit]) -> list[Culprit]:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.DISK_FULL,
+    kind=IncidentKind.DISK_FULL,
     detect=detect,
     settings=DiskFull,
     subject=Subject.FILESYSTEM,

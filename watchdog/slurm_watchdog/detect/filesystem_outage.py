@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slurm_watchdog.detect.filesystem_stall import FilesystemStall, judge
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall, filesystem_finding
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,13 @@ class FilesystemOutage:
 def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     """One finding for each filesystem in trouble: BAD if two nodes or more get no answer from it."""
     return [
-        judge(view, filesystem, Kind.FILESYSTEM_OUTAGE, settings.blocked_for)
+        filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_OUTAGE, settings.blocked_for)
         for filesystem in view.filesystems
     ]
 
 
 SPEC = DetectorSpec(
-    kind=Kind.FILESYSTEM_OUTAGE,
+    kind=IncidentKind.FILESYSTEM_OUTAGE,
     detect=detect,
     settings=FilesystemOutage,
     takes=(FilesystemStall,),

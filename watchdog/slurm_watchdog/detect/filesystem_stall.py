@@ -32,16 +32,16 @@ from slurm_watchdog.diagnose.filesystem import (
 )
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.observations import Role
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
-    Kind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
-    Kind.FILESYSTEM_STALL: (Scope.ONE_NODE, Scope.ONE_FILE, Scope.UNKNOWN),
+    IncidentKind.FILESYSTEM_OUTAGE: (Scope.OUTAGE,),
+    IncidentKind.FILESYSTEM_STALL: (Scope.ONE_NODE, Scope.ONE_FILE, Scope.UNKNOWN),
 }
 """Which of the two kinds a scope belongs to: each case is exactly one of them."""
 
-SUSPICION = 0.5
+PROBES_FROM_SHARE = 0.5
 """From this share of the limit on, other nodes are asked: the answer is there when the limit is reached."""
 
 PROBE_PATIENCE_S = 15.0
@@ -62,12 +62,14 @@ class FilesystemStall:
 def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     """One finding for each filesystem in trouble: BAD if it is the trouble of one node or one file."""
     return [
-        judge(view, filesystem, Kind.FILESYSTEM_STALL, settings.blocked_for)
+        filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, settings.blocked_for)
         for filesystem in view.filesystems
     ]
 
 
-def judge(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float) -> Finding:
+def filesystem_finding(
+    view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float
+) -> Finding:
     """What is to be said about one filesystem under the name of `kind`."""
     state = assess(filesystem, blocked_for_s)
     finding = Finding(
@@ -90,7 +92,7 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_
         if state.unanswering or silent:
             missing = ", ".join([*state.unanswering, *silent])
             return finding.unknown(f"no answer yet from {missing} about {filesystem.mount}")
-        if state.blocked_s < SUSPICION * blocked_for_s:
+        if state.blocked_s < PROBES_FROM_SHARE * blocked_for_s:
             return finding
         suspicion = f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s"
         return replace(finding.unknown(suspicion), wanted=probes_wanted(view, filesystem))
@@ -117,7 +119,7 @@ def judge(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_
         culprits=named,
         facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
         wanted=wanted,
-        actionable=one_node and not _goes_on(view, filesystem, finding.job_ids[0]),
+        actionable=one_node and not _makes_steps(view, filesystem, finding.job_ids[0]),
         exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
     )
 
@@ -132,7 +134,7 @@ def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str,
     for process in filesystem.blocked:
         job_id = process.process.job_id
         blocked_s[job_id] = max(blocked_s.get(job_id, 0.0), blocked_call(process).seconds)
-    still = [job_id for job_id in blocked_s if not _goes_on(view, filesystem, job_id)]
+    still = [job_id for job_id in blocked_s if not _makes_steps(view, filesystem, job_id)]
     return tuple(sorted(still or blocked_s, key=lambda job_id: (-blocked_s[job_id], job_id)))
 
 
@@ -140,7 +142,7 @@ STEP_SLACK_S = 10.0
 """A step may be read this much later than it was made, and a call be seen this much later than it began."""
 
 
-def _goes_on(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
+def _makes_steps(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
     """Whether the job has made a step since its process is blocked: then the loop does not depend on that process.
 
     Of a job whose steps cannot be read, only a blocked rank says that it stands still.
@@ -190,19 +192,19 @@ def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[
         for job in view.jobs
         if job.job.job_id in job_ids
         and job.progress is not None
-        and not _goes_on(view, filesystem, job.job.job_id)
+        and not _makes_steps(view, filesystem, job.job.job_id)
     ][:MAX_CONSEQUENCES]
 
 
 SPEC = DetectorSpec(
-    kind=Kind.FILESYSTEM_STALL,
+    kind=IncidentKind.FILESYSTEM_STALL,
     detect=detect,
     settings=FilesystemStall,
     subject=Subject.FILESYSTEM,
     severity=Severity.CRITICAL,
     sentence="Processes wait for a filesystem",
     job_state="waits for a filesystem",
-    explained_by=(Kind.FILESYSTEM_OUTAGE,),
+    explained_by=(IncidentKind.FILESYSTEM_OUTAGE,),
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.REQUEUE),

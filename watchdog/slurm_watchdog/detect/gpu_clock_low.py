@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
-FEW = 0.25
+MAX_ODD_SHARE = 0.25
 """More of a group than this share are no odd ones."""
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
 """Throttle reasons that somebody chose, or that are none."""
@@ -41,10 +41,10 @@ class GpuClockLow:
 
 def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
     """One finding for each job with GPUs."""
-    return [_judge(job, settings) for job in view.jobs if job.gpus]
+    return [_job_finding(job, settings) for job in view.jobs if job.gpus]
 
 
-def _judge(job: JobView, settings: GpuClockLow) -> Finding:
+def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few busy GPUs of job {job_id} to compare")
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
@@ -104,7 +104,7 @@ def _is_odd(
     """Whether few of the group are low, and others on its node, if there are any, are not."""
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
     low_beside = sum(1 for other, _, _ in low if other.view.node == each.view.node)
-    return len(low) <= max(1, FEW * len(group)) and (beside == 1 or low_beside < beside)
+    return len(low) <= max(1, MAX_ODD_SHARE * len(group)) and (beside == 1 or low_beside < beside)
 
 
 def _is_held_back(each: RankGpu) -> bool:
@@ -130,7 +130,7 @@ def _facts(each: RankGpu) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.GPU_CLOCK_LOW,
+    kind=IncidentKind.GPU_CLOCK_LOW,
     detect=detect,
     settings=GpuClockLow,
     hold_s=60.0,
@@ -138,7 +138,7 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     sentence="A GPU runs at a low clock",
     steps_continue=True,
-    explained_by=(Kind.SLOW_NODE,),
+    explained_by=(IncidentKind.SLOW_NODE,),
     wants_evidence=True,
     alerts=("SlurmWatchdogSlow",),
 )

@@ -22,7 +22,7 @@ from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.model.slurm_states import is_away
@@ -367,7 +367,7 @@ def _finding(
 
 
 SPEC = DetectorSpec(
-    kind=Kind.GPU_FAULT,
+    kind=IncidentKind.GPU_FAULT,
     detect=detect,
     settings=GpuFault,
     subject=Subject.GPU,

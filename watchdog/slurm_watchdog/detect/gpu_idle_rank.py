@@ -28,7 +28,7 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
@@ -46,7 +46,7 @@ class GpuIdleRank:
 
 def detect(view: ClusterView, settings: GpuIdleRank, hang: LimitSettings) -> list[Finding]:
     """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
-    return [_judge(job, view.now, hang, settings) for job in view.jobs if job.gpus]
+    return [_job_finding(job, view.now, hang, settings) for job in view.jobs if job.gpus]
 
 
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
@@ -66,7 +66,7 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
 
 
-def _judge(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
+def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
@@ -171,7 +171,7 @@ def _fact(each: RankGpu) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.GPU_IDLE_RANK,
+    kind=IncidentKind.GPU_IDLE_RANK,
     detect=detect,
     settings=GpuIdleRank,
     takes=(GpuIdleRank, CollectiveHang),
@@ -182,13 +182,13 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(
         *STORAGE,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.STALLED_PROGRESS,
-        Kind.WEDGED_TEARDOWN,
-        Kind.RANK_STOPPED,
-        Kind.DEAD_RANK,
-        Kind.GPU_FAULT,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.STALLED_PROGRESS,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.RANK_STOPPED,
+        IncidentKind.DEAD_RANK,
+        IncidentKind.GPU_FAULT,
     ),
     wants_evidence=True,
     alerts=("SlurmWatchdogSlow",),

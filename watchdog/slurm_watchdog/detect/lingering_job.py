@@ -34,14 +34,14 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.filesystem import describe
-from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, said_before_it_ended
+from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
 
-SUSPICION = 0.3
+STACKS_FROM_SHARE = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
 
 
@@ -67,10 +67,10 @@ class LingeringJob:
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_judge(job, view.now, settings, limits) for job in view.jobs]
+    return [_job_finding(job, view.now, settings, limits) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
+def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     ranks = job.ranks
@@ -102,7 +102,7 @@ def _judge(job: JobView, now: float, settings: LingeringJob, limits: LimitSettin
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, lasted_s=age_s)
-    if age_s >= SUSPICION * settings.grace:
+    if age_s >= STACKS_FROM_SHARE * settings.grace:
         apart_s = max(2.5, SPACING * settings.grace)
         finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
@@ -185,7 +185,7 @@ def _accuse(
     more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
     words = last_words(job, first)
     how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
-    said = said_before_it_ended(job, first.process.rank, now)
+    said = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
@@ -250,7 +250,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     culprits = _named(dead)
     more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
     how = how_they_ended(job, [rank.process.rank for rank in dead], now)
-    said = said_before_it_ended(job, first.process.rank, now)
+    said = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
@@ -270,7 +270,7 @@ def _are_left(number: int) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.LINGERING_JOB,
+    kind=IncidentKind.LINGERING_JOB,
     detect=detect,
     settings=LingeringJob,
     takes=(LingeringJob, CollectiveHang),

@@ -25,7 +25,7 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
 
@@ -56,16 +56,16 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
     """One finding for each run that goes on, and for each that is over and of which there is anything to say."""
     findings = []
     for job in view.jobs:
-        findings.append(_judge_running(job, view, settings, limits))
+        findings.append(_running_finding(job, view, settings, limits))
     for job in view.waiting:
         if not job.past or job.job.state == "COMPLETING":
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
-        findings += [_judge_past(job.job.job_id, run, view, settings) for run in job.past if run.errors]
+        findings += [_past_finding(job.job.job_id, run, view, settings) for run in job.past if run.errors]
     for ended in view.ended:
-        findings += [_judge_past(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
+        findings += [_past_finding(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
         if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
-            findings.append(_judge_ended(ended, ended.run, view, settings))
+            findings.append(_ended_finding(ended, ended.run, view, settings))
     return findings
 
 
@@ -82,7 +82,7 @@ def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKN
 # ---------------------------------------------------------------------------------------- a run that goes on
 
 
-def _judge_running(job: JobView, view: ClusterView, settings: LogError, limits: LimitSettings) -> Finding:
+def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits: LimitSettings) -> Finding:
     job_id, now = job.job.job_id, view.now
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
@@ -106,7 +106,7 @@ def _judge_running(job: JobView, view: ClusterView, settings: LogError, limits: 
     waited = _waited(job, cause, age_s, settings, limits)
     if waited is None:
         return finding.unknown(
-            f"{_who(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
+            f"{_rank_words(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
         )
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
@@ -141,7 +141,7 @@ def _waited(
 # ---------------------------------------------------------------------------------------- a run that is over
 
 
-def _judge_past(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
+def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
     cause counts."""
     finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
@@ -169,7 +169,7 @@ def _is_named(cause: Cause | None) -> bool:
     return cause.rank is not None
 
 
-def _judge_ended(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
+def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     job = ended.job
     finding = _finding(job.job_id, job.restarts, f"job {job.job_id} is {job.state}", Truth.OK)
     age_s = view.now - ended.ended_at
@@ -224,7 +224,7 @@ def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple
     )[:4]
 
 
-def _who(cause: Cause) -> str:
+def _rank_words(cause: Cause) -> str:
     rank = f"rank {cause.rank}" if cause.rank is not None else "a rank"
     return f"{rank} on {cause.node}" if cause.node is not None else rank
 
@@ -235,11 +235,11 @@ def _accuse(
     culprit = culprit_of(cause)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
     if cause.how:
-        said = f"{_who(cause)} {cause.how}, and its own words are not in the log"
+        said = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
     elif cause.only_consequence:
         said = f"no line says why; the first of what follows is {cause.words}"
         if cause.rank is not None:
-            said = f"no line says why; {_who(cause)} ended first: {cause.words}"
+            said = f"no line says why; {_rank_words(cause)} ended first: {cause.words}"
         if cause.suspects:
             ranks = ", ".join(str(culprit.rank) for culprit in cause.suspects[:8])
             said = f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
@@ -250,7 +250,7 @@ def _accuse(
             if cause.alike > 1
             else ""
         )
-        said = f"{_who(cause)} said first{alike}: {cause.words}"
+        said = f"{_rank_words(cause)} said first{alike}: {cause.words}"
         if cause.rank is None and cause.alike > 1:
             said = f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
@@ -266,7 +266,7 @@ def _accuse(
 
 
 SPEC = DetectorSpec(
-    kind=Kind.LOG_ERROR,
+    kind=IncidentKind.LOG_ERROR,
     detect=detect,
     settings=LogError,
     takes=(LogError, CollectiveHang),
@@ -276,13 +276,13 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(
         *STORAGE,
-        Kind.DISK_FULL,
-        Kind.GPU_FAULT,
-        Kind.NODE_DOWN,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.WEDGED_TEARDOWN,
-        Kind.CRASH_LOOP,
+        IncidentKind.DISK_FULL,
+        IncidentKind.GPU_FAULT,
+        IncidentKind.NODE_DOWN,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.CRASH_LOOP,
     ),
     wants_evidence=True,
     why_no_action="errors in the log are reported only: a restart does not mend a program",

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +27,10 @@ class LossNan:
 
 def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, view.now, settings.steps) for job in view.jobs]
+    return [_job_finding(job, view.now, settings.steps) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, steps: int) -> Finding:
+def _job_finding(job: JobView, now: float, steps: int) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"no loss of job {job_id} was seen")
     if not job.losses:
@@ -54,7 +54,7 @@ def _judge(job: JobView, now: float, steps: int) -> Finding:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.LOSS_NAN,
+    kind=IncidentKind.LOSS_NAN,
     detect=detect,
     settings=LossNan,
     subject=Subject.JOB,

@@ -18,7 +18,7 @@ from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 WINDOW = 100
 """Losses before the newest ones that say what is usual."""
@@ -38,10 +38,10 @@ class LossSpike:
 
 def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
     """One finding for each running job."""
-    return [_judge(job, view.now, settings) for job in view.jobs]
+    return [_job_finding(job, view.now, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, settings: LossSpike) -> Finding:
+def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few losses of job {job_id} were seen")
     points, spike = _spike(job.losses, settings.deviations, settings.percent)
@@ -102,7 +102,7 @@ def _limit(losses: list[float], deviations: float, percent: float) -> tuple[floa
 
 
 SPEC = DetectorSpec(
-    kind=Kind.LOSS_SPIKE,
+    kind=IncidentKind.LOSS_SPIKE,
     detect=detect,
     settings=LossSpike,
     subject=Subject.JOB,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
@@ -36,11 +36,12 @@ def detect(view: ClusterView) -> list[Finding]:
     nodes = [node for node in view.nodes if node.name in states] if states else []
     silent, jobs = set(view.silent_nodes), jobs_by_node(view) if nodes else {}
     return [
-        _judge(view, node, states[node.name], node.name in silent, jobs.get(node.name, ())) for node in nodes
+        _node_finding(view, node, states[node.name], node.name in silent, jobs.get(node.name, ()))
+        for node in nodes
     ]
 
 
-def _judge(
+def _node_finding(
     view: ClusterView, node: NodeView, slurm: SlurmNodeView, silent: bool, job_ids: tuple[str, ...]
 ) -> Finding:
     finding = Finding(
@@ -79,7 +80,7 @@ def _judge(
 
 
 SPEC = DetectorSpec(
-    kind=Kind.NODE_DOWN,
+    kind=IncidentKind.NODE_DOWN,
     detect=detect,
     settings=NodeDown,
     takes=(),
@@ -87,7 +88,7 @@ SPEC = DetectorSpec(
     needs_cluster=True,
     severity=Severity.CRITICAL,
     sentence="A node is down",
-    explained_by=(Kind.PARTITION_OR_OUTAGE,),
+    explained_by=(IncidentKind.PARTITION_OR_OUTAGE,),
     why_no_action="Slurm ends and requeues the jobs of a node that it has lost by itself",
     alerts=("SlurmWatchdogNodeTrouble",),
 )

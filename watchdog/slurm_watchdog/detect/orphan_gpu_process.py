@@ -28,7 +28,7 @@ from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
@@ -79,7 +79,7 @@ def detect(view: ClusterView) -> list[Finding]:
         for holder in node.released:
             found.setdefault(_subject(node, holder), _Leftovers()).released.append((node, holder))
     back = {each.job.process_id for each in (*view.jobs, *view.waiting) if each.job.restarts}
-    return [_judge(subject, group, back) for subject, group in found.items()] + taken_over
+    return [_holder_finding(subject, group, back) for subject, group in found.items()] + taken_over
 
 
 def _subject(node: NodeView, holder: GpuHolder) -> str:
@@ -106,7 +106,7 @@ def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
     ]
 
 
-def _judge(subject: str, group: _Leftovers, back: set[str]) -> Finding:
+def _holder_finding(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     if group.held:
         return _reported(subject, group, back)
     known = group.unknown or group.released
@@ -227,7 +227,7 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.ORPHAN_GPU_PROCESS,
+    kind=IncidentKind.ORPHAN_GPU_PROCESS,
     detect=detect,
     settings=OrphanGpuProcess,
     takes=(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_watchdog.analysis.slurm_nodes import share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16
@@ -68,7 +68,7 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.PARTITION_OR_OUTAGE,
+    kind=IncidentKind.PARTITION_OR_OUTAGE,
     detect=detect,
     settings=PartitionOrOutage,
     subject=Subject.CLUSTER,

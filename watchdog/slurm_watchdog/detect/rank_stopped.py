@@ -20,7 +20,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 
@@ -35,10 +35,10 @@ class RankStopped:
 
 def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_judge(job, view.now, settings.stopped_for, limits) for job in view.jobs]
+    return [_job_finding(job, view.now, settings.stopped_for, limits) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
+def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
@@ -90,7 +90,7 @@ def _stopped_s(job: JobView, rank: ProcessView) -> float:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.RANK_STOPPED,
+    kind=IncidentKind.RANK_STOPPED,
     detect=detect,
     settings=RankStopped,
     takes=(RankStopped, CollectiveHang),

@@ -36,7 +36,7 @@ from slurm_watchdog.detect import (
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 SPECS: tuple[DetectorSpec, ...] = (
     filesystem_outage.SPEC,
@@ -68,7 +68,7 @@ SPECS: tuple[DetectorSpec, ...] = (
 """Every detector, causes before their consequences."""
 
 REQUEST = DetectorSpec(
-    kind=Kind.OPERATOR_RESTART,
+    kind=IncidentKind.OPERATOR_RESTART,
     detect=list,
     settings=type(None),
     subject=Subject.JOB,
@@ -111,7 +111,7 @@ def causes_of(kind: str) -> frozenset[str]:
     return _CAUSES.get(kind, frozenset())
 
 
-def unfit(kind: str, ladder: tuple[Rung, ...]) -> str | None:
+def why_ladder_unfit(kind: str, ladder: tuple[Rung, ...]) -> str | None:
     """Why a ladder does not answer this kind, a sentence; None if it may."""
     spec = spec_of(kind)
     if not spec.may_act:

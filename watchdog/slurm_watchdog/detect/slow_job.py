@@ -22,14 +22,14 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
 compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
-AS_EVER = 0.9
+NORMAL_SHARE = 0.9
 """Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of
 which chance has chosen the fastest."""
 CONFIRMED = 12
@@ -59,7 +59,7 @@ class SlowJob:
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
-    return [judge(job, view.now, settings.percent / 100) for job in view.jobs]
+    return [slowdown_finding(job, view.now, settings.percent / 100) for job in view.jobs]
 
 
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
@@ -75,7 +75,7 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
     return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
 
 
-def judge(job: JobView, now: float, shift: float) -> Finding:
+def slowdown_finding(job: JobView, now: float, shift: float) -> Finding:
     """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %."""
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few steps of job {job_id} were seen")
@@ -86,7 +86,7 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
     if now_slow is None:
         lasting = find_lasting(job.step_history, times, shift)
         if lasting is not None:
-            return _told(finding, job, now, lasting)
+            return _slow_finding(finding, job, now, lasting)
         return finding.ok(f"the steps of job {job_id} take {found[-1].level:.3g} s, as they did")
     before, after = now_slow
     first = times[after.begin]
@@ -94,7 +94,7 @@ def judge(job: JobView, now: float, shift: float) -> Finding:
     if steps < LEAST_STEPS or steps * after.level < LEAST_S:
         return finding.unknown(f"job {job_id} has made {steps} slower steps: too few to judge its speed")
     compared = max(before.end - before.begin, times[before.end - 1].step - times[before.begin].step + 1)
-    return _told(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
+    return _slow_finding(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
 
 
 class Slowdown(Struct, frozen=True):
@@ -109,7 +109,7 @@ class Slowdown(Struct, frozen=True):
     """Steps of the level before."""
 
 
-def _told(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
+def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
     percent = 100 * (slow.after_s / slow.before_s - 1)
     return replace(
         finding,
@@ -138,7 +138,7 @@ def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shi
     scatter = MAD_TO_SIGMA * median(abs(b - a) for a, b in pairwise(values)) / sqrt(2)
     levels = [median(values[at : at + LASTING]) for at in range(len(values) - LASTING + 1)]
     present, best = levels[-1], min(levels[:-LASTING])
-    limit = max(best * (1 + AS_EVER * shift), best + SURE_BLOCKS * scatter)
+    limit = max(best * (1 + NORMAL_SHARE * shift), best + SURE_BLOCKS * scatter)
     if present < limit:
         return None
     fast = max(
@@ -175,7 +175,7 @@ def _as_ever(values: tuple[float, ...], shift: float) -> float | None:
     newest = median(values[-CONFIRMED:])
     blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
     fastest = min(median(block) for block in blocks)
-    return newest if newest < fastest * (1 + AS_EVER * NEARLY * shift) else None
+    return newest if newest < fastest * (1 + NORMAL_SHARE * NEARLY * shift) else None
 
 
 def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -213,14 +213,14 @@ def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segmen
 
 
 SPEC = DetectorSpec(
-    kind=Kind.SLOW_JOB,
+    kind=IncidentKind.SLOW_JOB,
     detect=detect,
     settings=SlowJob,
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="The job is slower than it was",
     steps_continue=True,
-    explained_by=(Kind.SLOW_NODE,),
+    explained_by=(IncidentKind.SLOW_NODE,),
     wants_evidence=True,
     alerts=("SlurmWatchdogSlow",),
     hint=Hint(

@@ -27,10 +27,10 @@ from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 
-FEW = 0.25
+MAX_ODD_SHARE = 0.25
 """Odd nodes are named if they are at most this share of the job's, and at least one may be."""
 LOW_CLOCK = 0.95
 """Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower
@@ -92,15 +92,15 @@ def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job of more than one node; `settings` are those of slow_job."""
     nodes = {node.name: node for node in view.nodes}
     return [
-        _judge(view, job, [nodes[name] for name in job.job.nodes if name in nodes], settings)
+        _job_finding(view, job, [nodes[name] for name in job.job.nodes if name in nodes], settings)
         for job in view.jobs
         if len(job.job.nodes) > 1
     ]
 
 
-def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
+def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
     job_id = job.job.job_id
-    slow = slow_job.judge(job, view.now, settings.percent / 100)
+    slow = slow_job.slowdown_finding(job, view.now, settings.percent / 100)
     finding = replace(slow, kind=SPEC.kind, severity=SPEC.severity, facts=(), culprits=())
     if slow.truth is not Truth.BAD:
         return finding
@@ -111,7 +111,7 @@ def _judge(view: ClusterView, job: JobView, nodes: list[NodeView], settings: Slo
     since = view.now - slow.lasted_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
     signs += [*_corrections(job, view.now, since), *_kernel(nodes, since)]
-    few = max(1, int(FEW * len(job.job.nodes)))
+    few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
     odd = [sign for sign in signs if len({s.node for s in signs if s.about == sign.about}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named:
@@ -293,7 +293,7 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.SLOW_NODE,
+    kind=IncidentKind.SLOW_NODE,
     detect=detect,
     settings=SlowNode,
     takes=(SlowJob,),

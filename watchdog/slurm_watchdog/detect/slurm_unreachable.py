@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def _summary(view: ClusterView, age_s: float) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.SLURM_UNREACHABLE,
+    kind=IncidentKind.SLURM_UNREACHABLE,
     detect=detect,
     settings=SlurmUnreachable,
     subject=Subject.CLUSTER,

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.incidents import Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
-STORAGE: Final = (Kind.FILESYSTEM_OUTAGE, Kind.FILESYSTEM_STALL)
+STORAGE: Final = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
 """Kinds that explain whatever hangs in the same job."""
 _OPTION: Final = "option"
 

@@ -43,7 +43,7 @@ from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
@@ -83,10 +83,10 @@ def detect(
     view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang
 ) -> list[Finding]:
     """One finding for each running job. `hang` has what its limits are learnt by."""
-    return [_judge(job, view.now, hang, settings) for job in view.jobs]
+    return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _judge(
+def _job_finding(
     job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress
 ) -> Finding:
     job_id, progress = job.job.job_id, job.progress
@@ -113,7 +113,7 @@ def _judge(
         return finding.unknown(f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
         return finding.ok(f"job {job_id} makes progress")
-    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+    if collective_hang.hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
@@ -158,7 +158,7 @@ def _without_steps(
     is known that no rank does anything. Acted on only where a ladder is configured for it, and where the
     stacks themselves show that every rank hangs."""
     finding = replace(finding, lasted_s=clock.age_s)
-    beside = collective_hang.judge(job, now, hang)
+    beside = collective_hang.hang_finding(job, now, hang)
     if beside.truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     limit_s = clock.limit.seconds
@@ -176,7 +176,7 @@ def _without_steps(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
-        f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
         actionable=bool(voted.groups),
@@ -201,7 +201,7 @@ def _before_the_first_step(
         return finding.unknown(f"{none}, and nothing says that it trains")
     if job.phase == "finishing":
         return finding.unknown(f"{none}, and its log says that it ends")
-    if collective_hang.judge(job, now, hang).truth is Truth.BAD:
+    if collective_hang.hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     seen = _evidence(job, now, limit_s)
     if not seen.stands and not vote(job.snapshots, job.ranks).groups:
@@ -214,7 +214,7 @@ def _before_the_first_step(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), and its "
-        f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_who(seen.culprits)}.",
+        f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_culprit_words(seen.culprits)}.",
         culprits=seen.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
     )
@@ -268,13 +268,13 @@ def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
-        f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_who(evidence.culprits)}.",
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
     )
 
 
-def _who(culprits: tuple[Culprit, ...]) -> str:
+def _culprit_words(culprits: tuple[Culprit, ...]) -> str:
     if not culprits:
         return ", so nobody is named"
     more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
@@ -282,7 +282,7 @@ def _who(culprits: tuple[Culprit, ...]) -> str:
 
 
 SPEC = DetectorSpec(
-    kind=Kind.STALLED_PROGRESS,
+    kind=IncidentKind.STALLED_PROGRESS,
     detect=detect,
     settings=StalledProgress,
     takes=(StalledProgress, CollectiveHang),
@@ -292,17 +292,17 @@ SPEC = DetectorSpec(
     job_state="hangs",
     explained_by=(
         *STORAGE,
-        Kind.LINGERING_JOB,
-        Kind.COLLECTIVE_HANG,
-        Kind.WEDGED_TEARDOWN,
-        Kind.RANK_STOPPED,
-        Kind.DEAD_RANK,
-        Kind.LOG_ERROR,
-        Kind.DISK_FULL,
-        Kind.GPU_FAULT,
-        Kind.NODE_DOWN,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.RANK_STOPPED,
+        IncidentKind.DEAD_RANK,
+        IncidentKind.LOG_ERROR,
+        IncidentKind.DISK_FULL,
+        IncidentKind.GPU_FAULT,
+        IncidentKind.NODE_DOWN,
     ),
-    not_delayed_by=(Kind.COLLECTIVE_HANG, Kind.LINGERING_JOB, Kind.WEDGED_TEARDOWN),
+    not_delayed_by=(IncidentKind.COLLECTIVE_HANG, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN),
     has_aftermath=False,
     wants_evidence=True,
     site_may_act=True,

@@ -30,11 +30,11 @@ from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, Kind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
 
 NAMED = 16
 STACKS_APART_S = 15.0
-SUSPICION = 0.5
+STACKS_FROM_SHARE = 0.5
 """From this share of the limit on, stacks are collected."""
 
 
@@ -54,10 +54,10 @@ class WedgedTeardown:
 
 def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> list[Finding]:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
-    return [_judge(job, view.now, hang, settings) for job in view.jobs]
+    return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
+def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
@@ -67,7 +67,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardo
     if not alive:
         return finding.ok(f"no rank of job {job_id} is left")
     if not (has_ended(job) or error):
-        return _without_a_word(job, finding, now, hang, settings)
+        return _finding_without_last_step(job, finding, now, hang, settings)
     age_s = progress.age_s if error is None else error.age_s
     if progress.phase == "finishing":
         age_s = min(age_s, progress.phase_age_s)
@@ -80,7 +80,7 @@ def _judge(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardo
     return _after_last_step(job, finding, alive, now, settings)
 
 
-def _without_a_word(
+def _finding_without_last_step(
     job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: WedgedTeardown
 ) -> Finding:
     """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or
@@ -103,7 +103,7 @@ def _without_a_word(
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
     why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
     finding = replace(finding, lasted_s=age_s, actionable=True)
-    return _say(job, finding, what, named, why, _places(voted))
+    return _wedged_finding(job, finding, what, named, why, _places(voted))
 
 
 def _torn_down(voted: Vote, ranks: int) -> bool:
@@ -122,7 +122,7 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
         return finding.unknown(f"there was an error {error.age_s:.0f} s ago; {seen.why}")
     rank = next((r for r in job.ranks if r.process.rank == error.event.rank), None)
     named = seen.culprits if rank is None else (_still_there(rank),)
-    return _say(
+    return _wedged_finding(
         job, finding, f"ended with an error {error.age_s:.0f} s ago", named, seen.why, (error.event.line,)
     )
 
@@ -132,7 +132,7 @@ def _after_last_step(
 ) -> Finding:
     """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
-    if finding.lasted_s >= SUSPICION * min(settings.grace, settings.teardown_limit):
+    if finding.lasted_s >= STACKS_FROM_SHARE * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)
     seen = loop_state(job, now, settings.grace)
@@ -147,7 +147,7 @@ def _after_last_step(
     finding = replace(finding, actionable=stands is True)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
     gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
-    return _say(
+    return _wedged_finding(
         job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, _places(voted)
     )
 
@@ -172,7 +172,7 @@ def _still_there(rank: ProcessView) -> Culprit:
     return Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason="is still there")
 
 
-def _say(
+def _wedged_finding(
     job: JobView, finding: Finding, what: str, named: tuple[Culprit, ...], why: str, facts: tuple[str, ...]
 ) -> Finding:
     more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
@@ -187,7 +187,7 @@ def _say(
 
 
 SPEC = DetectorSpec(
-    kind=Kind.WEDGED_TEARDOWN,
+    kind=IncidentKind.WEDGED_TEARDOWN,
     detect=detect,
     settings=WedgedTeardown,
     takes=(WedgedTeardown, CollectiveHang),
@@ -195,8 +195,8 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     sentence="The job cannot end",
     job_state="cannot end",
-    explained_by=(*STORAGE, Kind.LINGERING_JOB, Kind.RANK_STOPPED),
-    not_delayed_by=(Kind.LINGERING_JOB,),
+    explained_by=(*STORAGE, IncidentKind.LINGERING_JOB, IncidentKind.RANK_STOPPED),
+    not_delayed_by=(IncidentKind.LINGERING_JOB,),
     has_aftermath=False,
     wants_evidence=True,
     site_may_act=True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.outliers import Difference, RankFacts
-from slurm_watchdog.diagnose.stacks.vote import Group
+from slurm_watchdog.diagnose.stacks.vote import VoteGroup
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import StackSnapshot
 from slurm_watchdog.model.evidence import LockWait
@@ -36,7 +36,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     summary: str
     culprits: tuple[Culprit, ...] = ()
     ranks: int = 0
-    groups: tuple[Group, ...] = ()
+    groups: tuple[VoteGroup, ...] = ()
     undumped: tuple[Culprit, ...] = ()
     """Ranks without a stack, each with the reason."""
     missing: tuple[int, ...] = ()

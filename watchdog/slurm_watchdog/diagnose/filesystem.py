@@ -70,11 +70,11 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
         for node, answer in filesystem.answers
         if answer.age_s <= (CLEARS_FOR_S if answer.responding else CONVICTS_FOR_S)
     ]
-    words = {uid: _words(fresh, uid) for uid in nodes_of}
+    words = {uid: _answers(fresh, uid) for uid in nodes_of}
     scopes = {uid: _scope(nodes, words[uid]) for uid, nodes in nodes_of.items()} or {
-        -1: _scope(set(), _words(fresh, None))
+        -1: _scope(set(), _answers(fresh, None))
     }
-    said = [*words.values()] or [_words(fresh, None)]
+    said = [*words.values()] or [_answers(fresh, None)]
     return Assessment(
         scope=_common(list(scopes.values()), set().union(*nodes_of.values())),
         blocked_s=max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0),
@@ -84,7 +84,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
 
 
 @dataclass(frozen=True)
-class _Words:
+class _Answers:
     """What nodes said to one user, or to nobody's child: whether they reach the filesystem."""
 
     answering: frozenset[str]
@@ -93,16 +93,16 @@ class _Words:
     """Nodes with another filesystem there."""
 
 
-def _words(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Words:
+def _answers(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Answers:
     heard = [(node, answer) for node, answer in fresh if answer.uid is None or answer.uid == uid]
-    return _Words(
+    return _Answers(
         frozenset(node for node, answer in heard if answer.responding and answer.same_filesystem),
         frozenset(node for node, answer in heard if not answer.responding and answer.same_filesystem),
         frozenset(node for node, answer in heard if not answer.same_filesystem),
     )
 
 
-def _scope(blocked: set[str], words: _Words) -> Scope:
+def _scope(blocked: set[str], words: _Answers) -> Scope:
     """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word
     makes no outage of it."""
     affected = (blocked - words.answering) | words.unanswering

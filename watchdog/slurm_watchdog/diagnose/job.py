@@ -27,7 +27,7 @@ from slurm_watchdog.diagnose.filesystem import (
 )
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
 from slurm_watchdog.diagnose.outliers import compare
-from slurm_watchdog.diagnose.stacks.vote import Group, Vote, vote
+from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
 from slurm_watchdog.diagnose.stacks.wording import class_word
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -43,7 +43,7 @@ BLOCKED_FOR_S: Final = 60.0
 STEP_FACTOR: Final = 2.0
 """A step may take so much longer than the slowest of the recent ones before its job counts as standing still here."""
 STEP_FLOOR_S: Final = 15.0
-PATIENCE_S: Final = 1800.0
+LONG_WORK_PATIENCE_S: Final = 1800.0
 """For an evaluation or a compilation that stacks show, as `collective_hang.evaluation_floor` is shipped."""
 MAX_NAMED: Final = 32
 
@@ -76,7 +76,7 @@ def diagnose(
         missing=voted.missing,
         filesystems=filesystems,
     )
-    named = _judge(job, base, voted, living, blocked_for_s, limit_s)
+    named = _verdict(job, base, voted, living, blocked_for_s, limit_s)
     numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
     theirs = [group for group in voted.groups if frozenset(numbers) & frozenset(group.ranks)]
     stack_class = class_word(group.place for group in theirs) if theirs else ""
@@ -90,7 +90,7 @@ def diagnose(
     )
 
 
-def _judge(
+def _verdict(
     job: JobView,
     base: Diagnosis,
     voted: Vote,
@@ -108,7 +108,7 @@ def _judge(
     if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
-            summary=f"Job {job_id} lost {_who(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
+            summary=f"Job {job_id} lost {_culprit_words(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
     stuck = [each for each in base.filesystems if _convicts(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
@@ -123,7 +123,7 @@ def _judge(
         why = "is stopped (by a signal or a debugger)"
         return replace(
             base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
-            summary=f"Job {job_id} makes no progress{place}: {_who(_named(stopped, why))} {why}.",
+            summary=f"Job {job_id} makes no progress{place}: {_culprit_words(_named(stopped, why))} {why}.",
         )  # fmt: skip
     return _by_vote(job, place, base, voted)
 
@@ -144,7 +144,7 @@ def _left_over(
             base, is_hang=False, kind="busy",
             summary=f"Job {job_id} is over{place}: what is left of it still saves or moves.",
         )  # fmt: skip
-    standing: dict[int | None, Group] = {rank: group for group in voted.groups for rank in group.ranks}
+    standing: dict[int | None, VoteGroup] = {rank: group for group in voted.groups for rank in group.ranks}
     named = tuple(
         Culprit(node=r.node, rank=r.process.rank, pid=r.process.pid, reason=_still(standing.get(r.process.rank)))
         for r in living[:MAX_NAMED]
@@ -152,11 +152,11 @@ def _left_over(
     return replace(
         base, is_hang=None if voted.moving is None else True, kind="wedged_teardown",
         culprits=() if voted.moving is None else named,
-        summary=f"Job {job_id} is over and does not end{place}: {_who(named)} {named[0].reason}.",
+        summary=f"Job {job_id} is over and does not end{place}: {_culprit_words(named)} {named[0].reason}.",
     )  # fmt: skip
 
 
-def _still(group: Group | None) -> str:
+def _still(group: VoteGroup | None) -> str:
     where = (
         f"{group.place}, in {group.frames[0]}"
         if group is not None and group.frames
@@ -209,7 +209,7 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
             base, is_hang=False, kind="busy", culprits=(),
             summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its time; {waiting}.",
         )  # fmt: skip
-    if voted.patient and (job.progress is None or job.progress.age_s < PATIENCE_S):
+    if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
         return replace(
             base, is_hang=False, kind="busy",
             summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take its time; {waiting}.",
@@ -267,7 +267,7 @@ def _named(ranks: Sequence[ProcessView], reason: str) -> tuple[Culprit, ...]:
     )
 
 
-def _who(culprits: Sequence[Culprit]) -> str:
+def _culprit_words(culprits: Sequence[Culprit]) -> str:
     return describe(culprits[0]) + (f" and {len(culprits) - 1} more" if len(culprits) > 1 else "")
 
 

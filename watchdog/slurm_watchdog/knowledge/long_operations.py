@@ -3,7 +3,7 @@ but the program's own.
 
 A loop of pure Python that goes round for minutes may be an index that is built, a score that is computed, a
 shard that is packed: whoever wrote it says so by its name, as a rule. The words are matched whole, in lower
-case, as `words_of` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in
+case, as `operation_words` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in
 it costs a later verdict, and never an accusation.
 """
 
@@ -33,7 +33,7 @@ WAITING: Final[tuple[str, ...]] = ("wait*", "poll*", "spin*", "until", "ready", 
 
 
 @lru_cache(maxsize=8192)
-def words_of(name: str) -> frozenset[str]:
+def operation_words(name: str) -> frozenset[str]:
     """`Trainer._buildIndex2` -> trainer, build, index."""
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     return frozenset(part.lower() for part in parts)
@@ -46,7 +46,7 @@ def has_word(name: str, words: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=8192)
 def _matches(name: str, words: tuple[str, ...]) -> bool:
-    found = words_of(name)
+    found = operation_words(name)
     return not found.isdisjoint(words) or any(
         word.startswith(stem[:-1]) for stem in words if stem.endswith("*") for word in found
     )

@@ -64,7 +64,7 @@ def speaker_of(line: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Seat:
+class WorkerRank:
     """Which rank a process is."""
 
     rank: int
@@ -73,7 +73,7 @@ class Seat:
 
 
 @dataclass
-class SeatReader:
+class WorkerRankReader:
     """Gathers the newest table of ranks from the blocks of a log; one for each file."""
 
     by_pid: dict[int, tuple[int, int]] | None = None
@@ -94,7 +94,7 @@ class SeatReader:
                     self.by_pid[int(found[2])] = (int(found[3]), int(found[4]))
                     self.hosts |= {found[1]}
 
-    def seats(self) -> dict[int, Seat]:
+    def seats(self) -> dict[int, WorkerRank]:
         """Pid -> rank of the newest group, if all of it is on one node: of several, a log names addresses,
         and a pid is no process."""
         if not self.by_pid or len(self.hosts) != 1:
@@ -102,4 +102,4 @@ class SeatReader:
         ranks = {rank for rank, _ in self.by_pid.values()}
         if ranks != set(range(len(self.by_pid))):
             return {}  # a line is missing, or has not been written yet
-        return {pid: Seat(rank, local, len(ranks)) for pid, (rank, local) in self.by_pid.items()}
+        return {pid: WorkerRank(rank, local, len(ranks)) for pid, (rank, local) in self.by_pid.items()}

@@ -2,7 +2,7 @@
 
 A row is for classes: of log lines (slurm_watchdog.knowledge.log_signatures), of stacks
 (slurm_watchdog.knowledge.stack_frames.CLASSES), of the kernel's lines
-(slurm_watchdog.knowledge.kernel_signatures) and kinds of incidents (slurm_watchdog.model.incidents.Kind);
+(slurm_watchdog.knowledge.kernel_signatures) and kinds of incidents (slurm_watchdog.model.incidents.IncidentKind);
 some only where the text has certain words. Rows that need words say more and stand before those that don't.
 What is documented is named by the name of the document or option; addresses only of official pages. Much of
 it is what the people of BLOOM-176B and others wrote down.

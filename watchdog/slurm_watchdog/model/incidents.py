@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 
 
-class Kind(StrEnum):
+class IncidentKind(StrEnum):
     """What can be wrong, as shipped: names for those who speak of one kind. A kind is the string that its
     detector declares, everywhere the same (module, configuration, metrics, journal); all of them are in
     slurm_watchdog.detect.registry.KINDS."""

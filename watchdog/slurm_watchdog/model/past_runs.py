@@ -21,7 +21,7 @@ class LoggedError(Struct, frozen=True, kw_only=True):
     """The node whose agent read it. A job's common log is read on one node, whichever rank wrote to it."""
 
 
-class Seat(Struct, frozen=True):
+class RankLocation(Struct, frozen=True):
     """Where a rank runs."""
 
     rank: int
@@ -66,7 +66,7 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """(pattern, ranks) of those that said so since the last step."""
     ranks: int = 0
     """How many ranks there were: as many as were seen, or as their world size says."""
-    seats: tuple[Seat, ...] = ()
+    seats: tuple[RankLocation, ...] = ()
     """Of the ranks that were seen, in their order."""
     batch_host: str | None = None
 

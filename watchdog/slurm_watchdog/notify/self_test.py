@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.delivery import Outbox
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
@@ -67,7 +67,7 @@ async def try_notifier(
 ) -> str | None:
     """Opens and resolves a test incident; why that was not delivered, None if it was."""
     test = Incident(
-        id=f"test{int(now)}", kind=Kind.OPERATOR_RESTART, subject=TEST_SUBJECT, state=IncidentState.FIRING,
+        id=f"test{int(now)}", kind=IncidentKind.OPERATOR_RESTART, subject=TEST_SUBJECT, state=IncidentState.FIRING,
         severity=severity, job_ids=(), opened_at=now, fired_at=now, pending_mono=0.0,
         summary="This is a test of slurm-watchdog's notifications. Nothing is wrong.",
     )  # fmt: skip

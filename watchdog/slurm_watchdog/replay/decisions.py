@@ -27,7 +27,7 @@ from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
@@ -270,7 +270,7 @@ class ReplayDecisions:
             incident is not None
             and decision.process is None
             and decision.incident_id not in self._executor.acting()
-            and (end.ok or incident.kind == Kind.OPERATOR_RESTART)
+            and (end.ok or incident.kind == IncidentKind.OPERATOR_RESTART)
         ):
             self.close_incident(incident, end.detail)
 

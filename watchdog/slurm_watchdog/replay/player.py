@@ -22,7 +22,7 @@ from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
-from slurm_watchdog.replay.skip_ahead import calm_for_s
+from slurm_watchdog.replay.skip_ahead import skip_ahead_s
 from slurm_watchdog.replay.slurm import SlurmListing
 from slurm_watchdog.replay.stacks import StackDumps
 from slurm_watchdog.trace import records
@@ -161,7 +161,7 @@ class TracePlayer:
                 self._judge(since)
             self._looked_at = until
             if fine and self._quiet():
-                self._calm_until = until + calm_for_s(self.judge.view, self.judge.limits_s)
+                self._calm_until = until + skip_ahead_s(self.judge.view, self.judge.limits_s)
                 return
         elif self._steady():
             findings = self._foresee(since, before)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.progress_limit import SUSPICION, wants_stacks
+from slurm_watchdog.analysis.progress_limit import STACKS_FROM_SHARE, wants_stacks
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 
 PAUSE_S = 10.0
 """Two report intervals: what is averaged over a minute and more (GPUs, rates, step times) needs no more looks."""
 
 
-def calm_for_s(view: ClusterView, limits_s: Mapping[str, float]) -> float:
+def skip_ahead_s(view: ClusterView, limits_s: Mapping[str, float]) -> float:
     """Seconds from `view.now` in which nothing that is judged can change by itself; 0 where anything is not as ever.
 
     `limits_s`: job -> the longest time without a step that is normal for it.
@@ -35,7 +35,7 @@ def _is_calm(job: JobView, limit_s: float) -> bool:
     if progress is None or job.snapshots or job.errors or has_ended(job):
         return False
     age_s = progress.age_s + PAUSE_S
-    if age_s >= SUSPICION * limit_s or wants_stacks(job, Limit(seconds=limit_s, reason=""), age_s):
+    if age_s >= STACKS_FROM_SHARE * limit_s or wants_stacks(job, Limit(seconds=limit_s, reason=""), age_s):
         return False
     return all(
         each.gone_s is None and each.process.state in ("R", "S", "I", "?") for each in job.processes

@@ -12,7 +12,7 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.replay.slurm import SlurmListing
 from slurm_watchdog.trace.records import ParseStats, Stack
 
-PATIENCE_S = 25.0
+DUMP_DEADLINE_S = 25.0
 """Stacks that have not come by then are missing from their dump: the controller waits as long
 (evidence.DUMP_DEADLINE_S)."""
 
@@ -57,7 +57,7 @@ class StackDumps:
     def end_those_due(self, now: float) -> None:
         """Hands over the dumps that are whole, or have waited long enough."""
         for job_id in list(self._due(now)):
-            self._end(job_id, min(now, self._open[job_id].begun_at + PATIENCE_S))
+            self._end(job_id, min(now, self._open[job_id].begun_at + DUMP_DEADLINE_S))
 
     def _due(self, now: float) -> Iterator[str]:
         for job_id, dump in self._open.items():
@@ -65,7 +65,7 @@ class StackDumps:
             whole = job is not None and all(
                 len(dump.stacks.get(name, ())) >= dump.wanted.get(name, 1) for name in job.nodes
             )
-            if whole or now - dump.begun_at >= PATIENCE_S:
+            if whole or now - dump.begun_at >= DUMP_DEADLINE_S:
                 yield job_id
 
     def _end(self, process_job_id: str, now: float) -> None:

@@ -11,7 +11,7 @@ from slurm_watchdog.base.redact import mask_text
 from slurm_watchdog.base.text import duration, one_line, plural
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import ActionRun
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
 SHOWN: Final = 5
@@ -60,7 +60,9 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         actions = [action for each in incidents for action in journal.actions(each.id)]
     except JournalError as error:
         return [f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}. {error}"]
-    wrong = [each for each in incidents if each.kind != Kind.OPERATOR_RESTART and each.fired_at is not None]
+    wrong = [
+        each for each in incidents if each.kind != IncidentKind.OPERATOR_RESTART and each.fired_at is not None
+    ]
     ends = [action.end for action in actions if action.end is not None]
     least = sum(end.steps_lost or 0 for end in ends)
     most = sum(end.steps_lost_at_most or end.steps_lost or 0 for end in ends)

@@ -24,7 +24,7 @@ UNKNOWN_USER = "an unknown user"
 
 
 @dataclass
-class Holders:
+class GpuHolders:
     """Those of one node."""
 
     _job_of: dict[int, str] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Holders:
         )
 
 
-Seats = dict[str, tuple[Gpu, Gpu]]
+AssignedGpus = dict[str, tuple[Gpu, Gpu]]
 """UUID or place -> a GPU as the trace has it, and as it was handed out: the same one again, as long as
 nothing new is said of it."""
 
 
-def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> tuple[Gpu, ...]:
+def assign_gpus(gpus: Sequence[Gpu], processes: Iterable[Process], seats: AssignedGpus) -> tuple[Gpu, ...]:
     """The GPUs with the ranks that compute on them, where no line of the node lists any process: the ranks of
     the one job that is there, in their order, if they are as many as the GPUs. Elsewhere the GPUs as they
     are."""
@@ -117,10 +117,10 @@ def seated(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Seats) -> t
     in_order = zip(
         sorted(gpus, key=lambda gpu: gpu.index), sorted(ranks, key=lambda r: r.rank or 0), strict=True
     )
-    return tuple(_seat(gpu, rank.pid, seats) for gpu, rank in in_order)
+    return tuple(_assigned(gpu, rank.pid, seats) for gpu, rank in in_order)
 
 
-def _seat(gpu: Gpu, pid: int, seats: Seats) -> Gpu:
+def _assigned(gpu: Gpu, pid: int, seats: AssignedGpus) -> Gpu:
     name = gpu.uuid or str(gpu.index)
     known = seats.get(name)
     if known is None or known[0] is not gpu or known[1].pids != (pid,):

@@ -44,7 +44,7 @@ Key = tuple[str, int]
 
 
 @dataclass
-class Known:
+class ListedProcess:
     process: Process
     listed_at: float
     start: float | None = None
@@ -67,7 +67,7 @@ class Processes:
     """Those of one node."""
 
     tally: ParseStats
-    known: dict[Key, Known] = field(default_factory=dict)
+    known: dict[Key, ListedProcess] = field(default_factory=dict)
     _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
     """(job, rank) -> pid."""
     _job_of: dict[int, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Processes:
             if process.rank is not None:
                 self._pid_of[key[0], process.rank] = key[1]
             if old is None:
-                self.known[key] = Known(process, now, record.start)
+                self.known[key] = ListedProcess(process, now, record.start)
             else:
                 old.process = process
                 old.start = record.start if old.start is None else old.start
@@ -202,7 +202,7 @@ class Processes:
         return tuple(each.process for each in self.known.values() if each.listed_at >= at)
 
 
-def _listed_again(known: Known, now: float) -> None:
+def _listed_again(known: ListedProcess, now: float) -> None:
     gap_s = now - known.listed_at
     if known.missed or not known.in_row:
         known.in_row, known.missed, known.every_s = 1, 0, gap_s

@@ -23,7 +23,7 @@ from slurm_watchdog.model.observations import (
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
 from slurm_watchdog.trace import records
-from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, Holders, Seats, seated
+from slurm_watchdog.trace.gpu_owners import LEAST_BYTES, AssignedGpus, GpuHolders, assign_gpus
 from slurm_watchdog.trace.log_events import Logs
 from slurm_watchdog.trace.processes import Processes
 from slurm_watchdog.trace.records import ParseStats
@@ -64,8 +64,8 @@ class Node:
     processes: Processes = field(init=False)
     over: dict[str, str] = field(default_factory=dict)
     """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
-    _holders: Holders = field(default_factory=Holders)
-    _seats: Seats = field(default_factory=dict)
+    _holders: GpuHolders = field(default_factory=GpuHolders)
+    _seats: AssignedGpus = field(default_factory=dict)
     _recorded: bool = False
     """A recording says itself who holds a GPU."""
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Node:
         processes, gpus = self.processes.present(), self._present(self._gpus, now)
         holders: tuple[GpuHolder, ...] = ()
         if not self._recorded:
-            gpus = seated(gpus, processes, self._seats)
+            gpus = assign_gpus(gpus, processes, self._seats)
             self._holders.note(processes, gpus)
             if self.over:
                 lately = self.processes.listed_since(now - self._fresh_s)

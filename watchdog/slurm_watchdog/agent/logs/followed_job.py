@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, LogFile
 
 
@@ -20,7 +20,7 @@ class FollowedJob:
     """What stands for each pattern with wildcards."""
     left_out: list[str] = field(default_factory=list)
     """Logs that are not followed, for there are too many."""
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, WorkerRank] = field(default_factory=dict)
     """Pid, as the job sees it -> rank, as a log of this run said last."""
     said: list[list[int]] = field(default_factory=list)
     """The rows of that, also where an earlier run wrote them."""

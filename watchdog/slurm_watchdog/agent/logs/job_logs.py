@@ -25,7 +25,7 @@ from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
-from slurm_watchdog.knowledge.ray_train import Seat, speaker_of
+from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
 from slurm_watchdog.model.protocol import JobWatch
@@ -127,7 +127,7 @@ class JobLogs:
             return None
         return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
 
-    def seats(self) -> dict[str, dict[int, Seat]]:
+    def seats(self) -> dict[str, dict[int, WorkerRank]]:
         """Of each job whose log says it: pid, in the job's own namespace -> which rank that process is."""
         return {job_id: job.seats for job_id, job in self.jobs.items() if job.seats}
 
@@ -321,7 +321,10 @@ class JobLogs:
 
     def _take_seats(self, job: FollowedJob | None, rows: list[list[int]]) -> None:
         if job is not None and rows and rows != job.said:
-            job.said, job.seats = rows, {pid: Seat(rank, local, size) for pid, rank, local, size in rows}
+            job.said, job.seats = (
+                rows,
+                {pid: WorkerRank(rank, local, size) for pid, rank, local, size in rows},
+            )
 
     def _drop_excess(self) -> None:
         excess = len(self._events) - MAX_WAITING_EVENTS

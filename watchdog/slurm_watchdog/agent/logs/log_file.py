@@ -19,9 +19,9 @@ from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, L
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
-from slurm_watchdog.knowledge.ray_train import SeatReader
+from slurm_watchdog.knowledge.ray_train import WorkerRankReader
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import Scan, Seen, scan
+from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
@@ -70,12 +70,12 @@ class LogFollower:
     """Events since the last take()."""
     framework: str | None = None
     """Which one wrote the file, None while nothing shows it."""
-    seats: SeatReader = field(default_factory=SeatReader)
+    seats: WorkerRankReader = field(default_factory=WorkerRankReader)
     """Which process is which rank, where Ray says it."""
     _searched: int = 0
     """Bytes that were searched for the framework's words."""
     _items: list[Item] = field(default_factory=list)
-    _seen: Seen = field(default_factory=Seen)
+    _seen: ShapeMemory = field(default_factory=ShapeMemory)
     _learner: Learner | None = field(default_factory=Learner)
     _known: int = 0
     """Lines of progress in a known format."""
@@ -139,7 +139,7 @@ class LogFollower:
         """The events since the last call, and how many more were left out."""
         items, left_out = condense(self._items)
         left_out += self.left_out
-        self._items, self.left_out, self._seen = [], 0, Seen()
+        self._items, self.left_out, self._seen = [], 0, ShapeMemory()
         return items, left_out
 
     def close(self) -> None:

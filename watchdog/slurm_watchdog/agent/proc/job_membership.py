@@ -25,7 +25,7 @@ from slurm_watchdog.agent.proc.process_facts import (
 )
 from slurm_watchdog.agent.proc.ranks import MAX_DEPTH, ranks_of_ray, ranks_of_step
 from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_VARIABLES
-from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Role
 
 
@@ -33,7 +33,7 @@ def assign(
     table: Mapping[int, ProcessFacts],
     before: Mapping[Key, JobMember],
     owners: Mapping[str, int],
-    seats: Mapping[str, Mapping[int, Seat]] = MappingProxyType({}),
+    seats: Mapping[str, Mapping[int, WorkerRank]] = MappingProxyType({}),
 ) -> dict[int, JobMember]:
     """Membership by pid of every process that belongs to a job. `before` is the last result, by pid and start.
 

@@ -13,7 +13,7 @@ from slurm_watchdog.agent.proc.process_facts import (
     restarts_of,
 )
 from slurm_watchdog.knowledge.launchers import NEVER_A_RANK, RANK_SOURCES, RANK_VARIABLES
-from slurm_watchdog.knowledge.ray_train import WORKER_NAMES, Seat
+from slurm_watchdog.knowledge.ray_train import WORKER_NAMES, WorkerRank
 from slurm_watchdog.model.observations import Role
 
 BATCH_STEPS = frozenset({"batch", "interactive"})
@@ -76,7 +76,10 @@ def ranks_of_step(
 
 
 def ranks_of_ray(
-    place: JobStep, group: list[ProcessFacts], seats: Mapping[int, Seat], before: Mapping[Key, JobMember]
+    place: JobStep,
+    group: list[ProcessFacts],
+    seats: Mapping[int, WorkerRank],
+    before: Mapping[Key, JobMember],
 ) -> dict[int, JobMember]:
     """Roles in one step of a job whose log says which of Ray's workers is which rank.
 

@@ -40,7 +40,7 @@ from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMe
 from slurm_watchdog.agent.processes.process_row import describe
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount
-from slurm_watchdog.knowledge.ray_train import Seat
+from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
 from slurm_watchdog.model.report import JobDirectives
@@ -74,7 +74,7 @@ class ProcessReader:
     """What this agent may not see, in a sentence."""
     owners: Mapping[str, int] = field(default_factory=dict)
     """The jobs that Slurm has here, as the controller has said, and whose they are (JobsHere.owners)."""
-    read_seats: Callable[[], Mapping[str, Mapping[int, Seat]]] = dict
+    read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Members of jobs that the last look left aside, by job and user: too many
@@ -82,7 +82,7 @@ class ProcessReader:
     _mine: list[Entry] = field(default_factory=list)
     """Those that are looked at in every tick."""
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
-    _seated: Mapping[str, Mapping[int, Seat]] = field(default_factory=dict)
+    _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
@@ -195,7 +195,7 @@ class ProcessReader:
         ]
         return min(ranks)[1] if ranks else None
 
-    def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, Seat]]) -> None:
+    def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, WorkerRank]]) -> None:
         """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before,
         unless `all_again`."""
         entries = self.table.entries

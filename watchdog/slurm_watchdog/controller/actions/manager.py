@@ -17,7 +17,7 @@ from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, OperationRecord
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class Actions:
             not busy
             and run.decision.process is None  # others of its job may be there: the nodes say when none is
             and incident.state is not IncidentState.RESOLVED
-            and (end.ok or incident.kind == Kind.OPERATOR_RESTART)
+            and (end.ok or incident.kind == IncidentKind.OPERATOR_RESTART)
         ):
             self._incidents.close_incident(incident, end.detail)
 

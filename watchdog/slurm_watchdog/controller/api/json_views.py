@@ -13,7 +13,7 @@ from slurm_watchdog.controller.health.cluster import Health, health_json, is_ann
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 
@@ -192,7 +192,7 @@ SHOWN_STEP_TIMES = 24
 
 def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
     """Those that people are told of, what fires and is critical first, at most SHOWN_OPEN."""
-    told = [i for i in incidents if i.inhibited_by is None and i.kind != Kind.OPERATOR_RESTART]
+    told = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
     told.sort(
         key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at)
     )

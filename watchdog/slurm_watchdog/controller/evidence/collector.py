@@ -47,7 +47,7 @@ from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.evidence import NodeEvidence
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import CollectEvidence
 from slurm_watchdog.model.slurm import SlurmJob
@@ -220,7 +220,7 @@ class Collector:
         incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
             return decision.decided_at
-        return float("-inf") if incident.kind == Kind.OPERATOR_RESTART else incident.opened_at
+        return float("-inf") if incident.kind == IncidentKind.OPERATOR_RESTART else incident.opened_at
 
     # ------------------------------------------------------------------------------------ collecting
 

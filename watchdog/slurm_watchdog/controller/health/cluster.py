@@ -18,7 +18,7 @@ from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, around, job_health
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.notification import Delivery
 
 TICK_LATE_S: Final = 30.0
@@ -83,7 +83,7 @@ def is_announced(incident: Incident) -> bool:
     return (
         incident.state is IncidentState.FIRING
         and incident.inhibited_by is None
-        and incident.kind != Kind.OPERATOR_RESTART
+        and incident.kind != IncidentKind.OPERATOR_RESTART
     )
 
 

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentKind, IncidentState, Severity
 
 
 class Level(StrEnum):
@@ -114,7 +114,7 @@ def around(
     """The surroundings of the jobs of `view`."""
     by_job: dict[str, list[Incident]] = {}
     for incident in incidents:
-        if incident.kind != Kind.OPERATOR_RESTART:
+        if incident.kind != IncidentKind.OPERATOR_RESTART:
             for job_id in incident.jobs_now or incident.job_ids:
                 by_job.setdefault(job_id, []).append(incident)
     return Around(

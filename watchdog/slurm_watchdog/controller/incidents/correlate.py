@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.registry import causes_of, spec_of
 from slurm_watchdog.detect.spec import Subject
-from slurm_watchdog.model.incidents import NOBODY, Culprit, Finding, Incident, IncidentState, Kind, Truth
+from slurm_watchdog.model.incidents import (
+    NOBODY,
+    Culprit,
+    Finding,
+    Incident,
+    IncidentKind,
+    IncidentState,
+    Truth,
+)
 from slurm_watchdog.wire.redact_values import mask_words
 
 RESOLVE_AFTER_S = 10.0
@@ -159,7 +167,7 @@ def _update(
     incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
 ) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
-    if incident.id in moment.acting or incident.kind == Kind.OPERATOR_RESTART:
+    if incident.id in moment.acting or incident.kind == IncidentKind.OPERATOR_RESTART:
         return incident
     by_hardware = incident.subject.startswith(HARDWARE)
     about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
@@ -324,7 +332,7 @@ def _same_matter(incident: Incident, cause: Incident) -> bool:
 
 def _same_run(incident: Incident, cause: Incident) -> bool:
     """False if one is about one run of a job, and the other about another run of it."""
-    if cause.kind == Kind.CRASH_LOOP:
+    if cause.kind == IncidentKind.CRASH_LOOP:
         return True
     for one, other in ((incident, cause), (cause, incident)):
         named = run_named(one.subject)

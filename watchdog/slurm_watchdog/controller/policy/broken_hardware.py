@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from slurm_watchdog.model.incidents import Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import HOLDS_NODES
 
@@ -21,7 +21,7 @@ def broken_under(
     """
     found: dict[str, str] = {}
     for incident in incidents:
-        if incident.kind != Kind.GPU_FAULT or incident.state is not IncidentState.FIRING:
+        if incident.kind != IncidentKind.GPU_FAULT or incident.state is not IncidentState.FIRING:
             continue
         for node in set(incident.exclude_nodes) & set(job.nodes):
             if job.job_id in incident.jobs_now or (not incident.jobs_now and _is_alone(job, node, jobs)):

@@ -13,19 +13,19 @@ from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm_states import is_out
 
 
 def decide(incident: Incident, situation: PolicyInput, limits: Limits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
-    if incident.kind != Kind.OPERATOR_RESTART:  # a person says himself what to avoid
+    if incident.kind != IncidentKind.OPERATOR_RESTART:  # a person says himself what to avoid
         avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
         incident = replace(incident, exclude_nodes=tuple(avoided))
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
     ladder, left_out = _possible(rule.ladder, situation)
-    asked = incident.kind == Kind.OPERATOR_RESTART
+    asked = incident.kind == IncidentKind.OPERATOR_RESTART
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
     verdict, by, reason = Verdict.ALLOWED, str(incident.kind), _why_allowed(incident, asked=asked)
     if action is Action.NONE:

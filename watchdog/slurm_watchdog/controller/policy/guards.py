@@ -9,7 +9,7 @@ from slurm_watchdog.controller.policy.orphan_process import same
 from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Decision, Rung
-from slurm_watchdog.model.incidents import Incident, Kind
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 
@@ -96,7 +96,7 @@ def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
 
 def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
     asks = any(rung in GENTLE for rung in s.rule.ladder)
-    if s.hang is None or s.hang == incident.id or not asks or incident.kind == Kind.OPERATOR_RESTART:
+    if s.hang is None or s.hang == incident.id or not asks or incident.kind == IncidentKind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
@@ -168,7 +168,7 @@ def _attempts(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
 
 
 def _crash_loop(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
-    if s.crash_loop is None or incident.kind == Kind.CRASH_LOOP:
+    if s.crash_loop is None or incident.kind == IncidentKind.CRASH_LOOP:
         return None
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 

@@ -19,7 +19,7 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
-from slurm_watchdog.model.incidents import Culprit, Kind
+from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -198,7 +198,7 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
         ],
         "is_hang": diagnosis.is_hang,
         "class": diagnosis.stack_class
-        if diagnosis.kind == Kind.COLLECTIVE_HANG and diagnosis.stack_class
+        if diagnosis.kind == IncidentKind.COLLECTIVE_HANG and diagnosis.stack_class
         else diagnosis.kind,
         "kind": diagnosis.kind,
         "culprits": [_culprit(each) for each in diagnosis.culprits],

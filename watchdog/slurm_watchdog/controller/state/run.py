@@ -17,7 +17,7 @@ from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.model.cluster_view import JobView, Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
-from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -299,9 +299,9 @@ def logged_errors(run: Run) -> tuple[LoggedError, ...]:
     return tuple(logged_error(event, node, at) for node, at, event in run.errors.lines)
 
 
-def _seats(run: Run) -> tuple[Seat, ...]:
+def _seats(run: Run) -> tuple[RankLocation, ...]:
     seats = {
-        process.rank: Seat(process.rank, key[0], process.pid)
+        process.rank: RankLocation(process.rank, key[0], process.pid)
         for key, (process, _, _) in sorted(run.processes.items())
         if process.role is Role.RANK and process.rank is not None
     }

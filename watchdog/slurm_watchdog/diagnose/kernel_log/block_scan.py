@@ -22,8 +22,8 @@ from slurm_watchdog.diagnose.kernel_log.verdict import ELSEWHERE_NEEDLES, STUCK,
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_signatures import kernel_rows
 from slurm_watchdog.knowledge.site_rows import SiteRows
-from slurm_watchdog.parse.kernel_log.file import Message, read_line, words_of
-from slurm_watchdog.parse.training_log.block_scan import PIECE, cover, letters, pieces
+from slurm_watchdog.parse.kernel_log.file import Message, kernel_text_of, read_line
+from slurm_watchdog.parse.training_log.block_scan import PIECE_BYTES, cover, letters, pieces
 
 MAX_LINE_BYTES = 65536
 """Of a line so much is looked at; a record of the journal as JSON has a few thousand bytes."""
@@ -148,7 +148,7 @@ class KernelScan:
         """(the shape of each line, those that hold a needle)."""
         plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece or b"\\x" in piece else piece
         shapes = letters(plain).split(b"\n")[: len(lines)]
-        if len(piece) > PIECE:  # it holds a line longer than itself
+        if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
             shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
         for counter in (self._read, self._facts):
             if len(counter) > MAX_SHAPES:
@@ -191,5 +191,5 @@ def _is_stamped(line: bytes) -> bool:
 
 
 def _speaks(line: bytes) -> bool:
-    words = words_of(line[:MAX_LINE_BYTES].decode("utf-8", "replace"))
+    words = kernel_text_of(line[:MAX_LINE_BYTES].decode("utf-8", "replace"))
     return words is not None and bool(words.text)

@@ -35,7 +35,7 @@ WITHIN_LINES = 5000
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedLine:
     """One line with a fact, and how it stands to the others."""
 
     number: int
@@ -65,15 +65,15 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KernelVerdict:
     """What a file says. `dropped` lines with a fact were too many to be kept."""
 
-    lines: tuple[Judged, ...]
+    lines: tuple[JudgedLine, ...]
     messages: int
     dropped: int = 0
 
 
-def judge_file(messages: Iterable[Message]) -> Verdict:
+def judge_file(messages: Iterable[Message]) -> KernelVerdict:
     """Cause and consequence among the messages of one file, which may be of many nodes."""
     remote: set[tuple[str | None, str]] = set()
     entries, uuids, counted, dropped = _collect(messages, remote)
@@ -82,7 +82,7 @@ def judge_file(messages: Iterable[Message]) -> Verdict:
         _mark_ends(ordered)
         _mark_causes(ordered)
     remote |= _remote_disks(entries)
-    return Verdict(tuple(_judged(entry, uuids, remote) for entry in entries), counted, dropped)
+    return KernelVerdict(tuple(_judge_line(entry, uuids, remote) for entry in entries), counted, dropped)
 
 
 def class_of(fact: KernelFact) -> str:
@@ -327,9 +327,9 @@ def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> boo
     return controller is None or (node, controller[0]) not in remote
 
 
-def _judged(
+def _judge_line(
     entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
-) -> Judged:
+) -> JudgedLine:
     fact = entry.fact
     exclude = fact.may_exclude_node or _is_local_failure(entry, remote)
     if entry.class_name == "pcie_fatal" and entry.over_at is not None:
@@ -346,7 +346,7 @@ def _judged(
         and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_")))
     ):
         gpu = uuids.get((entry.message.node, fact.pci_bus_id), fact.pci_bus_id)
-    return Judged(
+    return JudgedLine(
         number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact, gpu=gpu), role=role,
         may_exclude_node=exclude, because_of=entry.because_of, over_at=entry.over_at, waits_for=entry.waits_for, gpu=gpu,
     )  # fmt: skip

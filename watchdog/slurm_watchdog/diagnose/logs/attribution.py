@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slurm_watchdog.diagnose.logs.case import Case
+from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
@@ -51,7 +51,7 @@ _SLURM_WHAT = {
 }  # fmt: skip
 
 
-def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
+def who_felt_it(first: FoundError, alive: Sequence[FoundError], case: LogCase) -> int | None:
     """The rank whose process NCCL spoke for: the only one to which NCCL's call failed with an error of CUDA."""
     said = {
         case.ranks.rank_of(error.who)
@@ -61,7 +61,7 @@ def who_felt_it(first: Error, alive: Sequence[Error], case: Case) -> int | None:
     return said.pop() if len(said) == 1 and "NCCL" in first.raw_text else None
 
 
-def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
+def rank_beside(first: FoundError, roots: Sequence[FoundError], case: LogCase) -> int | None:
     """The rank of an error that names nobody, from the one that says next what its process felt of it: the
     kernel, a driver or a library wrote the first line, Python the second. Only if that can be a single
     rank."""
@@ -75,7 +75,7 @@ def rank_beside(first: Error, roots: Sequence[Error], case: Case) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def rank_of_dead_process(case: Case) -> tuple[int | None, str | None]:
+def rank_of_dead_process(case: LogCase) -> tuple[int | None, str | None]:
     """(rank, host) of the only process that Ray says has died, if other lines say which rank it is."""
     dead = set(case.ranks.dead)
     for error in case.errors:
@@ -87,13 +87,13 @@ def rank_of_dead_process(case: Case) -> tuple[int | None, str | None]:
     return named.pop() if len(named) == 1 else (None, None)
 
 
-def node_of_workers(error: Error) -> str | None:
+def node_of_workers(error: FoundError) -> str | None:
     """The node that Ray names where it says that it ended workers."""
     match = _OF_NODE.search(error.raw_text)
     return match["host"] if match else None
 
 
-def node_of_all(case: Case) -> str | None:
+def node_of_all(case: LogCase) -> str | None:
     """The only node whose tasks ended by themselves, where Slurm says of tasks elsewhere that it ended them
     after that."""
     tasks = case.ranks.tasks
@@ -102,13 +102,13 @@ def node_of_all(case: Case) -> str | None:
     return own.pop() if len(own) == 1 and ended - own else None
 
 
-def failed_node(case: Case) -> str | None:
+def failed_node(case: LogCase) -> str | None:
     """The only node that Slurm says has failed."""
     nodes = {match[1] for error in case.errors if (match := _NODE_FAILURE.search(error.raw_text))}
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def who_of(error: Error, case: Case) -> tuple[int | None, str | None]:
+def speaker_of(error: FoundError, case: LogCase) -> tuple[int | None, str | None]:
     """(rank, host) of whoever says a line, as far as its prefix or its own words have them."""
     rank = case.ranks.rank_of(error.who)
     host = case.ranks.host_of(error.who, rank)
@@ -128,7 +128,7 @@ def who_of(error: Error, case: Case) -> tuple[int | None, str | None]:
     return rank, nodes.pop() if len(nodes) == 1 else None
 
 
-def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bool:
+def is_everybody(ranks: Sequence[int], alike: Sequence[FoundError], case: LogCase) -> bool:
     """Whether so many failed alike that none of them is the one."""
     if len(ranks) < 2:
         locals_ = {(error.who.local, error.who.host) for error in alike}
@@ -137,7 +137,7 @@ def is_everybody(ranks: Sequence[int], alike: Sequence[Error], case: Case) -> bo
     return len(ranks) >= max(3, ALIKE_SHARE * world) or len(ranks) >= world > 1
 
 
-def place_in_table(error: Error, ranks: Ranks) -> None:
+def place_in_table(error: FoundError, ranks: Ranks) -> None:
     """An error that stands in torchrun's table of failures is that row's."""
     if error.who.rank is not None or ranks.excerpt:
         return  # of lines that agents report the one that ends a table is not known
@@ -147,7 +147,9 @@ def place_in_table(error: Error, ranks: Ranks) -> None:
             return
 
 
-def placed(error: Error, name: str, case: Case, host: str | None) -> tuple[int | None, str | None]:
+def locate_errors(
+    error: FoundError, name: str, case: LogCase, host: str | None
+) -> tuple[int | None, str | None]:
     """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
     ranks = case.ranks
     segments = case.sources[error.source].digest.segments
@@ -194,7 +196,7 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
 
 
-def task_of(error: Error, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
+def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
     """Slurm's word of the one task that ended so; of several nobody knows which was first."""
     not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:

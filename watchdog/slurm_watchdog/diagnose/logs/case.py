@@ -10,7 +10,7 @@ from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.progress import NoNumber, Progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.silence import Silence
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Source:
     path: str
     digest: Digest
     progress: Progress
-    errors: list[Error]
+    errors: list[FoundError]
     silence: Silence | None = None
     no_number: NoNumber | None = None
     roles: dict[int, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LogVerdict:
     name: str
     line: int | None
     source: int
@@ -54,12 +54,12 @@ class Verdict:
 
 
 @dataclass
-class Case:
+class LogCase:
     """All errors of a job in their order, and what was made of them."""
 
     sources: Sequence[Source]
     ranks: Ranks
-    errors: list[Error]
+    errors: list[FoundError]
     role: dict[int, str] = field(default_factory=dict)
     """By id of the error."""
     timed: bool = True
@@ -68,7 +68,7 @@ class Case:
     """Row of the signatures -> ranks that said so, where more of them did than lines were kept."""
 
 
-def after_step(case: Case, error: Error | None = None) -> str:
+def after_step(case: LogCase, error: FoundError | None = None) -> str:
     """After which step; of an error the last one that was logged before it in its excerpt."""
     step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
     segments = case.sources[error.source].digest.segments if error is not None else None
@@ -79,7 +79,7 @@ def after_step(case: Case, error: Error | None = None) -> str:
     return f", after step {step}" if step is not None else ""
 
 
-def words_of(rank: int | None, host: str | None) -> str:
+def rank_words(rank: int | None, host: str | None) -> str:
     """`rank 3 on n1`, or what of it is known; empty if nothing is."""
     if rank is None:
         return f"host {host}" if host is not None else ""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 FEW_SILENT = 0.25
 """Those that say nothing in a cascade are named if they are at most this share of the ranks."""
@@ -50,7 +50,7 @@ class Suspects:
 
 
 def suspects_of(
-    errors: Sequence[Error],
+    errors: Sequence[FoundError],
     rank_of: dict[int, int | None],
     known: Iterable[int],
     world: int | None,
@@ -75,7 +75,7 @@ def suspects_of(
     )
 
 
-def _told(errors: Sequence[Error]) -> Suspects | None:
+def _told(errors: Sequence[FoundError]) -> Suspects | None:
     """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
     for error in errors:
         for text in (error.raw_text, *error.detail):
@@ -123,7 +123,7 @@ def _group_of(text: str) -> str:
 
 
 def _mismatched(
-    errors: Sequence[Error], places: list[int], rank_of: dict[int, int | None]
+    errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None]
 ) -> Suspects | None:
     """The few that ran another operation, or one of another size, under the same number in the group of all."""
     works: dict[tuple[str, int], dict[int, tuple[str, str | None]]] = {}
@@ -152,7 +152,7 @@ def _mismatched(
 
 
 def _behind(
-    errors: Sequence[Error], places: list[int], rank_of: dict[int, int | None], said: int
+    errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None], said: int
 ) -> Suspects | None:
     """The few whose last collective is before that of all others of their group."""
     enqueued: dict[str, dict[int, int]] = {}

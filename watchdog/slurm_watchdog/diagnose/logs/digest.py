@@ -16,7 +16,7 @@ from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_nu
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, stamp_of
 from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from slurm_watchdog.model.observations import EventKind
-from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, Seen, letters, scan
+from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
 from slurm_watchdog.parse.training_log.context import Context
 from slurm_watchdog.parse.training_log.fact import LogFact
 
@@ -97,7 +97,7 @@ class Collector:
     """Takes blocks of whole lines; `digest()` gives what was kept."""
 
     def __init__(self, markdown: bool = False, own: tuple[Pattern, ...] = ()) -> None:
-        self._seen = Seen(
+        self._seen = ShapeMemory(
             errors_in_full=ERRORS_IN_FULL, steps_in_full=STEPS_IN_FULL, only_last=True, watched=_SETUP_LETTERS
         )
         self._raw: dict[int, str] = {}

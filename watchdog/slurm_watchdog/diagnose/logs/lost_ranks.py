@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import LOST_A_RANK
 
 SPEAKERS = 2
 """So many different ranks have to say so, where any of them is named; rank 0 may be the only one that logs."""
 
 
-def lost_rank(errors: Sequence[Error], ranks: Ranks) -> Suspects | None:
+def lost_rank(errors: Sequence[FoundError], ranks: Ranks) -> Suspects | None:
     """Whom all of `errors` that name a lost rank name; None if they differ, are too few, or if that rank
     speaks itself."""
     told = [

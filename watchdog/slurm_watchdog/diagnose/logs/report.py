@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from slurm_watchdog.analysis.learned_limit import LimitSettings
-from slurm_watchdog.diagnose.logs.case import Source, Verdict
+from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
 from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
@@ -14,7 +14,7 @@ from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
-from slurm_watchdog.diagnose.logs.verdict import judge, with_rank
+from slurm_watchdog.diagnose.logs.verdict import find_verdict, with_rank
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 
 MAX_ERRORS = 400
@@ -28,10 +28,10 @@ class Settings(Protocol):
     def nan_steps(self) -> int: ...
 
 
-class Judged:
+class RunReport:
     """The files of one job, and the verdict over them."""
 
-    def __init__(self, sources: list[Source], ranks: Ranks, verdict: Verdict | None) -> None:
+    def __init__(self, sources: list[Source], ranks: Ranks, verdict: LogVerdict | None) -> None:
         self.sources, self.ranks, self.verdict = sources, ranks, verdict
 
     def rows(self) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def judge_job(
     settings: Settings,
     seen_at: str | None = None,
     written_at: Sequence[float | None] = (),
-) -> Judged:
+) -> RunReport:
     """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in
     local time."""
     sources = []
@@ -145,4 +145,4 @@ def judge_job(
                 read_no_number(digest, settings.nan_steps),
             )
         )
-    return Judged(sources, ranks, judge(sources, ranks))
+    return RunReport(sources, ranks, find_verdict(sources, ranks))

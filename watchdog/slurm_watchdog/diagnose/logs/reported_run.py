@@ -14,7 +14,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.case import Case, Source
+from slurm_watchdog.diagnose.logs.case import LogCase, Source
 from slurm_watchdog.diagnose.logs.digest import Digest, put_on_clock, take_apart
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
 from slurm_watchdog.diagnose.logs.line import Line
@@ -24,12 +24,12 @@ from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import ordered_case, with_rank
 from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
-from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 
 APART_S = 10.0
 """Lines of two files without times are known to have come one after the other when so much time lay between:
 twice an agent's interval."""
-KEPT = 256
+MAX_RUNS_REMEMBERED = 256
 """Runs whose answer is remembered: each is asked for several times a tick, and few have new lines."""
 
 
@@ -59,7 +59,7 @@ class ReportedRun(Struct, frozen=True):
     """What is judged of a run, without what changes from one look to the next: two that are equal come to the same."""
 
     lines: tuple[ReportedLine, ...]
-    seats: tuple[Seat, ...]
+    seats: tuple[RankLocation, ...]
     nodes: tuple[str, ...]
     batch_host: str | None
     ranks: int
@@ -78,7 +78,7 @@ def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
     return ReportedRun(tuple(placed), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
 
 
-def case_of(run: ReportedRun) -> Case:
+def case_of(run: ReportedRun) -> LogCase:
     """The run as a case for the engine; its lines have the numbers that they have here."""
     files: dict[tuple[str, str], list[ReportedLine]] = {}
     for line in run.lines:
@@ -203,7 +203,7 @@ def _row(ending: Ending, line: int, root: bool) -> Failure:
     )  # fmt: skip
 
 
-def _order_by_arrival(case: Case, run: ReportedRun) -> None:
+def _order_by_arrival(case: LogCase, run: ReportedRun) -> None:
     """Files without comparable times: what was read long before all of the others came first."""
     seconds = {line.number: line.seconds for line in run.lines}
     first: dict[int, int] = {}
@@ -228,7 +228,7 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
-class Said(Struct, frozen=True):
+class AttributedError(Struct, frozen=True):
     """An error line, and who said it as far as that is known."""
 
     error: LoggedError
@@ -237,13 +237,16 @@ class Said(Struct, frozen=True):
     pid: int | None
 
 
-def who_said(run: PastRun) -> list[Said]:
+def attributed_errors(run: PastRun) -> list[AttributedError]:
     """All error lines of a run, each with its speaker."""
     errors = sorted(run.errors, key=lambda e: e.at)
-    return [Said(error, *who) for error, who in zip(errors, _speakers(reported(run, errors)), strict=True)]
+    return [
+        AttributedError(error, *who)
+        for error, who in zip(errors, _speakers(reported(run, errors)), strict=True)
+    ]
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
 def _speakers(run: ReportedRun) -> tuple[tuple[str | None, int | None, int | None], ...]:
     """(node, rank, pid) of each line."""
     case = case_of(run)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.shortened import SAID, shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.reported_run import (
-    KEPT,
+    MAX_RUNS_REMEMBERED,
     ReportedLine,
     ReportedRun,
     case_of,
@@ -28,7 +28,7 @@ from slurm_watchdog.knowledge.log_signatures import LogTable, log_table
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
-from slurm_watchdog.model.past_runs import LoggedError, PastRun, Seat
+from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 
@@ -65,15 +65,15 @@ class Cause(Struct, frozen=True, kw_only=True):
 def find_cause(run: PastRun) -> Cause | None:
     """What went wrong since the last step of `run`; None if no error was logged since, or none that ended it."""
     lines = lines_since_last_step(run)
-    judged = _judge(reported(run, lines), log_table()) if lines else None
+    judged = _find_cause(reported(run, lines), log_table()) if lines else None
     if judged is None:
         return None
     place, cause = judged
     return replace(cause, error=lines[place])
 
 
-@lru_cache(maxsize=KEPT)
-def _judge(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
+@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
+def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
     """(the place of the line that says most, the cause with its text alone). `table`: the rows in force,
     which SIGHUP replaces."""
     verdict = judge_errors(case_of(run))
@@ -149,7 +149,9 @@ def running(job: JobView, now: float) -> PastRun:
         error_ranks=job.error_ranks,
         ranks=max([len(job.ranks), *(r.process.world_size or 0 for r in job.ranks)]),
         seats=tuple(
-            Seat(r.process.rank, r.node, r.process.pid) for r in job.ranks if r.process.rank is not None
+            RankLocation(r.process.rank, r.node, r.process.pid)
+            for r in job.ranks
+            if r.process.rank is not None
         ),
     )
 
@@ -162,7 +164,7 @@ def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str
     return cause.how if cause is not None and known else "ended"
 
 
-def said_before_it_ended(job: JobView, rank: int | None, now: float) -> str:
+def last_error_before_end(job: JobView, rank: int | None, now: float) -> str:
     """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its
     own is known to be the cause."""
     cause = find_cause(running(job, now)) if job.errors and rank is not None else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from itertools import islice
 
-from slurm_watchdog.diagnose.logs.case import Case, Source
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.case import LogCase, Source
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
 STEP_SLACK_S = 2.0
@@ -28,11 +28,11 @@ AFTER_END = frozenset({"permission", "network", "loss_nan"})
 """What is said in passing when training is done."""
 
 
-def is_root(error: Error) -> bool:
+def is_root(error: FoundError) -> bool:
     return error.name not in log_table().consequences
 
 
-def was_survived(error: Error, case: Case) -> bool:
+def was_survived(error: FoundError, case: LogCase) -> bool:
     if error.ignored:
         return True
     source = case.sources[error.source]
@@ -60,20 +60,20 @@ def was_survived(error: Error, case: Case) -> bool:
     return _goes_on_quietly(error, source)
 
 
-def _below_the_same(line: int, error: Error, source: Source) -> bool:
+def _below_the_same(line: int, error: FoundError, source: Source) -> bool:
     """Whether a line stands below the same heading as an error, in a file that has headings: only then it
     came later."""
     return error.line < line <= _ends_at(error, source)
 
 
-def _ends_at(error: Error, source: Source) -> float:
+def _ends_at(error: FoundError, source: Source) -> float:
     """The line at which the part of a file ends in which an error stands: its next heading, or the end of the file."""
     headings = source.digest.headings
     place = bisect_right(headings, error.line)
     return headings[place] if place < len(headings) else float("inf")
 
 
-def rises_after(error: Error, case: Case) -> int:
+def rises_after(error: FoundError, case: LogCase) -> int:
     """How many new steps were logged after an error: by time where both have one, else by their lines in the
     same file."""
     most = 0
@@ -95,7 +95,7 @@ def rises_after(error: Error, case: Case) -> int:
     return most
 
 
-def _goes_on_quietly(error: Error, source: Source) -> bool:
+def _goes_on_quietly(error: FoundError, source: Source) -> bool:
     """Whether its stream says many ordinary things after an error of the soft kind, and no further error is logged."""
     if error.name not in SOFT or error.line < source.last_error_line:
         return False

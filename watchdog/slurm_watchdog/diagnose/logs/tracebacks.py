@@ -76,7 +76,7 @@ _LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
 
 
 @dataclass
-class Error:
+class FoundError:
     """One thing that went wrong, as the log says it."""
 
     line: int
@@ -116,7 +116,7 @@ class _Stream:
     began: int = 0
     at: float | None = None
     number: int = 0
-    last: Error | None = None
+    last: FoundError | None = None
     since: int = 0
     chained: bool = False
     during: bool = False
@@ -125,14 +125,14 @@ class _Stream:
     frames: int = 0
 
 
-def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -> list[Error]:
+def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -> list[FoundError]:
     """The errors in the lines (in the order of the file, with gaps), in that order.
 
     `segments` has for each line's number the excerpt that it stands in, where a text has several.
     """
     clock = Clock()
     streams: dict[Who, _Stream] = {}
-    found: list[Error] = []
+    found: list[FoundError] = []
     latest: float | None = None
     for line in _apart(lines):
         placed = _believed(line, clock.place(line.stamp), latest)
@@ -180,7 +180,7 @@ def _apart(lines: Iterable[Line]) -> Iterator[Line]:
             yield replace(line, text=text)
 
 
-def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:
+def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundError | None:
     """What one line adds to its stream."""
     text = line.text
     lower = text.lower()
@@ -227,14 +227,14 @@ def _is_prose(line: Line) -> bool:
     return len(line.text.split()) >= PROSE_WORDS and _PERSON.search(line.text) is not None
 
 
-def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> Error | None:
+def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundError | None:
     if stream.open == 0:
         stream.indent, stream.began, stream.frames = line.indent, line.number, 0
     stream.open += 1
     if line.level == "warning" or line.level == "info":
         stream.weak = True
     # A log that is cut off has nothing but the header.
-    error = Error(
+    error = FoundError(
         line.number, "traceback", line.text.strip(), line.who, at, own, line.level, True, raw_text=line.raw
     )
     error.ignored, error.weak = stream.ignored, stream.weak
@@ -253,10 +253,10 @@ def _is_exception(text: str) -> bool:
     )
 
 
-def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) -> Error:
+def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) -> FoundError:
     text = line.text.strip()
     before = stream.last
-    error = Error(
+    error = FoundError(
         line.number,
         name,
         text,
@@ -315,11 +315,11 @@ def _detail(line: Line, stream: _Stream) -> None:
             error.goes_on = True
 
 
-def _without_told_headers(errors: list[Error]) -> list[Error]:
+def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:
     """Without the headers (`Traceback`, `terminate called`) of which a later line of their stream says what
     they announce."""
     next_line: dict[Who, int] = {}
-    kept: list[Error] = []
+    kept: list[FoundError] = []
     for error in reversed(errors):
         if error.name not in log_table().headers:
             next_line[error.who] = error.line

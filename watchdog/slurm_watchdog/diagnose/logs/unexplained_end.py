@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.logs.attribution import SIGNAL_NAMES, rank_of_dead_process, task_of
-from slurm_watchdog.diagnose.logs.case import Case, Verdict, after_step, sentence, words_of
+from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, Task
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -33,7 +33,7 @@ _SLURMS_HOW = (
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
-def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Verdict | None:
+def of_consequences(case: LogCase, told: list[FoundError], ended_by: FoundError | None) -> LogVerdict | None:
     """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
 
     `ended_by` is the line with which somebody ended the run from outside.
@@ -72,7 +72,7 @@ def of_consequences(case: Case, told: list[Error], ended_by: Error | None) -> Ve
     return _of_ends(case, last, told)
 
 
-def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
+def _failed_before(ended_by: FoundError, told: Sequence[FoundError]) -> bool:
     """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption
     needs no such reason, and some programs end with a code of their own when they are told to end."""
     if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
@@ -80,13 +80,13 @@ def _failed_before(ended_by: Error, told: Sequence[Error]) -> bool:
     return any(_FAILED.search(error.raw_text) for error in told if error.name == "task_exit")
 
 
-def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Verdict:
+def _of_timeouts(case: LogCase, timeouts: list[FoundError], told: Sequence[FoundError]) -> LogVerdict:
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
     for place, error in enumerate(timeouts):
         if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
             by_place[place] = error.group_rank
     suspects = suspects_of(
-        timeouts, by_place, case.ranks.seen, case.ranks.world, _said(case, TIMED_OUT)
+        timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
     ) or lost_rank(told, case.ranks)
     if (
         suspects is not None
@@ -95,7 +95,9 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
         and not set(suspects.ranks) <= case.ranks.files
     ):
         suspects = None  # its file is not here
-    said = sorted({rank for rank in by_place.values() if rank is not None} | _said(case, TIMED_OUT))
+    said = sorted(
+        {rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT)
+    )
     first = timeouts[0]
     name = (
         "collective_mismatch"
@@ -118,25 +120,25 @@ def _of_timeouts(case: Case, timeouts: list[Error], told: Sequence[Error]) -> Ve
         else f"host {host} is suspect: it was marked dead"
     )
     summary = f"{log_table().means[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
-    return Verdict(
+    return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
         suspected=suspects.reason if suspects is not None else "", explained=False,
     )  # fmt: skip
 
 
-def _said(case: Case, names: Iterable[str]) -> frozenset[int]:
+def _ranks_that_logged(case: LogCase, names: Iterable[str]) -> frozenset[int]:
     """The ranks that said so, of those whose lines are not all kept."""
     return frozenset[int]().union(*(case.said.get(name, frozenset()) for name in names))
 
 
-def _marked_dead(told: Sequence[Error]) -> str | None:
+def _marked_dead(told: Sequence[FoundError]) -> str | None:
     """The only node that Ray says is dead."""
     hosts = {match["host"] for error in told if (match := _DEAD_NODE.search(error.raw_text))}
     return hosts.pop() if len(hosts) == 1 else None
 
 
-def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdict | None:
+def _of_lost(case: LogCase, felt: Sequence[FoundError], told: Sequence[FoundError]) -> LogVerdict | None:
     """Ranks say in a program's own words whom they lost, and no line says why."""
     suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
     if suspects is None:
@@ -145,7 +147,7 @@ def _of_lost(case: Case, felt: Sequence[Error], told: Sequence[Error]) -> Verdic
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0]
     summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
-    return Verdict(
+    return LogVerdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
         followed=len(told) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
     )  # fmt: skip
@@ -158,7 +160,7 @@ def _suspected(suspects: Suspects | None) -> str:
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
 
 
-def _group_is_all(timeouts: Sequence[Error]) -> bool:
+def _group_is_all(timeouts: Sequence[FoundError]) -> bool:
     """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
     once a number."""
     named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
@@ -179,9 +181,9 @@ def _killed_first(failures: Sequence[Failure]) -> Failure | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
+def _of_row(case: LogCase, row: Failure, told: Sequence[FoundError]) -> LogVerdict:
     name = SIGNAL_NAMES.get(row.code or 0, "launcher")
-    who = words_of(row.rank, row.host) or "a worker"
+    who = rank_words(row.rank, row.host) or "a worker"
     how = Ending(code=row.code).words
     for error in told:
         if abs(error.line - row.line) <= 8:
@@ -189,13 +191,13 @@ def _of_row(case: Case, row: Failure, told: Sequence[Error]) -> Verdict:
             break
     summary = f"{who} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
     source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
-    return Verdict(
+    return LogVerdict(
         name, row.line, source, sentence(summary), row.host, row.rank, how,
         followed=max(0, len(told) - 1), explained=row.code in SIGNAL_NAMES, how=how,
     )  # fmt: skip
 
 
-def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
+def _of_tasks(case: LogCase, told: Sequence[FoundError]) -> LogVerdict | None:
     """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
     died = [task for task in case.ranks.tasks if task.signal]
     first = died[0]
@@ -214,15 +216,15 @@ def _of_tasks(case: Case, told: Sequence[Error]) -> Verdict | None:
         if error.line == first.line:
             case.role[id(error)], source = "cause", error.source
     name = first.signal or "killed"
-    who = words_of(rank, host)
+    who = rank_words(rank, host)
     summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
-    return Verdict(
+    return LogVerdict(
         name, first.line, source, sentence(summary), host, rank, first.what,
         followed=max(0, len(told) - 1), explained=False, how=how_slurm_says(first.what),
     )  # fmt: skip
 
 
-def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
+def _of_ends(case: LogCase, last: list[FoundError], told: Sequence[FoundError]) -> LogVerdict:
     """Only the launcher or Slurm says that something ended."""
     first = last[0]
     ranks = case.ranks
@@ -236,9 +238,9 @@ def _of_ends(case: Case, last: list[Error], told: Sequence[Error]) -> Verdict:
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
-    who = words_of(rank, host)
+    who = rank_words(rank, host)
     summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
-    return Verdict(
+    return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         followed=len(told) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
     )  # fmt: skip
@@ -252,7 +254,7 @@ def how_slurm_says(what: str) -> str:
     return next((how for word, how in _SLURMS_HOW if word in what), "")
 
 
-def _how(first: Error, ranks: Ranks) -> str:
+def _how(first: FoundError, ranks: Ranks) -> str:
     codes = {code for _, code in ranks.exits} if first.name == "launcher" else set()
     return Ending(code=codes.pop()).words if len(codes) == 1 else ""
 
@@ -261,19 +263,21 @@ def _is_srun_s_kill(task: Task) -> bool:
     return task.what.startswith(("Terminated", "Killed"))
 
 
-def _lost_daemon(error: Error) -> str | None:
+def _lost_daemon(error: FoundError) -> str | None:
     """The node whose daemon mpirun lost."""
     found = (_REMOTE_DAEMON.match(text) for text in error.detail)
     return next((match["host"] for match in found if match), None)
 
 
-def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Error]) -> Verdict:
+def _of_own_call(
+    case: LogCase, first: FoundError, rank: int | None, told: Sequence[FoundError]
+) -> LogVerdict:
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
-    who = words_of(rank, host)
+    who = rank_words(rank, host)
     summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
-    return Verdict(
+    return LogVerdict(
         first.name,
         first.line,
         first.source,
@@ -286,7 +290,7 @@ def _of_own_call(case: Case, first: Error, rank: int | None, told: Sequence[Erro
     )
 
 
-def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
+def _unexplained(case: LogCase, first: FoundError, told: Sequence[FoundError]) -> LogVerdict:
     host = _lost_daemon(first)
     own = {
         case.ranks.rank_of(error.who)
@@ -299,7 +303,7 @@ def _unexplained(case: Case, first: Error, told: Sequence[Error]) -> Verdict:
         f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
         "and no line says from what"
     )
-    return Verdict(
+    return LogVerdict(
         first.name,
         first.line,
         first.source,

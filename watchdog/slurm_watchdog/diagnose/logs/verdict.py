@@ -18,16 +18,24 @@ from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
     is_everybody,
+    locate_errors,
     node_of_all,
     node_of_workers,
     place_in_table,
-    placed,
     rank_beside,
     rank_of_dead_process,
+    speaker_of,
     who_felt_it,
-    who_of,
 )
-from slurm_watchdog.diagnose.logs.case import Case, Source, Verdict, after_step, duration, sentence, words_of
+from slurm_watchdog.diagnose.logs.case import (
+    LogCase,
+    LogVerdict,
+    Source,
+    after_step,
+    duration,
+    rank_words,
+    sentence,
+)
 from slurm_watchdog.diagnose.logs.line import Line, Who, classify
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.survived import (
@@ -38,7 +46,7 @@ from slurm_watchdog.diagnose.logs.survived import (
     rises_after,
     was_survived,
 )
-from slurm_watchdog.diagnose.logs.tracebacks import Error
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -61,7 +69,7 @@ _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
 
-def judge(sources: Sequence[Source], ranks: Ranks) -> Verdict | None:
+def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
     """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
     case = ordered_case(sources, ranks)
     verdict = judge_errors(case) or _of_numbers(case)
@@ -70,14 +78,14 @@ def judge(sources: Sequence[Source], ranks: Ranks) -> Verdict | None:
     return verdict
 
 
-def judge_errors(case: Case) -> Verdict | None:
+def judge_errors(case: LogCase) -> LogVerdict | None:
     """What the errors of a case come to; None if none of them ended the run, or somebody ended it. Sets their roles."""
     for error in case.errors:
         place_in_table(error, case.ranks)
     return _of_errors(case)
 
 
-def ordered_case(sources: Sequence[Source], ranks: Ranks) -> Case:
+def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
     """The errors of the files of one job in the order of time, where that is known."""
     errors = []
     for number, source in enumerate(sources):
@@ -98,13 +106,13 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> Case:
         )
     else:
         errors.sort(key=lambda e: (e.source, e.line))
-    return Case(sources, ranks, errors, timed=timed)
+    return LogCase(sources, ranks, errors, timed=timed)
 
 
 # ------------------------------------------------------------------------------------------ which errors count
 
 
-def _of_errors(case: Case) -> Verdict | None:
+def _of_errors(case: LogCase) -> LogVerdict | None:
     errors = case.errors
     alive = [error for error in errors if not was_survived(error, case)]
     for error in errors:
@@ -123,7 +131,7 @@ def _of_errors(case: Case) -> Verdict | None:
     return _of_one(case, alive)
 
 
-def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
+def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
     before, after = alive[:ended], alive[ended:]
     if after and _TOLD_TO_END.search(after[0].text):
@@ -149,7 +157,7 @@ def _of_one(case: Case, alive: list[Error]) -> Verdict | None:
     return of_consequences(case, told, after[0] if after else None)
 
 
-def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
+def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bool:
     """Whether a log ends within tracebacks that may be those of victims: ranks had lost others before these began."""
     if any(error.name not in log_table().headers for error in fatal):
         return False
@@ -159,23 +167,23 @@ def _are_cut_off(fatal: Sequence[Error], alive: Sequence[Error]) -> bool:
     )
 
 
-def _is_teardown(error: Error) -> bool:
+def _is_teardown(error: FoundError) -> bool:
     return error.name in log_table().from_outside or error.name in LAST_CHOICE
 
 
-def _ends_from_outside(error: Error) -> bool:
+def _ends_from_outside(error: FoundError) -> bool:
     """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
     if error.name in ("cancelled", "terminated"):
         return bool(_JOB_ENDED.search(error.raw_text) or _TOLD_TO_END.search(error.text))
     return error.name in log_table().from_outside
 
 
-def _deaths(alive: Sequence[Error]) -> list[Error]:
+def _deaths(alive: Sequence[FoundError]) -> list[FoundError]:
     """The lines that say that something died, or that others felt it."""
     return [error for error in alive if not is_root(error)]
 
 
-def _is_fatal(error: Error, case: Case, deaths: Sequence[Error]) -> bool:
+def _is_fatal(error: FoundError, case: LogCase, deaths: Sequence[FoundError]) -> bool:
     """Whether an error ended its rank: an uncaught exception, something that no process survives, or one with
     a death after it."""
     if error.weak and not deaths:
@@ -201,7 +209,7 @@ class _Cascade:
     dead_line: int | None
     """and where."""
 
-    def has_brought(self, error: Error, ranks: Ranks) -> bool:
+    def has_brought(self, error: FoundError, ranks: Ranks) -> bool:
         """Whether an error came of it: later in time than the first timeout, or what a rank says that had
         lost the others before."""
         if error.name in FIRST_HAND:
@@ -223,7 +231,7 @@ class _Cascade:
         )
         return after and ranks.is_one_process(error.who)
 
-    def _was_ended_before(self, error: Error, ranks: Ranks) -> bool:
+    def _was_ended_before(self, error: FoundError, ranks: Ranks) -> bool:
         """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is
         ended while it works says that."""
         ended = self.terminated.get(error.source)
@@ -235,7 +243,7 @@ class _Cascade:
         )
 
 
-def _cascade(alive: Sequence[Error], case: Case) -> _Cascade:
+def _cascade(alive: Sequence[FoundError], case: LogCase) -> _Cascade:
     felt = [e for e in alive if not e.weak and e.name in log_table().felt and not OWN_CUDA.search(e.text)]
     times = [e.at for e in felt if e.name in TIMED_OUT and e.own_time and e.at is not None]
     line_of: dict[tuple[int, Who], int] = {}
@@ -251,7 +259,7 @@ def _cascade(alive: Sequence[Error], case: Case) -> _Cascade:
     return _Cascade(min(times, default=None), line_of, terminated, dead, died)
 
 
-def _late_cause(case: Case) -> Error | None:
+def _late_cause(case: LogCase) -> FoundError | None:
     """An error that was survived by few steps, before a cascade."""
     found = [
         error
@@ -265,14 +273,14 @@ def _late_cause(case: Case) -> Error | None:
 # ------------------------------------------------------------------------------------------ the verdict
 
 
-def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict:
+def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError]) -> LogVerdict:
     first = next((error for error in roots if error.name not in log_table().headers), roots[0])
     if first.name == "checkpoint_write":
         first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "dataloader_worker":
-        first = _told_by_thread(first, case)
+        first = _by_thread(first, case)
     name = _refined(first)
-    rank, host = who_of(first, case)
+    rank, host = speaker_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
     ranks = sorted(
         {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None}
@@ -280,7 +288,7 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
     )
     unordered = not case.timed and len({error.source for error in alike}) > 1
     if rank is None and not unordered:
-        rank, host = placed(first, name, case, host)
+        rank, host = locate_errors(first, name, case, host)
     everybody = is_everybody(ranks, alike, case)
     if name in log_table().headers and len(ranks) > 1:
         rank = host = None  # nobody knows what each of them says next
@@ -306,7 +314,7 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
         host = node_of_workers(first)
     case.role[id(first)] = "cause"
     followed = len(alive) - 1
-    who = words_of(rank, host)
+    who = rank_words(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
@@ -315,13 +323,13 @@ def _of_cause(case: Case, roots: list[Error], alive: Sequence[Error]) -> Verdict
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""
     summary = f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
-    return Verdict(
+    return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,
     )  # fmt: skip
 
 
-def _told_by_thread(first: Error, case: Case) -> Error:
+def _by_thread(first: FoundError, case: LogCase) -> FoundError:
     """What the thread that pins memory said before its loader noticed that it is gone: a thread's error alone
     ends nothing."""
     said = [
@@ -333,7 +341,7 @@ def _told_by_thread(first: Error, case: Case) -> Error:
     return said[-1] if said and "thread exited unexpectedly" in first.text else first
 
 
-def _refined(error: Error) -> str:
+def _refined(error: FoundError) -> str:
     """The row that says most: the lines after a bare exception may tell what it was."""
     if error.name not in ("python_exception", "abort", "traceback", "xla_error"):
         return error.name
@@ -349,7 +357,7 @@ def _refined(error: Error) -> str:
     return error.name
 
 
-def _of_numbers(case: Case) -> Verdict | None:
+def _of_numbers(case: LogCase) -> LogVerdict | None:
     """Nothing failed: does it hang, or does it train on what is no number?"""
     sources = case.sources
     if any(source.progress.finished for source in sources):
@@ -367,17 +375,17 @@ def _of_numbers(case: Case) -> Verdict | None:
             f"hang: no progress for {duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
             f"{duration(silence.limit_s)} would be normal ({silence.reason})"
         )
-        return Verdict("hang", silence.line, number, sentence(summary))
+        return LogVerdict("hang", silence.line, number, sentence(summary))
     return _of_loss(case)
 
 
-def _of_loss(case: Case) -> Verdict | None:
+def _of_loss(case: LogCase) -> LogVerdict | None:
     for number, source in enumerate(case.sources):
         bad = source.no_number
         if bad is not None:
             step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
             summary = f"the loss has been NaN or infinite since {step} (line {bad.line}), {bad.times} times in a row up to the end"
-            return Verdict("loss_nan", bad.line, number, sentence(summary))
+            return LogVerdict("loss_nan", bad.line, number, sentence(summary))
     return None
 
 

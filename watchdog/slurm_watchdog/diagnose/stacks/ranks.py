@@ -54,9 +54,9 @@ class RankAssignment(Struct, frozen=True, kw_only=True):
 Key = tuple[str, int, int, str]
 
 
-def cast(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
+def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
     """Sorts dumps into ranks and others. `world` is the number of ranks, if it is known."""
-    told = [_told(dump) for dump in _with_pids_of_files(dumps)]
+    told = [_with_command(dump) for dump in _with_pids_of_files(dumps)]
     world = world or max((dump.header.world for dump in told), default=0)
     candidates: list[Dump] = []
     others: list[tuple[str, Dump]] = []
@@ -114,7 +114,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     return found
 
 
-def _told(dump: Dump) -> Dump:
+def _with_command(dump: Dump) -> Dump:
     command = header_of_command(dump.command) if dump.command else DumpHeader()
     header = replace(command, rank=None).overlaid(dump.header)
     return replace(dump, header=header)

@@ -14,9 +14,9 @@ from slurm_watchdog.diagnose.stacks.wording import (
     children_of,
     class_word,
     count_words,
+    culprit_words,
     fold,
     place_words,
-    whom,
 )
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
 from slurm_watchdog.model.evidence import Frame
@@ -30,7 +30,7 @@ def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False
     ordered = by_rank(named)
     first = culprit_of(ordered[0], case.cast)
     more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-    who = f"{whom(first, not lower)}{more} {first.reason}"
+    who = f"{culprit_words(first, not lower)}{more} {first.reason}"
     return f"{who}, {waiters(case)}." if case.waiting else f"{who}."
 
 
@@ -81,7 +81,7 @@ def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     first = culprit_of(by_rank(outside)[0], case.cast)
     if len(outside) >= len(case.waiting):
         return "Nobody is odd: more ranks stand outside the collective than wait in it."
-    who = f"{whom(first, False)} {first.reason}" + (
+    who = f"{culprit_words(first, False)} {first.reason}" + (
         f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
     )
     if case.given.since_last_step_s is not None:

@@ -22,7 +22,7 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack
 
-MANY = 64
+MAX_STACKS = 64
 """More ranks than these are not followed."""
 LOOKS = 8
 """Different stacks, line by line, that a small loop may show."""
@@ -58,7 +58,7 @@ def follow(
     A rank whose dump is missing is forgotten; one that shows something else begins anew.
     """
     found = {}
-    for stack in stacks[:MANY]:
+    for stack in stacks[:MAX_STACKS]:
         place = locate(stack)
         if place.error is None and _may_spin(place) and None not in (stack.io_bytes, stack.resident_bytes):
             found[place.key] = _one_more(before.get(place.key), stack, place, at)

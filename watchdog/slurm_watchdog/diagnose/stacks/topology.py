@@ -17,7 +17,7 @@ from slurm_watchdog.diagnose.stacks.places import RankPlace
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.knowledge.stack_frames import Place
 
-MOST: Final = 3
+MIN_AGREEING: Final = 3
 """So many that agree make the one that does not the odd one; of two nobody knows which is."""
 MAX_SIZE: Final = 1 << 20
 
@@ -92,7 +92,7 @@ def _fitting(sizes: dict[str, int], world: int) -> Topology | None:
 def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> RankPlace | None:
     """The one rank that waits in another collective than all others of its tensor-parallel group; None if
     there is none, or if another group does not agree either."""
-    if not _all_there(waiting, topology) or topology.tensor < MOST + 1:
+    if not _all_there(waiting, topology) or topology.tensor < MIN_AGREEING + 1:
         return None
     groups: dict[int, dict[str, list[RankPlace]]] = {}
     for place in waiting:
@@ -102,13 +102,13 @@ def odd_in_tensor_group(waiting: Sequence[RankPlace], topology: Topology) -> Ran
     if len(split) != 1 or len(split[0]) != 2:
         return None
     few, most = sorted(split[0].values(), key=len)
-    return few[0] if len(few) == 1 and len(most) >= MOST else None
+    return few[0] if len(few) == 1 and len(most) >= MIN_AGREEING else None
 
 
 def late_replica(waiting: Sequence[RankPlace], topology: Topology) -> tuple[RankPlace, ...]:
     """The ranks of the one copy of the model whose pipeline has not finished, while all other copies wait for
     it in a collective of all copies; empty if it is not so."""
-    if not _all_there(waiting, topology) or topology.data < MOST or topology.pipeline < 2:
+    if not _all_there(waiting, topology) or topology.data < MIN_AGREEING or topology.pipeline < 2:
         return ()
     copies: dict[int, dict[tuple[int, int], RankPlace]] = {}
     for place in waiting:

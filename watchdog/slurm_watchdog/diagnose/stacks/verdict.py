@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.case import Options, StackCase, case_of
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, is_native, place_of
-from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, cast
+from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
 from slurm_watchdog.diagnose.stacks.sentences import (
     by_rank,
     class_of,
@@ -40,7 +40,7 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     is_unhurried,
     odd_one,
 )
-from slurm_watchdog.diagnose.stacks.wording import class_word, fold, group_places, whom
+from slurm_watchdog.diagnose.stacks.wording import class_word, culprit_words, fold, group_places
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump
@@ -52,7 +52,7 @@ UNHURRIED_STEPS: Final = 10.0
 STARTUP_S: Final = 3600.0
 """Start-up, compilation and the building of an index take minutes to an hour."""
 
-FEW: Final = 3
+MAX_CULPRITS: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
 
@@ -68,7 +68,7 @@ class StackGroup(Struct, frozen=True, kw_only=True):
     """Other threads of these ranks by what they are for."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class StackVerdict(Struct, frozen=True, kw_only=True):
     """The answer."""
 
     ranks: int
@@ -91,10 +91,10 @@ _Ruling = tuple[bool, str, Sequence[RankPlace | Culprit], str]
 """(is it a hang, class, culprits, what the sentence says)."""
 
 
-def judge(dumps: Sequence[Dump], given: Options | None = None) -> Verdict:
+def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> StackVerdict:
     """What the dumps say. Given every dump that could be read, in any order."""
     given = given or Options()
-    case = case_of(cast(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
+    case = case_of(assign_ranks(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
     groups = group_places(case.places, case.cast)
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
@@ -102,7 +102,7 @@ def judge(dumps: Sequence[Dump], given: Options | None = None) -> Verdict:
     odd = tuple(
         c for p in by_rank(case.outside) if (((c := culprit_of(p, case.cast)).node, c.rank, c.pid)) not in accused
     )  # fmt: skip
-    return Verdict(
+    return StackVerdict(
         ranks=case.cast.world or len(case.cast.ranks),
         dumped=len(case.places),
         missing=case.missing,
@@ -198,7 +198,7 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
     if any(each.place not in WAITS_FOR_PEERS or each.place is Place.RENDEZVOUS for each in case.waiting):
         return False
     together = len({each.node for each in outside}) == 1 and len({each.node for each in case.places}) > 1
-    few = len(outside) < len(case.waiting) and (len(outside) <= FEW or together)
+    few = len(outside) < len(case.waiting) and (len(outside) <= MAX_CULPRITS or together)
     if not few or p.place not in ENDLESS or "startup" in p.contexts:
         return False
     if p.place is Place.DATALOADER:
@@ -245,7 +245,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
             True,
             "undumpable",
             (named,),
-            f"{whom(named, True)} is suspect: it alone could not be dumped ({alone.reason}), {waiters(case)}.",
+            f"{culprit_words(named, True)} is suspect: it alone could not be dumped ({alone.reason}), {waiters(case)}.",
         )
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting:
@@ -253,7 +253,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
             collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd)
         )
         sentence = (
-            f"{whom(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {len(case.waiting) - 1} "
+            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {len(case.waiting) - 1} "
             f"others ({others}): the calls do not match, in {call_of(odd.frames[0])}."
         )
         return True, "collective_mismatch", (odd,), sentence
@@ -263,7 +263,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
     sentence = f"Nobody is odd: {where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
-        sentence = f"{whom(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
+        sentence = f"{culprit_words(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
         return True, "missing_rank", (lost,), sentence
     if case.missing and collective and not starting:
         sentence = (
@@ -295,7 +295,7 @@ def _by_topology(case: StackCase) -> _Ruling | None:
             if p is not odd and case.topology.tensor_group(p.rank) == case.topology.tensor_group(odd.rank)
         )
         sentence = (
-            f"{whom(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {case.topology.tensor - 1} "
+            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {case.topology.tensor - 1} "
             f"others of its tensor-parallel group ({peers}): the calls do not match, in {call_of(odd.frames[0])}."
         )
         return True, "collective_mismatch", (odd,), sentence

@@ -33,7 +33,7 @@ MIN_APART_S = 2.0
 """Two dumps closer than this say nothing about movement."""
 
 
-class Group(Struct, frozen=True, kw_only=True):
+class VoteGroup(Struct, frozen=True, kw_only=True):
     """Ranks that stand in the same frames."""
 
     place: Place
@@ -45,7 +45,7 @@ class Group(Struct, frozen=True, kw_only=True):
 class Vote(Struct, frozen=True, kw_only=True):
     """What the stacks of all ranks say together."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[VoteGroup, ...] = ()
     """Largest first."""
     outside: tuple[Culprit, ...] = ()
     """Ranks that are not where the others wait for them."""
@@ -160,14 +160,14 @@ def _at_a_prompt(places: Sequence[RankPlace]) -> bool:
 
 def _groups(
     places: Sequence[RankPlace], named: Collection[tuple[str | None, int | None, int | None]]
-) -> tuple[Group, ...]:
+) -> tuple[VoteGroup, ...]:
     """Who stands in the same frames, the most first; of those that are `named` with what their system call
     tells besides."""
     found: dict[tuple[str, ...], list[RankPlace]] = {}
     for place in places:
         found.setdefault(frames_key(place), []).append(place)
     return tuple(
-        Group(
+        VoteGroup(
             place=members[0].doing
             if all((p.node, p.rank, p.pid) in named for p in members)
             else members[0].place,

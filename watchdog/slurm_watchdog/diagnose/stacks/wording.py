@@ -14,7 +14,7 @@ from slurm_watchdog.diagnose.stacks.places import (
     thread_role,
 )
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
-from slurm_watchdog.diagnose.stacks.vote import Group
+from slurm_watchdog.diagnose.stacks.vote import VoteGroup
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
 from slurm_watchdog.model.evidence import ProcessStack
@@ -37,7 +37,7 @@ def place_words(place: Place, *, many: bool = False) -> str:
     return f"{plural} {rest}".strip()
 
 
-def group_words(group: Group, *, nodes: bool = False) -> str:
+def group_words(group: VoteGroup, *, nodes: bool = False) -> str:
     """`1 rank is in the backward pass`, `3 ranks (0, 2, 5 on n1, n2) wait in a collective`: what a group of
     equal stacks does."""
     size = len(group.ranks)
@@ -62,7 +62,7 @@ def class_word(places: Iterable[Place]) -> str:
     return min(counts, key=lambda word: (-counts[word], word)) if counts else CLASSES[Place.OTHER]
 
 
-def whom(culprit: Culprit, capital: bool) -> str:
+def culprit_words(culprit: Culprit, capital: bool) -> str:
     """`Rank 3 (pid 4711 on n1)`, or what of it is known."""
     rank = f"rank {culprit.rank}" if culprit.rank is not None else ""
     pid = f"pid {culprit.pid}" if culprit.pid else ""

@@ -41,7 +41,7 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
 
 def read_line(number: int, line: str) -> Message | None:
     """One line of a file; None if it is a program's, or empty."""
-    words = words_of(line[:MAX_LINE])
+    words = kernel_text_of(line[:MAX_LINE])
     if words is None or not words.text:
         return None
     if match := _REPEATED.match(words.text):
@@ -87,7 +87,7 @@ _DMESG_JSON = re.compile(r'"msg": *"(?P<msg>(?:[^"\\]|\\.)*)"')
 _EXPORT = re.compile(r"MESSAGE=(?P<text>.*)")
 
 
-def words_of(line: str) -> KernelText | None:
+def kernel_text_of(line: str) -> KernelText | None:
     """The kernel's words in a line, in whatever it is wrapped; None if a program wrote it or it holds none."""
     quoting = _QUOTING.match(line)
     bare = line[quoting.end() :] if quoting else line

@@ -29,7 +29,7 @@ from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 
-PIECE = 128 * 1024
+PIECE_BYTES = 128 * 1024
 """Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
 MAX_LINE_BYTES = 8192
 """Of a line so much is decoded; parse_line looks at less."""
@@ -38,21 +38,21 @@ IN_FULL = 128
 STEPS_IN_FULL = 32
 """So many if they can only be steps or phases."""
 BARREN = 256
-"""With `Seen.only_last`: of a shape whose first lines, so many, all said nothing, the others are sampled at once."""
+"""With `ShapeMemory.only_last`: of a shape whose first lines, so many, all said nothing, the others are sampled at once."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
 SAMPLE_PIECES = 8
-"""With `Seen.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
+"""With `ShapeMemory.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
-FEW = 4
+FEW_SHAPES = 4
 """Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is
 known from the look before."""
 
-_KEPT = (string.ascii_letters + "%|\n").encode()
+_SHAPE_CHARACTERS = (string.ascii_letters + "%|\n").encode()
 _LOWER = bytes(range(256)).lower()
-_DELETED = bytes(code for code in range(256) if code not in _KEPT)
+_DELETED = bytes(code for code in range(256) if code not in _SHAPE_CHARACTERS)
 _HEXADECIMAL = b"abcdef"
 # As in slurm_watchdog.parse.training_log.line, for bytes. A title (ESC ] … BEL) may hold any text: such lines
 # are always parsed.
@@ -63,7 +63,7 @@ _KELVIN = "\u212a".encode()
 
 
 @dataclass
-class Seen:
+class ShapeMemory:
     """How many lines of which shape have been parsed so far: one for each file and look, so that a flood
     stays bounded."""
 
@@ -106,7 +106,7 @@ class Scan:
     lines: int = 0
     """How many line feeds the block has."""
     watched: bool = False
-    """Whether one of `Seen.watched` may be in the block: never false where one is."""
+    """Whether one of `ShapeMemory.watched` may be in the block: never false where one is."""
 
 
 def letters(text: str | bytes) -> bytes:
@@ -155,15 +155,15 @@ def _needles_of(_site: SiteRows) -> Needles:
     return Needles(rows, cover(each), {needle: letters(needle) for needle in each})
 
 
-def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
+def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
     """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
 
-    With a `Seen` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
+    With a `ShapeMemory` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
     sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
 
     With patterns of a site's `own`, which have no needles, each shape may say something: it costs a few times as much.
     """
-    seen = Seen() if seen is None else seen
+    seen = ShapeMemory() if seen is None else seen
     found = Scan()
     parts = list(pieces(block))
     for number, piece in enumerate(parts, 1):
@@ -174,23 +174,23 @@ def scan(block: bytes, seen: Seen | None = None, own: tuple[Pattern, ...] = ()) 
 def pieces(block: bytes) -> Iterator[bytes]:
     """The block in parts of whole lines, each of at most PIECE bytes if its lines allow."""
     start = 0
-    while len(block) - start > PIECE:
-        end = block.rfind(b"\n", start, start + PIECE) + 1
+    while len(block) - start > PIECE_BYTES:
+        end = block.rfind(b"\n", start, start + PIECE_BYTES) + 1
         if end <= start:
-            end = block.find(b"\n", start + PIECE) + 1 or len(block)
+            end = block.find(b"\n", start + PIECE_BYTES) + 1 or len(block)
         yield block[start:end]
         start = end
     yield block[start:] if start else block
 
 
-def _scan_piece(piece: bytes, seen: Seen, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
+def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
     shapes = _shapes(piece)
     line = found.lines
     found.lines += len(shapes) - 1
     different = set(shapes)
     if seen.watched and not found.watched:
         found.watched = _holds_watched(different, seen)
-    loud = different if own else _loud_ones(different, seen)
+    loud = different if own else _shapes_to_parse(different, seen)
     has_title = _TITLE in piece
     if seen.only_last and not sample and loud <= seen.done and not has_title:
         return
@@ -224,7 +224,7 @@ def _shapes(piece: bytes) -> list[bytes]:
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    if len(piece) > PIECE:  # it holds a line longer than itself
+    if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
         shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
     return shapes
 
@@ -238,7 +238,7 @@ class _Piece:
 
 
 def _parse_alike(
-    shape: bytes, places: list[int], piece: _Piece, seen: Seen, found: Scan
+    shape: bytes, places: list[int], piece: _Piece, seen: ShapeMemory, found: Scan
 ) -> list[tuple[int, str, LogFact]]:
     """The facts of the lines of one shape, as many of them as are to be parsed, each with its place."""
     first = piece.shapes[places[0]]
@@ -267,7 +267,7 @@ def _parse_alike(
     return facts
 
 
-def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen: Seen) -> None:
+def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen: ShapeMemory) -> None:
     """Notes whether lines of a shape have had their share; one that said nothing for long may yet say something."""
     known = {each for each in members if len(each) <= MAX_SHAPE_BYTES}
     if shape not in seen.parsed:
@@ -280,8 +280,8 @@ def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen
         seen.done |= known
 
 
-def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
-    """Whether a shape holds one of the letters that are watched for; must come before `_loud_ones`, which
+def _holds_watched(shapes: set[bytes], seen: ShapeMemory) -> bool:
+    """Whether a shape holds one of the letters that are watched for; must come before `_shapes_to_parse`, which
     notes what is known."""
     if shapes & seen.holding:
         return True
@@ -301,15 +301,15 @@ def _holds_watched(shapes: set[bytes], seen: Seen) -> bool:
     return True
 
 
-def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
+def _shapes_to_parse(shapes: set[bytes], seen: ShapeMemory) -> set[bytes]:
     """The shapes that hold a needle; with `only_last` those that are known to hold none are not looked at again."""
     needles = needles_in_force()
     if not seen.only_last:
-        if len(shapes) <= FEW and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
-            return {shape for shape in shapes if _is_loud(shape, needles)}
-        return _loud(shapes, needles)
+        if len(shapes) <= FEW_SHAPES and all(len(shape) <= MAX_SHAPE_BYTES for shape in shapes):
+            return {shape for shape in shapes if _holds_needle(shape, needles)}
+        return _with_needle(shapes, needles)
     new = shapes - seen.quiet - seen.done
-    loud = _loud(new, needles) if new else new
+    loud = _with_needle(new, needles) if new else new
     if len(seen.quiet) >= MAX_SHAPES:
         seen.quiet.clear()
     room = MAX_SHAPES - len(seen.quiet)
@@ -318,11 +318,11 @@ def _loud_ones(shapes: set[bytes], seen: Seen) -> set[bytes]:
 
 
 @lru_cache(maxsize=MAX_SHAPES)
-def _is_loud(shape: bytes, needles: Needles) -> bool:
-    return bool(_loud({shape}, needles))
+def _holds_needle(shape: bytes, needles: Needles) -> bool:
+    return bool(_with_needle({shape}, needles))
 
 
-def _loud(shapes: set[bytes], needles: Needles) -> set[bytes]:
+def _with_needle(shapes: set[bytes], needles: Needles) -> set[bytes]:
     """The shapes that hold a needle."""
     joined = b"\n".join(shapes)
     hits: set[bytes] = set()

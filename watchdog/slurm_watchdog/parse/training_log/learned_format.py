@@ -32,7 +32,7 @@ MAX_COLUMNS = 8
 MAX_CHARS = 400
 MAX_BYTES = 8 * 1024
 """Of a block so much is looked at, its end."""
-KEPT = 16
+MAX_RISES_KEPT = 16
 LOOSE = 3.0
 """Of a steady pace no interval is so many times the median one (and a look longer)."""
 LOOK_S = 10.0
@@ -73,7 +73,7 @@ class _Column:
     ups: int = 0
     downs: int = 0
     decimal: bool = False
-    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_RISES_KEPT))
     """(when, value) of those that were higher than the one before."""
 
     def take(self, text: str, at: float, gap: bool) -> None:

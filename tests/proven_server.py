@@ -42,7 +42,7 @@ class Proof:
             try:
                 if path == "/v1/session":
                     return self._begin(authorization)
-                session, counter = self.sessions.believe(authorization, HERE, path, body)
+                session, counter = self.sessions.authenticate(authorization, HERE, path, body)
             except AuthenticationError as doubt:
                 return 401, {}, str(doubt).encode()
         said = take(body)
@@ -59,7 +59,7 @@ class Proof:
         credential = Credential(
             found["uid"], found["time"], found["restricted_to"], found["encrypted"], payload
         )
-        session = self.sessions.begin(self.sessions.examine(credential), HERE, credential.made_at)
+        session = self.sessions.begin(self.sessions.check_credential(credential), HERE, credential.made_at)
         said = b'{"session":true}'
         return 200, {"Authentication-Info": answer_mac(session.key, 200, 0, said)}, said
 

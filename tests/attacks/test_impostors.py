@@ -35,7 +35,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.agent_settings import SecuritySettings
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import MungeProcess
-from slurm_watchdog.identity.munge_protocol import decode_beginning
+from slurm_watchdog.identity.munge_protocol import decode_offer
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.transport import Transport
 from slurm_watchdog.model.protocol import Command, Reply
@@ -155,7 +155,7 @@ class Stage:
             encode = found._encode
 
             def noted(payload: bytes) -> str:
-                self.keys.append(bytes.fromhex(decode_beginning(payload).key))
+                self.keys.append(bytes.fromhex(decode_offer(payload).key))
                 return encode(payload)
 
             found._encode = noted

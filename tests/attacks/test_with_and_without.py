@@ -62,7 +62,7 @@ from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
-from slurm_watchdog.wire.rate_limits import Limits, pace
+from slurm_watchdog.wire.rate_limits import Limits, report_rate
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.trusting import trusting
@@ -437,8 +437,8 @@ def brackets_without_end(stage: Stage) -> bool:
 
 def report_flood(stage: Stage) -> bool:
     """A thousand reports at once."""
-    known = pace(5.0)
-    return sum(known.take("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
+    known = report_rate(5.0)
+    return sum(known.acquire("n1", 1 << 10, 100.0) for _ in range(1000)) > 500
 
 
 def faults_without_end(stage: Stage) -> bool:
@@ -503,7 +503,7 @@ ROWS = {
     "a text of four megabytes": Row("M9", "node", report_of_one_text, (("slurm_watchdog.wire.codec.cut_texts", same),)),
     "a number of 400 digits": Row("L9", "node", number_without_end, (("slurm_watchdog.wire.codec._may_be_long", lambda data: False),)),
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
-    "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.take", yes),)),
+    "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.is_loopback", yes),)),
     "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.local_socket.may_see", yes))),

@@ -8,7 +8,7 @@ import os
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.munge_child import CIPHER, SOCKET, UID_RESTRICTION, load
-from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_beginning, new_session
+from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_offer, new_session
 from tests.munged import Munged
 
 AES128 = 4
@@ -35,7 +35,7 @@ class Client:
     def begin(self, node: str, epoch: str) -> tuple[Session, str]:
         """A session of `node`, and the header that begins it. Raises OSError."""
         session = new_session(node, clock.monotonic())
-        payload, text = encode_beginning(session, epoch), ctypes.c_char_p()
+        payload, text = encode_offer(session, epoch), ctypes.c_char_p()
         code = self._library.munge_encode(ctypes.byref(text), self._context, payload, len(payload))
         if code != 0 or text.value is None:
             raise OSError(f"munged makes no credential: {code}")

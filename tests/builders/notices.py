@@ -22,7 +22,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.notify.delivery import Channel, Worker
+from slurm_watchdog.notify.delivery import Channel, ChannelWorker
 from slurm_watchdog.notify.dispatcher import Notifier
 
 replace = msgspec.structs.replace
@@ -70,7 +70,9 @@ class Ticking:
         self.journal = journal
         self.now = now
         self.notifier = Notifier(journal.outbox, channels, "a", wall=lambda: self.now)
-        self.workers = [Worker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
+        self.workers = [
+            ChannelWorker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels
+        ]
 
     async def run_until(self, until: float) -> None:
         """Let the channels send until this date."""
@@ -78,7 +80,7 @@ class Ticking:
         while (first := min(due)) < until:
             self.now = max(self.now, first)
             index = due.index(first)
-            wait_s = await self.workers[index].step()
+            wait_s = await self.workers[index].send_next()
             due[index] = self.now + max(0.001, 5.0 if wait_s is None else min(wait_s, 5.0))
         self.now = until
 

@@ -17,7 +17,7 @@ from slurm_watchdog.journal.database import Database, JournalError, open_engine
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, OperationOutcome
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.slack_channel import Pace, SlackChannel
+from slurm_watchdog.notify.slack_channel import MessageRate, SlackChannel
 from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
@@ -168,7 +168,7 @@ class Life:
             self.journal = SimJournal(self.sim.url, self)
         except JournalError:
             return  # exit code 2; systemd starts it again
-        people = SlackChannel(NoPeople(), "simulated", name="people", pace=Pace(1000, gap_s=0.0))
+        people = SlackChannel(NoPeople(), "simulated", name="people", pace=MessageRate(1000, gap_s=0.0))
         notifier = Notifier(self.journal.outbox, (people,), "simulated", poll_s=30.0)
         try:
             self.controller = Controller(

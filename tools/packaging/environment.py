@@ -33,7 +33,7 @@ PROGRAMS = frozenset({"py-spy"})
 """Programs of other distributions that are copied; all else in their bin/ are scripts that name an interpreter."""
 
 COMMAND = """#!/bin/sh
-# Where this environment lies is asked anew each time, so that it may be moved. Python reads the rest.
+# The path of this environment is determined at each start, so that it may be moved. Python reads the rest.
 '''exec' "$(dirname -- "$(readlink -f -- "$0")")/python3" -P "$0" "$@"
 ' '''
 import sys
@@ -163,7 +163,7 @@ def build(kind: str, folder: Path, project: Path = CHECKOUT) -> list[Path]:
 
 
 def compile_all(library: Path, final: str) -> None:
-    """Byte code for every module, valid whatever the files' times: nobody writes into the environment later.
+    """Byte code for every module, valid whatever the files' times: the environment is read-only later.
     Raises PackageError."""
     compileall.compile_dir(
         library,

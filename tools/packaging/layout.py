@@ -1,4 +1,4 @@
-"""Which file of the checkout lies where on a node: one table for the archive, the `.deb` and the `.rpm`."""
+"""Where each file of the checkout is installed on a node: one table for the archive, the `.deb` and the `.rpm`."""
 
 from __future__ import annotations
 

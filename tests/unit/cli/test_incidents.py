@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_watchdog.cli.api_types import Incident
-from slurm_watchdog.cli.incidents import Wanted, incidents
+from slurm_watchdog.cli.incidents import IncidentFilter, incidents
 
 NOW = 10_000.0
 ROWS = [
@@ -23,20 +23,22 @@ ROWS = [
 @pytest.mark.parametrize(
     ("wanted", "ids"),
     [
-        (Wanted(), "abcd"),
-        (Wanted(kinds=("log_error",)), "bc"),
-        (Wanted(kinds=("log_error", "slow_job")), "bcd"),
-        (Wanted(states=("firing",)), "a"),
-        (Wanted(states=("explained", "pending")), "cd"),
-        (Wanted(since_s=3600.0), "ac"),
-        (Wanted(owner_uid=1001), "a"),
-        (Wanted(owner_uid=1002), ""),
-        (Wanted(limit=2), "ac"),
-        (Wanted(kinds=("log_error",), limit=1), "c"),
+        (IncidentFilter(), "abcd"),
+        (IncidentFilter(kinds=("log_error",)), "bc"),
+        (IncidentFilter(kinds=("log_error", "slow_job")), "bcd"),
+        (IncidentFilter(states=("firing",)), "a"),
+        (IncidentFilter(states=("explained", "pending")), "cd"),
+        (IncidentFilter(since_s=3600.0), "ac"),
+        (IncidentFilter(owner_uid=1001), "a"),
+        (IncidentFilter(owner_uid=1002), ""),
+        (IncidentFilter(limit=2), "ac"),
+        (IncidentFilter(kinds=("log_error",), limit=1), "c"),
     ],
 )
-def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(wanted: Wanted, ids: str) -> None:
-    found = wanted.of(list(ROWS), NOW)
+def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(
+    wanted: IncidentFilter, ids: str
+) -> None:
+    found = wanted.apply(list(ROWS), NOW)
     assert "".join(each.id for each, _ in found) == ids
     assert [row["id"] for _, row in found] == list(ids)
 

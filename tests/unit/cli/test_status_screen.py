@@ -149,11 +149,11 @@ def test_hostile_names_move_no_cursor_and_break_no_line() -> None:
 def test_without_the_controllers_word_step_times_are_those_seen_while_watching() -> None:
     history = status_screen.History()
     for step, seconds in ((1, 4.0), (1, 4.0), (2, 5.0), (3, 6.0)):
-        history.note([Job(job_id="7", step=step, step_s=seconds)])
-    assert history.of(Job(job_id="7")) == (4.0, 5.0, 6.0)
-    assert history.of(Job(job_id="7", step_times_s=(1.0, 2.0))) == (1.0, 2.0)
-    history.note([])
-    assert history.of(Job(job_id="7")) == ()
+        history.record([Job(job_id="7", step=step, step_s=seconds)])
+    assert history.step_times_s(Job(job_id="7")) == (4.0, 5.0, 6.0)
+    assert history.step_times_s(Job(job_id="7", step_times_s=(1.0, 2.0))) == (1.0, 2.0)
+    history.record([])
+    assert history.step_times_s(Job(job_id="7")) == ()
 
 
 # ------------------------------------------------------------------------------------------------ for real

@@ -170,7 +170,7 @@ def test_capped_where_the_oldest_goes_says_who_went_and_keeps_what_was_touched()
     known: Capped[str, int] = Capped("gpus", LeftOut(), 2, oldest_goes=True, lost=gone.append)
     for key in ("a", "b"):
         known.put(key, 1, "n1")
-    known.touch("a")
+    known.mark_newest("a")
     known.put("c", 1, "n1")
     assert (list(known), gone) == (["a", "c"], ["b"])
 

@@ -24,7 +24,7 @@ from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Mun
 from slurm_watchdog.identity.munge_protocol import (
     Session,
     authorization,
-    encode_beginning,
+    encode_offer,
     new_session,
     parse_authorization,
 )
@@ -204,9 +204,9 @@ def test_nothing_that_was_heard_is_worth_anything_to_a_controller_that_was_start
         # munged itself would refuse it a second time; another epoch is refused though it was never seen
         sessions = other.door._sessions
         assert sessions is not None
-        payload = encode_beginning(new_session("n1", 0.0), "0" * 32)
+        payload = encode_offer(new_session("n1", 0.0), "0" * 32)
         with pytest.raises(AuthenticationError, match="a controller that is gone"):
-            sessions.examine(Credential(0, 1, 0, True, payload))
+            sessions.check_credential(Credential(0, 1, 0, True, payload))
         assert (
             Connection(f"http://127.0.0.1:{other.number}", 10**6)
             .post("/v1/session", b"", headers, 5.0, 10.0)
@@ -243,7 +243,7 @@ def test_a_report_comes_from_the_address_that_slurm_has_for_the_node(munged: Mun
         assert "Slurm knows no node" in str(door._wrong_node("n9", "10.0.0.1"))
     sessions = Sessions(0, frozenset({0}), lambda: 0.0)
     mine = new_session("n1", 0.0)
-    beginning = sessions.examine(Credential(0, 5, 0, True, encode_beginning(mine, sessions.epoch)))
+    beginning = sessions.check_credential(Credential(0, 5, 0, True, encode_offer(mine, sessions.epoch)))
     sessions.begin(beginning, "10.0.0.1", 5)
     with pytest.raises(AuthenticationError, match=r"not of 10\.0\.0\.2"):
         sessions.claim(authorization(mine, "/v1/report", b""), "10.0.0.2")
@@ -254,12 +254,12 @@ def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(
     munged: Munged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.DEADLINE_S", 0.5)
-    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.PAUSE_S", 0.2)
+    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.RETRY_PAUSE_S", 0.2)
     with listening(**opened(munged)) as port:
         known = agent(port, munged)
         assert report(known, "n1").status == 200
         credential = Munge("0", munged.socket).encode(
-            encode_beginning(new_session("n2", 0.0), port.door._sessions.epoch)
+            encode_offer(new_session("n2", 0.0), port.door._sessions.epoch)
         )  # type: ignore[union-attr]
         munged.hang()
         try:
@@ -412,17 +412,17 @@ def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPa
     mine: dict[str, Session] = {}
     for index, node in enumerate(("n1", "n2", "n1", "n3", "n4")):
         mine[node] = new_session(node, 0.0)
-        beginning = sessions.examine(
-            Credential(0, index, 7, True, encode_beginning(mine[node], sessions.epoch))
+        beginning = sessions.check_credential(
+            Credential(0, index, 7, True, encode_offer(mine[node], sessions.epoch))
         )
         sessions.begin(beginning, "10.0.0.1", index)
     assert len(sessions) == 3
     with pytest.raises(AuthenticationError, match="no such session"):
         sessions.claim(authorization(mine["n2"], "/v1/report", b""), "10.0.0.1")
     sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
-    older = Credential(0, 1, 7, True, encode_beginning(new_session("n4", 0.0), sessions.epoch))
+    older = Credential(0, 1, 7, True, encode_offer(new_session("n4", 0.0), sessions.epoch))
     with pytest.raises(AuthenticationError, match="older than one"):
-        sessions.examine(older)
+        sessions.check_credential(older)
     now[0] = 3901.0
     with pytest.raises(AuthenticationError, match="no such session"):
         sessions.claim(authorization(mine["n4"], "/v1/report", b""), "10.0.0.1")
@@ -433,12 +433,12 @@ def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPa
 )
 def test_a_payload_that_is_no_session_is_refused(payload: bytes) -> None:
     with pytest.raises(AuthenticationError, match="carries no"):
-        Sessions(7, frozenset({0}), lambda: 0.0).examine(Credential(0, 1, 7, True, payload))
+        Sessions(7, frozenset({0}), lambda: 0.0).check_credential(Credential(0, 1, 7, True, payload))
 
 
 def test_keys_are_in_no_text_of_what_holds_them() -> None:
     mine = new_session("n1", 0.0)
-    data = encode_beginning(mine, "0" * 32)
+    data = encode_offer(mine, "0" * 32)
     credential = Credential(0, 1, 7, True, data)
     shown = (
         repr(mine)

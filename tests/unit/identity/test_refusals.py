@@ -22,7 +22,7 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
-from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_beginning, new_session
+from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_offer, new_session
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context
@@ -133,7 +133,7 @@ class Munge:
     def credential(
         self, text: str, found: Credential | Exception | None = None, node: str = "n2", uid: int = 0
     ) -> str:
-        payload = encode_beginning(new_session(node, 0.0), self.sessions.epoch)
+        payload = encode_offer(new_session(node, 0.0), self.sessions.epoch)
         self.decoder.known[text] = Credential(uid, 10, 0, True, payload) if found is None else found
         return f"Authorization: Munge {text}"
 
@@ -143,8 +143,8 @@ def munge_port(**options: Any) -> Iterator[Stage]:
     sessions, decoder = Sessions(0, frozenset({0}), clock.monotonic), Decoder()
     with listening(identity=(sessions, decoder), **options) as port:
         munge = Munge(sessions, decoder, new_session("n1", 0.0))
-        payload = encode_beginning(munge.session, sessions.epoch)
-        begun = sessions.examine(Credential(0, 5, 0, True, payload))
+        payload = encode_offer(munge.session, sessions.epoch)
+        begun = sessions.check_credential(Credential(0, 5, 0, True, payload))
         sessions.begin(begun, "127.0.0.1", 5)
 
         def well() -> bytes:

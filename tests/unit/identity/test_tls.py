@@ -211,8 +211,8 @@ def test_a_handshake_that_waited_for_us_is_not_found_slow(port: Port) -> None:
             for each in list(port.server.secured):
                 each.check(now)
 
-        port.do(lambda: port.server.note_pause(since - 1.0, 60.0))  # before its time: no excuse
-        port.do(lambda: port.server.note_pause(since + 14.0, 14.0))
+        port.do(lambda: port.server.record_lag(since - 1.0, 60.0))  # before its time: no excuse
+        port.do(lambda: port.server.record_lag(since + 14.0, 14.0))
         port.do(lambda: look(since + 20.0))
         assert port.all_refused() == {}, "six seconds were its own"
         port.do(lambda: look(since + 24.5))
@@ -225,8 +225,8 @@ def test_what_the_loop_was_late_is_forgotten_after_minutes_and_what_is_usual_is_
     def count() -> tuple[float, int]:
         port.server._late.clear()
         for second in range(2000):
-            port.server.note_pause(float(second), 0.9 if second % 2 else 0.1)
-        return port.server.held_up_s(1990.0), len(port.server._late)
+            port.server.record_lag(float(second), 0.9 if second % 2 else 0.1)
+        return port.server.lag_s(1990.0), len(port.server._late)
 
     held_up_s, kept = port.do(count)
     assert held_up_s == pytest.approx(5 * 0.9)

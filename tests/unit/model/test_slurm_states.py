@@ -11,7 +11,7 @@ from slurm_watchdog.model import slurm_states as table
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.slurm import requeue_outcome
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused
-from slurm_watchdog.slurm.request_guard import reachable
+from slurm_watchdog.slurm.request_guard import require_running
 
 SETS = {
     "waits": table.WAITING,
@@ -174,10 +174,10 @@ def test_a_node_under_maintenance_starts_the_jobs_of_a_reservation() -> None:
 def test_a_signal_goes_to_jobs_that_have_processes_and_to_no_other(state: str) -> None:
     job = SlurmJob(job_id="5", state=state)
     if state in table.RUNNING:
-        assert reachable(job, "5") is job
+        assert require_running(job, "5") is job
         return
     with pytest.raises(SlurmRefused) as caught:
-        reachable(job, "5")
+        require_running(job, "5")
     over = state in table.OVER or state == "COMPLETING"
     assert caught.value.kind is (Refusal.FINISHED if over else Refusal.NOT_RUNNING)
     assert caught.value.terminal is over
@@ -185,7 +185,7 @@ def test_a_signal_goes_to_jobs_that_have_processes_and_to_no_other(state: str) -
 
 def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
     with pytest.raises(SlurmRefused, match="knows no job 5") as caught:
-        reachable(None, "5")
+        require_running(None, "5")
     assert caught.value.kind is Refusal.NO_SUCH_JOB
 
 

@@ -25,7 +25,7 @@ from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.job_status_message import JobPulse
 from slurm_watchdog.notify.notification import Delivery, Topic
 from slurm_watchdog.notify.slack import SlackBot
-from slurm_watchdog.notify.slack_channel import LogNotifier, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
 from slurm_watchdog.notify.slack_messages import Payload
 from tests.builders.notices import (
     DECISION,
@@ -77,7 +77,7 @@ class Wall:
 
 
 def ticking(journal: Journal, wall: Wall, **changes: Any) -> Ticking:
-    pace = changes.pop("pace", Pace(5))
+    pace = changes.pop("pace", MessageRate(5))
     found = Ticking(journal, [SlackChannel(wall, "a", pace=pace, **changes)])
     wall.now = lambda: found.now
     return found
@@ -120,7 +120,7 @@ def test_a_bot_tells_one_incident_in_one_thread_and_strikes_its_first_message_wh
 ) -> None:
     async def go(slack: FakeSlack) -> None:
         bot = SlackBot(slack.token_file(tmp_path), CHANNEL, 5, f"{slack.url}/api")
-        told = Ticking(journal, [SlackChannel(bot, "a", pace=Pace(5))])
+        told = Ticking(journal, [SlackChannel(bot, "a", pace=MessageRate(5))])
         told.notifier.opened(INCIDENT)
         told.notifier.decided(INCIDENT, DECISION)
         await told.run_until_empty()
@@ -263,7 +263,7 @@ def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_get
         assert worker.delivery() == Delivery(channel="slack")
         told.notifier.opened(INCIDENT)
         told.now += 30.0
-        await worker.step()
+        await worker.send_next()
         told.now += 1.0
         failing = worker.delivery()
         assert (failing.failing_s, failing.error) == (1.0, "HTTP 500")
@@ -297,7 +297,7 @@ def test_messages_go_in_order_through_failures_and_wait_as_long_as_slack_asks(jo
     wall.failures = [None, SendFailed("500"), SendFailed("429", retry_after_s=30.0), SendFailed("500"), None]
 
     async def go() -> None:
-        told = ticking(journal, wall, pace=Pace(50))
+        told = ticking(journal, wall, pace=MessageRate(50))
         for number in range(3):
             told.notifier.opened(incident(number))
         await told.run_until_empty()
@@ -390,7 +390,7 @@ def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) ->
     wall, outbox = Wall(), BrokenOutbox(journal.outbox)
 
     async def go() -> None:
-        notifier = Notifier(outbox, [SlackChannel(wall, "a", pace=Pace(5))], "a", poll_s=0.02)
+        notifier = Notifier(outbox, [SlackChannel(wall, "a", pace=MessageRate(5))], "a", poll_s=0.02)
         notifier.opened(INCIDENT)
         await until_empty(journal, notifier)
 
@@ -442,7 +442,7 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
             await asyncio.sleep(0)
 
     async def go() -> None:
-        notifier = Notifier(journal.outbox, [SlackChannel(Silent(), "a", pace=Pace(5))], "a")
+        notifier = Notifier(journal.outbox, [SlackChannel(Silent(), "a", pace=MessageRate(5))], "a")
         task = asyncio.create_task(notifier.run())
         with journal.together():
             for number in range(500):
@@ -459,14 +459,14 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
 
 
 def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_future() -> None:
-    pace = Pace(5)
+    pace = MessageRate(5)
     for at in (100.0, 102.0, 104.0, 106.0, 108.0):
         assert pace.wait_s(at) == 0.0
-        pace.note(at)
+        pace.count_message(at)
     assert (pace.free(109.0), round(pace.wait_s(109.0))) == (0, 51)
     assert (pace.free(160.5), pace.wait_s(160.5)) == (1, 0.0)
     assert (pace.free(50.0), pace.wait_s(50.0)) == (5, 0.0)  # the clock was set back
-    pace.note(50.0)
+    pace.count_message(50.0)
     assert len(pace._sent) == 1
     assert pace.wait_s(50.5) == 0.5  # a second between two
 
@@ -623,7 +623,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
 ) -> None:
     wall = Wall()
     now = 7200.0 * 1000 + 10.0
-    channel = PulseChannel(wall, Pace(5))
+    channel = PulseChannel(wall, MessageRate(5))
     jobs = [
         JobPulse(job_id="7", user="ann", name="gpt", nodes=("n1", "n2"), running_s=11_000.0, step=500, total_steps=1500,
                  step_s=7.2, progress_age_s=5.0, limit_s=60.0, phase="training"),
@@ -643,7 +643,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
         # Slack was away: of two pulses the newer one is told.
         (row,) = journal.outbox.pending(5)
         assert row.added_at // 3600 == told
-        await channel.turn(journal.outbox, now)
+        await channel.send_due(journal.outbox, now)
 
     asyncio.run(go())
     lines = wall.everything().splitlines()
@@ -659,14 +659,14 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
 
 def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> None:
     wall = Wall()
-    channel = PulseChannel(wall, Pace(5))
+    channel = PulseChannel(wall, MessageRate(5))
     jobs = [JobPulse(job_id=str(n), name="x" * 200, nodes=("n1",), running_s=5.0, step=n) for n in range(1000)]  # fmt: skip
 
     async def go() -> None:
         notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
         notifier.attach(IncidentSources(pulses=lambda: jobs))
         notifier.pulse(0.0)
-        await channel.turn(journal.outbox, 1e6)
+        await channel.send_due(journal.outbox, 1e6)
 
     asyncio.run(go())
     assert "1,000 jobs running" in wall.texts()[0]
@@ -696,11 +696,13 @@ def test_what_a_release_before_the_upgrade_has_left_is_delivered_or_ended_in_wri
                 )
             journal.outbox.add("people", "odd", {"of": "another release"}, told.now)
             journal.outbox.add("webhook", "i1", {"topic": "opened"}, told.now)
-        heir = Notifier(journal.outbox, [told.workers[0].channel], "a", heir="slack", wall=lambda: told.now)
-        heir.take_over()
+        upgraded = Notifier(
+            journal.outbox, [told.workers[0].channel], "a", legacy_channel="slack", wall=lambda: told.now
+        )
+        upgraded.clear_unknown_channels()
         await told.run_until_empty()
-        heir.take_over()
-        notifier.take_over()
+        upgraded.clear_unknown_channels()
+        notifier.clear_unknown_channels()
 
     asyncio.run(go())
     assert [text for text in wall.texts() if "story" in text] == [f"story {n}" for n in range(30, 40)]
@@ -715,13 +717,13 @@ def test_without_slack_what_is_left_ends_in_writing(
     journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal.outbox.add("people", "i1", OLD, 1e6)
-    Notifier(journal.outbox, [], "a", wall=lambda: 1e6).take_over()
+    Notifier(journal.outbox, [], "a", wall=lambda: 1e6).clear_unknown_channels()
     assert journal.outbox.waiting_channels() == []
     assert "nobody takes it: [a] CRITICAL: job 7" in caplog.text
 
 
 def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:
-    wall, pace = Wall(SendFailed("429", retry_after_s=3600.0)), Pace(5)
+    wall, pace = Wall(SendFailed("429", retry_after_s=3600.0)), MessageRate(5)
     told = Ticking(journal, [SlackChannel(wall, "a", pace=pace), PulseChannel(wall, pace)])
     wall.now = lambda: told.now
     began = told.now
@@ -740,14 +742,14 @@ def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse
 
 
 def test_an_answer_far_in_the_future_of_a_clock_that_was_set_back_is_no_silence() -> None:
-    pace = Pace(5)
+    pace = MessageRate(5)
 
     async def refused() -> None:
         raise SendFailed("429", retry_after_s=60.0)
 
     async def go() -> None:
         with pytest.raises(SendFailed):
-            await pace.keep(1_000_000.0, refused())
+            await pace.send(1_000_000.0, refused())
 
     asyncio.run(go())
     assert pace.wait_s(1_000_010.0) == 50.0
@@ -795,7 +797,9 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
     whole = Wall(threads=threads)
     (tmp_path / "whole").mkdir()
     asyncio.run(
-        until_it_dies(Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=Pace(5))]))
+        until_it_dies(
+            Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=MessageRate(5))])
+        )
     )
     for at in range(sum(1 for _, _, thread in whole.posts if "revised" not in str(thread))):
         directory = tmp_path / str(at)
@@ -803,10 +807,12 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
         wall = Deadly(at, taken=taken, threads=threads)
         journal = open_journal(directory)
         with pytest.raises(Killed):
-            asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=Pace(5))])))
+            asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=MessageRate(5))])))
         journal.close()
         wall.at = -1
-        again = Ticking(open_journal(directory), [SlackChannel(wall, "a", pace=Pace(5))], now=1_000_500.0)
+        again = Ticking(
+            open_journal(directory), [SlackChannel(wall, "a", pace=MessageRate(5))], now=1_000_500.0
+        )
         asyncio.run(again.run_until_empty())
         said = " ".join(wall.texts()) + wall.everything()
         assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))

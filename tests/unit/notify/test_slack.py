@@ -18,11 +18,17 @@ from slurm_watchdog.base.text import cut, safe
 from slurm_watchdog.model.actions import Action, Verdict
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.links import SiteLinks
 from slurm_watchdog.notify.notification import JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
-from slurm_watchdog.notify.wording import Message, say_decision, say_opened, say_outcome, say_resolved
+from slurm_watchdog.notify.wording import (
+    Message,
+    decision_message,
+    opened_message,
+    outcome_message,
+    resolved_message,
+)
 from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
 from tests.builders.slack_server import (
     CHANNEL,
@@ -44,7 +50,7 @@ HOSTILE = [
     "&" * 5000,
     "*bold* `code` :skull:",
 ]
-PLACES = Places(external_url="https://w.example", runbook_url="https://r.example/{kind}?a=1&b=2")
+PLACES = SiteLinks(external_url="https://w.example", runbook_url="https://r.example/{kind}?a=1&b=2")
 LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 
@@ -134,7 +140,7 @@ def test_any_text_stays_text(text: str) -> None:
 
 
 def test_an_incident_says_what_who_and_what_to_do() -> None:
-    said = say_opened(INCIDENT)
+    said = opened_message(INCIDENT)
     assert said.sentence == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
     assert said.evidence == ("rank 3 on n1 pid 42: the only one in forward", "no step for 90 s")
     assert "slurm-watchdog explain i1" in said.todo
@@ -154,7 +160,7 @@ def test_an_incident_says_what_who_and_what_to_do() -> None:
 def test_a_decision_says_what_by_whom_and_what_to_do(
     change: dict[str, Any], sentence: str, todo: str
 ) -> None:
-    said = say_decision(INCIDENT, replace(DECISION, **change))
+    said = decision_message(INCIDENT, replace(DECISION, **change))
     assert said.sentence == sentence
     assert todo in said.todo
 
@@ -173,24 +179,24 @@ def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(
     exclude: tuple[str, ...], command: str
 ) -> None:
     decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
-    said = say_decision(INCIDENT, decision)
+    said = decision_message(INCIDENT, decision)
     assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
     assert command in said.todo
 
 
 def test_a_job_is_named_once() -> None:
     named = replace(INCIDENT, summary="Job 7 hangs.")
-    assert say_opened(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
+    assert opened_message(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
     other = replace(INCIDENT, summary="Job 77 hangs.")
-    assert say_opened(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
+    assert opened_message(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
 
 
 def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_needs_somebody() -> None:
-    said = say_outcome(INCIDENT, RUN)
+    said = outcome_message(INCIDENT, RUN)
     assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
     assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")
     assert "Nodes to look at: n1" in said.todo
-    said = say_outcome(INCIDENT, FAILED)
+    said = outcome_message(INCIDENT, FAILED)
     assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"
     assert "scontrol show job 7" in said.todo
 
@@ -198,7 +204,7 @@ def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_need
 def test_an_action_that_was_not_needed_wakes_nobody() -> None:
     assert FAILED.end is not None
     needless = replace(FAILED, end=replace(FAILED.end, needless=True, detail="the job makes steps again"))
-    said = say_outcome(INCIDENT, needless)
+    said = outcome_message(INCIDENT, needless)
     assert said.sentence == "job 7: its restart was not needed: the job makes steps again"
     assert said.todo == "Nothing to do"
     told = [Notice(topic=Topic.ENDED, at=1.0, incident=INCIDENT, run=run) for run in (needless, FAILED)]
@@ -206,7 +212,7 @@ def test_an_action_that_was_not_needed_wakes_nobody() -> None:
 
 
 def test_a_resolved_incident_says_how_long_it_lasted() -> None:
-    assert say_resolved(OVER) == Message(
+    assert resolved_message(OVER) == Message(
         sentence="over after 2 h 00 min: job 7: steps again",
         evidence=("Was: rank 3 waits alone.",),
         todo="Nothing to do. What happened: slurm-watchdog explain i1",

@@ -18,7 +18,7 @@ from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.slack_channel import LogNotifier, Pace, SlackChannel
+from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, SlackChannel
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.builders import views
 from tests.builders.notices import incident, open_journal
@@ -38,7 +38,7 @@ class NoSlurm:
 
 def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
-    notifier = Notifier(journal.outbox, [SlackChannel(LogNotifier(), "a", pace=Pace(5))], "a")
+    notifier = Notifier(journal.outbox, [SlackChannel(LogNotifier(), "a", pace=MessageRate(5))], "a")
     controller = Controller(
         Config(mode="act"), journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
     )  # fmt: skip

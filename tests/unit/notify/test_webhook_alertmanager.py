@@ -19,7 +19,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
 from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.factory import make_notifier
-from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.links import SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.self_test import Outcome, try_receivers
 from slurm_watchdog.notify.slack_messages import parent
@@ -289,7 +289,7 @@ def test_what_a_webhook_is_sent_is_plain_ascii_json(journal: Journal, tmp_path: 
     assert json.dumps(receiver.documents()).isascii()
 
 
-PLACES = Places(
+PLACES = SiteLinks(
     external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html"
 )
 

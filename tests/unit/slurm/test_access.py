@@ -26,7 +26,7 @@ from slurm_watchdog.slurm.access import (
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.het_jobs import fold
+from slurm_watchdog.slurm.het_jobs import merge_components
 from tests.builders.views import slurm_job
 
 CONFIG = """Configuration data as of 2026-11-22T07:43:31
@@ -107,11 +107,11 @@ SECOND = replace(FIRST, job_id="1+1", raw_id="2", nodes=("n2", "n3"), node_count
 
 
 def test_the_components_of_a_heterogeneous_job_are_one_job() -> None:
-    (job,) = fold((SECOND, FIRST))
+    (job,) = merge_components((SECOND, FIRST))
     assert (job.job_id, job.nodes, job.node_count, job.component_ids) == ("1", ("n1", "n2", "n3"), 3, ("2",))
-    assert fold((SECOND,)) == (SECOND,), "its first component is not listed"
+    assert merge_components((SECOND,)) == (SECOND,), "its first component is not listed"
     other = slurm_job(job_id="9")
-    assert fold((other, FIRST, SECOND))[0] == other
+    assert merge_components((other, FIRST, SECOND))[0] == other
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_components_of_a_heterogeneous_job_are_one_job() -> None:
 def test_a_heterogeneous_job_stands_as_its_first_component_and_ends_with_its_last(
     first: str, second: str, whole: str, nodes: tuple[str, ...]
 ) -> None:
-    (job,) = fold((replace(FIRST, state=first), replace(SECOND, state=second)))
+    (job,) = merge_components((replace(FIRST, state=first), replace(SECOND, state=second)))
     assert (job.state, job.nodes) == (whole, nodes)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from slurm_watchdog.slurm import pyslurm_child
 from slurm_watchdog.slurm.backoff import Backoff
-from slurm_watchdog.slurm.child_process import Worker, WorkerGone
+from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.pyslurm_client import FallbackListings, PyslurmListings
 from slurm_watchdog.slurm.request_guard import Requests
@@ -30,10 +30,10 @@ def receive():
 ECHO = "send({'pyslurm': '1'})\nwhile True: send({'rows': [os.getpid(), receive()]})\n"
 
 
-def worker(tmp_path: Path, body: str) -> Worker:
+def worker(tmp_path: Path, body: str) -> PyslurmProcess:
     path = tmp_path / "child.py"
     path.write_text(FRAMES + body)
-    return Worker([sys.executable, "-I", str(path)], {"PATH": os.environ["PATH"]})
+    return PyslurmProcess([sys.executable, "-I", str(path)], {"PATH": os.environ["PATH"]})
 
 
 def run(body: Callable[[], Awaitable[Any]]) -> Any:
@@ -138,7 +138,7 @@ def test_a_process_that_does_not_start_is_gone_and_is_tried_ever_more_rarely(
 
 
 def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path) -> None:
-    child = Worker([str(tmp_path / "python")], {})
+    child = PyslurmProcess([str(tmp_path / "python")], {})
     with pytest.raises(WorkerGone, match="can't be started"):
         run(lambda: child.ask({}))
 
@@ -172,7 +172,7 @@ def test_half_an_answer_is_none(tmp_path: Path) -> None:
 
 
 def test_a_process_is_replaced_after_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.slurm.child_process.REQUESTS", 3)
+    monkeypatch.setattr("slurm_watchdog.slurm.child_process.MAX_REQUESTS", 3)
     child = worker(tmp_path, ECHO)
 
     async def ask() -> list[int]:
@@ -421,11 +421,11 @@ def test_a_slurm_that_does_not_answer_is_left_alone_until_it_answers_anything(
     async def story() -> None:
         for _ in range(10):
             with pytest.raises(SlurmUnavailable, match="away"):
-                await requests.carry_out_again_and_again("read_view", fails)
+                await requests.carry_out_repeated("read_view", fails)
             now[0] += 1.0
         assert asked == [1000.0, 1001.0, 1003.0, 1007.0]
         assert outcomes == ["unavailable"] * 4
         assert await requests.carry_out("read_job", works) == "here"
-        assert await requests.carry_out_again_and_again("read_view", works) == "here"
+        assert await requests.carry_out_repeated("read_view", works) == "here"
 
     asyncio.run(story())

@@ -79,4 +79,4 @@ def test_what_was_not_asked_for_is_not_asked_for(fields: dict[str, str], word: s
 
 def test_a_listing_of_another_job_is_noticed() -> None:
     with pytest.raises(ParseError, match="is about"):
-        options.options_of((options.Asked("5", ()),), "6")
+        options.options_of((options.SubmitOptions("5", ()),), "6")

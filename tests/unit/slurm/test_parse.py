@@ -122,7 +122,7 @@ def test_a_requeued_job_is_held_and_has_one_more_restart(release: Release) -> No
     assert (special.held, special.restarts) == (True, 1)
     assert special.state in {"SPECIAL_EXIT", "PENDING"}
     for job in (requeued, special):
-        assert requeue_outcome.judge_requeue_hold(job)[0] is True
+        assert requeue_outcome.requeue_hold_verdict(job)[0] is True
 
 
 def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release: Release) -> None:
@@ -526,11 +526,11 @@ def test_what_a_silent_requeue_did_is_read_from_the_job(
     state: str, reason: str, held: bool, done: bool | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
-    assert requeue_outcome.judge_requeue_hold(job)[0] is done
+    assert requeue_outcome.requeue_hold_verdict(job)[0] is done
 
 
 def test_a_job_that_slurm_forgot_was_not_requeued() -> None:
-    assert requeue_outcome.judge_requeue_hold(None)[0] is False
+    assert requeue_outcome.requeue_hold_verdict(None)[0] is False
 
 
 @pytest.mark.parametrize(("phrase", "kind"), REFUSALS)
@@ -560,9 +560,10 @@ def test_who_lacks_a_right_is_told_what_to_do() -> None:
 def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
     before = SlurmJob(job_id="1", state="RUNNING")
     assert (
-        requeue_outcome.judge_requeue(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
+        requeue_outcome.requeue_verdict(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0]
+        is done
     )
-    assert requeue_outcome.judge_requeue(before, None)[0] is False
+    assert requeue_outcome.requeue_verdict(before, None)[0] is False
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.notify.notification import Caller
-from slurm_watchdog.notify.wording import by_hand, say_decision
+from slurm_watchdog.notify.wording import decision_message, manual_command
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone import run as service
 from slurm_watchdog.standalone.own_runs import OwnRun
@@ -32,7 +32,7 @@ def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
         started_at=at,
     )
     found = OwnRun(**{**vars(found), **changes})
-    own_runs.note(place, found)
+    own_runs.write_run(place, found)
     return found
 
 
@@ -98,15 +98,15 @@ def test_a_run_that_was_killed_is_over_and_one_on_another_host_is_neither(
     own(place, tmp_path / "elsewhere", 2.0, host="another")
     own(place, tmp_path / "empty", 3.0, ended_at=4.0)
     (place / "runs" / "5-broken.json").write_text("[1, {")
-    assert own_runs.alive(place) == []
-    assert [Path(each.directory).name for each in own_runs.over(place)] == ["killed"]
+    assert own_runs.running_runs(place) == []
+    assert [Path(each.directory).name for each in own_runs.ended_runs(place)] == ["killed"]
 
 
 def test_the_oldest_runs_are_forgotten(place: Path, tmp_path: Path) -> None:
-    for number in range(own_runs.KEPT + 3):
+    for number in range(own_runs.MAX_RUNS + 3):
         own(place, tmp_path, 1000.0 + number)
-    assert len(own_runs.known(place)) == own_runs.KEPT
-    assert own_runs.known(place)[-1].started_at == 1003.0
+    assert len(own_runs.read_runs(place)) == own_runs.MAX_RUNS
+    assert own_runs.read_runs(place)[-1].started_at == 1003.0
 
 
 def test_the_journal_of_an_ended_run_answers_incidents_explain_and_bundle_and_is_left_as_it_is(
@@ -183,15 +183,15 @@ def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) 
 def test_a_run_keeps_the_cluster_name_of_its_configuration_and_uses_the_hosts_without_one(
     tmp_path: Path,
 ) -> None:
-    wanted = service.Wanted(command=("true",), directory=tmp_path)
+    wanted = service.RunRequest(command=("true",), directory=tmp_path)
     assert service.config_for(parse_config("cluster_name: lab"), wanted, "").cluster_name == "lab"
     host = socket.gethostname().partition(".")[0]
     assert service.config_for(parse_config("mode: observe"), wanted, "").cluster_name == host
 
 
 def test_messages_of_a_run_name_commands_that_its_reader_has() -> None:
-    said = say_decision(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED), Caller.RUN)
+    said = decision_message(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED), Caller.RUN)
     assert "leave out --observe" in said.todo
     requeue = replace(DECISION, action=Action.REQUEUE)
-    assert by_hand(requeue, "7", Caller.RUN) == "slurm-watchdog restart --now 7"
-    assert "scontrol" in by_hand(requeue, "7")
+    assert manual_command(requeue, "7", Caller.RUN) == "slurm-watchdog restart --now 7"
+    assert "scontrol" in manual_command(requeue, "7")

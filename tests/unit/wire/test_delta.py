@@ -21,7 +21,7 @@ from slurm_watchdog.model.observations import (
 )
 from slurm_watchdog.model.report import ProcessNumbers, Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
-from slurm_watchdog.wire.delta import changes_between, make_whole, without_news
+from slurm_watchdog.wire.delta import changes_between, delta_base, make_whole
 from tests.builders.views import process
 
 
@@ -34,7 +34,7 @@ def told(before: Report, after: Report) -> Report:
     """What the controller makes of the bytes."""
     small = changes_between(before, after)
     assert small is not None
-    whole = make_whole(without_news(before), decode_report(encode_report(small)))
+    whole = make_whole(delta_base(before), decode_report(encode_report(small)))
     assert whole is not None
     return whole
 
@@ -83,7 +83,7 @@ def test_changes_on_top_of_the_report_before_are_the_report_itself(before: Repor
     after = replace(after, sequence=2)
     small = changes_between(before, after)
     if small is not None:
-        whole = make_whole(without_news(before), decode_report(encode_report(small)))
+        whole = make_whole(delta_base(before), decode_report(encode_report(small)))
         assert whole == after
 
 
@@ -96,7 +96,7 @@ def test_a_chain_of_changes_ends_at_the_last_report(first: Report, second: Repor
         small = changes_between(known, now)
         whole = make_whole(known, small) if small is not None else now
         assert whole == now
-        known = without_news(whole)
+        known = delta_base(whole)
 
 
 def test_numbers_that_move_are_a_short_list_and_the_rest_is_not_told_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 from slurm_watchdog.controller.ingest.endpoint import read_page_token
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.http_messages import Answer, Request
-from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections, pace
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, most_connections, report_rate
 from tests.builders.identity_door import Port, body_of, listening, until
 
 
@@ -40,34 +40,34 @@ def served(port: Port, node: str = "good") -> bool:
 
 def test_a_bucket_gives_its_burst_at_once_and_then_its_pace() -> None:
     bucket = TokenBuckets(burst=3, per_s=0.5)
-    assert [bucket.take("a", 0.0) for _ in range(4)] == [True, True, True, False]
-    assert bucket.take("b", 0.0), "each has his own"
-    assert not bucket.take("a", 1.9)
-    assert bucket.take("a", 2.0)
+    assert [bucket.acquire("a", 0.0) for _ in range(4)] == [True, True, True, False]
+    assert bucket.acquire("b", 0.0), "each has his own"
+    assert not bucket.acquire("a", 1.9)
+    assert bucket.acquire("a", 2.0)
     assert bucket.left("a", 1000.0) == 3
 
 
 def test_asking_too_often_does_not_put_the_next_one_off() -> None:
     bucket = TokenBuckets(burst=1, per_s=1.0)
-    assert bucket.take("a", 0.0)
-    assert not any(bucket.take("a", moment / 10) for moment in range(1, 10))
-    assert bucket.take("a", 1.0)
+    assert bucket.acquire("a", 0.0)
+    assert not any(bucket.acquire("a", moment / 10) for moment in range(1, 10))
+    assert bucket.acquire("a", 1.0)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_watchdog.wire.rate_limits.MAX_ADDRESSES", 10)
     bucket = TokenBuckets(burst=1, per_s=0.0)
     for number in range(1000):
-        bucket.take(str(number), 0.0)
+        bucket.acquire(str(number), 0.0)
     assert len(bucket._known) == 10
-    assert not bucket.take("999", 0.0)
+    assert not bucket.acquire("999", 0.0)
 
 
 def test_an_agent_that_was_cut_off_may_send_all_that_it_has_kept() -> None:
     kept, size = 120, 8 * 1024**2 // 120
-    limit = pace(5.0)
-    assert all(limit.take("n1", size, 0.0) for _ in range(kept))
-    assert pace(0.1).reports.per_s == 40.0, "and one that reports ten times a second may"
+    limit = report_rate(5.0)
+    assert all(limit.acquire("n1", size, 0.0) for _ in range(kept))
+    assert report_rate(0.1).reports.per_s == 40.0, "and one that reports ten times a second may"
 
 
 def test_connections_are_bounded_in_all_and_by_address_but_for_this_machine_s_own() -> None:

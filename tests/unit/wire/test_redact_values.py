@@ -15,7 +15,7 @@ from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.redact_values import NAMES, masked
+from slurm_watchdog.wire.redact_values import UNMASKED_FIELDS, masked
 from tests.builders.secret_samples import planted
 
 SECRET = "api_key=Zk3vQ9xB7LmP2sT8"
@@ -78,13 +78,13 @@ def test_each_text_of_what_travels_is_masked_or_declared_to_be_a_name(
     hints = get_type_hints(cls)
     needed = {each.name for each in msgspec.structs.fields(cls) if each.required} - {name}
     made = cls(**{each: _filler(hints[each]) for each in needed}, **{name: value})
-    is_name = name in NAMES.get(cls, frozenset())
+    is_name = name in UNMASKED_FIELDS.get(cls, frozenset())
     assert (SECRET in str(masked(made))) is is_name
     assert (MASK in str(masked(made))) is not is_name
 
 
 def test_the_declared_names_exist() -> None:
-    for cls, names in NAMES.items():
+    for cls, names in UNMASKED_FIELDS.items():
         assert names <= set(get_type_hints(cls)), cls
 
 

@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report
-from slurm_watchdog.wire.text_limits import CUT, LENGTHS, MAX_NAME, SKIPPED, has_long
+from slurm_watchdog.wire.text_limits import ELLIPSIS, MAX_LENGTHS, MAX_NAME, UNCUT_FIELDS, may_have_long_text
 from tests.builders.wire_fill import filled
 
 LONG = 10_000
@@ -34,7 +34,7 @@ def texts(kind: inspect.Type, path: tuple[str, ...] = ()) -> list[tuple[str, ...
             return []
 
 
-PATHS = sorted({path for path in texts(inspect.type_info(Report)) if path[0] not in SKIPPED})
+PATHS = sorted({path for path in texts(inspect.type_info(Report)) if path[0] not in UNCUT_FIELDS})
 
 
 def swollen(value: Any, path: tuple[str, ...], text: str) -> Any:
@@ -61,23 +61,23 @@ def test_a_long_text_of_a_report_is_cut_and_says_so(path: tuple[str, ...]) -> No
     data = msgspec.json.encode(swollen(plain, path, text))
     assert len(data) > LONG
     taken = msgspec.to_builtins(decode_report(data))
-    limit = LENGTHS.get(path[-1], MAX_NAME)
+    limit = MAX_LENGTHS.get(path[-1], MAX_NAME)
     assert longest(taken) == limit
-    assert CUT in msgspec.json.encode(taken).decode()
+    assert ELLIPSIS in msgspec.json.encode(taken).decode()
 
 
 def test_an_honest_report_is_taken_as_it_is() -> None:
     data = msgspec.json.encode(filled(inspect.type_info(Report)))
-    assert not has_long(data)
+    assert not may_have_long_text(data)
     assert decode_report(data) == msgspec.json.decode(data, type=Report)
 
 
 def test_numbers_between_two_texts_are_no_long_text() -> None:
     data = msgspec.json.encode({"node": "n1", "numbers": list(range(MAX_NAME)), "states": "S" * MAX_NAME})
     assert len(data) > 3 * MAX_NAME
-    assert not has_long(data)
+    assert not may_have_long_text(data)
 
 
 @pytest.mark.parametrize("text", ['"', "\\", '\\"', "x\\"])
 def test_a_long_text_is_found_behind_escapes(text: str) -> None:
-    assert has_long(msgspec.json.encode({"a": text, "b": "x" * (MAX_NAME + 1), "c": text}))
+    assert may_have_long_text(msgspec.json.encode({"a": text, "b": "x" * (MAX_NAME + 1), "c": text}))

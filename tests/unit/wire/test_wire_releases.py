@@ -14,7 +14,7 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
-from slurm_watchdog.wire.forward_compat import OPEN
+from slurm_watchdog.wire.forward_compat import OPEN_LISTS
 from tests.builders.wire_fill import filled, promise
 
 CAPTURES = Path(__file__).parents[2] / "captures/wire"
@@ -100,7 +100,7 @@ def test_a_command_that_a_later_controller_has_learnt_costs_no_other_command() -
     known = decode_reply(json.dumps(reply).encode())
     reply["commands"].insert(0, {"type": "play_music", "id": "c9", "song": "x"})
     assert decode_reply(json.dumps(reply).encode()) == known
-    assert len(known.commands) == len(OPEN[Reply]["commands"][1])
+    assert len(known.commands) == len(OPEN_LISTS[Reply]["commands"][1])
 
 
 @pytest.mark.parametrize(("name", "key"), [("events", "kind"), ("node_events", "severity")])
@@ -116,7 +116,7 @@ def test_a_process_with_a_word_that_is_not_known_is_never_left_out_for_it_would_
     report["processes"][0]["role"] = "conductor"
     with pytest.raises(WireError, match="conductor"):
         decode_report(json.dumps(report).encode())
-    assert "processes" not in OPEN[Report]
+    assert "processes" not in OPEN_LISTS[Report]
     assert set(Role) == {"rank", "worker", "helper"}  # a new one takes a new version of the wire
 
 

@@ -62,7 +62,7 @@ class Service:
         self._news = False
         """Something happened that is not to wait for the next tick."""
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, agent.probes, sender.look_at_files)
+        self.reload = Reload(file, agent.config, agent.probes, sender.recheck_files)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then."""
@@ -132,7 +132,7 @@ class Service:
             self.signals.reload = False
             self.reload.ask(now)
         if self.reload.wants_anew(now, busy=bool(self.agent.commands.under_way)):
-            self.signals.anew = True
+            self.signals.restart = True
 
     def wake_fds(self) -> list[int]:
         """Descriptors for which `between` is called when they can be read."""
@@ -222,11 +222,11 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         metrics.count_tick,
         service.wanted_at,
     )
-    if signals.anew and not signals.stop:
+    if signals.restart and not signals.stop:
         service.last_tick()
     sender.stop()
     settings = service.reload.settings
-    if settings is None or not signals.anew:
+    if settings is None or not signals.restart:
         return 0
     signals.hold()
     if not signals.stop:

@@ -2,8 +2,7 @@
 
 Every container of the controller that reports can fill is one of these, or is bounded by one that is, so that
 no node and no user can end the controller, or displace what is known of others: shares belong to owners, and
-an owner who has used up his share loses his own entries. What was left out is counted (a metric) and said for
-a while with its owner (`status`).
+an owner who has used up his share loses his own entries. What was left out is counted (a metric) and reported for a while with its owner (`status`).
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ CAPS: Final[dict[str, str]] = {
     "incidents": "open incidents of one job, or of one node",
 }
 """What is capped -> in words. These are all the labels of the metric."""
-SHOWN_S: Final = 600.0
-"""What was left out is said for so long."""
-MAX_SHOWN: Final = 4096
-"""Owners of whom it is said: a few a node."""
+REPORTED_S: Final = 600.0
+"""How long an omission is reported."""
+MAX_OWNERS: Final = 4096
+"""Owners that are reported: a few per node."""
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
@@ -71,24 +70,24 @@ class _Lately:
 
 @dataclass
 class LeftOut:
-    """What did not fit, of everything. One loop owns it; whoever takes a report sets `at` first."""
+    """What did not fit, of everything. One loop owns it, and sets `at` before it accepts a report."""
 
     at: float = 0.0
     """The moment of the report that is taken now."""
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
-    _lately: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
+    _recent: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
 
     def note(
         self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None
     ) -> None:
         """`count` entries of `whose` were left out. Raises KeyError for what is not in CAPS."""
         self.totals[what] += count
-        known = self._lately.get((what, whose))
+        known = self._recent.get((what, whose))
         if known is None or known.at != self.at:
-            known = self._lately[what, whose] = _Lately(self.at)
-            self._lately.move_to_end((what, whose))
-            if len(self._lately) > MAX_SHOWN:
-                self._lately.popitem(last=False)
+            known = self._recent[what, whose] = _Lately(self.at)
+            self._recent.move_to_end((what, whose))
+            if len(self._recent) > MAX_OWNERS:
+                self._recent.popitem(last=False)
         known.count += count
         if uid is None:
             return
@@ -99,8 +98,8 @@ class LeftOut:
     def lately(self, now: float) -> tuple[Shortage, ...]:
         """What was left out within SHOWN_S, the most first."""
         found = []
-        for (what, whose), each in self._lately.items():
-            if now - each.at > SHOWN_S:
+        for (what, whose), each in self._recent.items():
+            if now - each.at > REPORTED_S:
                 continue
             uid, job_id = max(each.by_user, key=each.by_user.__getitem__, default=(None, None))
             found.append(
@@ -112,7 +111,7 @@ class LeftOut:
 
 
 MAX_USERS: Final = 64
-"""Users of one node, with their jobs, of whom is counted what was left out."""
+"""Users, with their jobs, that are counted separately for one node."""
 
 
 class Capped(Generic[K, V]):
@@ -133,8 +132,7 @@ class Capped(Generic[K, V]):
         oldest_goes: bool = False,
         lost: Callable[[K], object] = lambda key: None,
     ):
-        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` hears of an
-        entry that had to go."""
+        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` is called with the key of an entry that was displaced."""
         self._what, self._left_out, self._shares, self._oldest_goes = what, left_out, shares, oldest_goes
         self._lost = lost
         self._values: dict[K, V] = {}
@@ -162,7 +160,7 @@ class Capped(Generic[K, V]):
             self._of.setdefault(path, {})[key] = None
         return True
 
-    def touch(self, key: K) -> None:
+    def mark_newest(self, key: K) -> None:
         """This entry is its owner's newest again."""
         owner = self._owners.get(key)
         for depth in range(len(self._shares) if owner is not None else 0):
@@ -196,7 +194,7 @@ class Capped(Generic[K, V]):
     def values(self) -> ValuesView[V]:
         return self._values.values()
 
-    def of(self, *owner: Hashable) -> tuple[K, ...]:
+    def keys_of(self, *owner: Hashable) -> tuple[K, ...]:
         """The keys of an owner, the oldest first."""
         return tuple(self._of.get(owner, ()))
 

@@ -1,5 +1,4 @@
-"""Which rows of a list are kept where there are too many: each owner gets the same share, and what few want
-they get whole. Pure."""
+"""Chooses the rows of a list that is too long: each owner gets an equal share, and small shares are kept whole. Pure."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
         seen.seconds[name] = seen.seconds.get(name, 0.0) + clock.monotonic() - began
 
 
-HELD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that ask for something."""
 
 
@@ -59,8 +59,8 @@ class Signals:
     def __init__(self) -> None:
         self.stop = False
         self.reload = False
-        self.anew = False
-        """The loop is to end because this process restarts, which is no end for systemd. No signal sets it."""
+        self.restart = False
+        """Ends the loop because this process re-executes itself, which systemd must not see as an end. No signal sets it."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:
@@ -70,7 +70,7 @@ class Signals:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
         signal.signal(signal.SIGHUP, self._on_reload)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # see hold
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # see hold
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self.stop = True
@@ -85,7 +85,7 @@ class Signals:
     def hold(self) -> None:
         """From now on they wait for `install` of the program that this process becomes by exec: none is lost,
         and a SIGHUP in between would end it."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         if self.reload:
             os.kill(os.getpid(), signal.SIGHUP)  # came too late to be looked at: it is the next one's
 
@@ -99,7 +99,7 @@ class Signals:
 
 
 class Waiter:
-    """A set of descriptors to wait for, kept by the kernel: nothing is built anew for each wait."""
+    """A set of descriptors to wait for, kept by the kernel: nothing is rebuilt for each wait."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -156,16 +156,16 @@ def run_cadence(
     took: Callable[[float], None] = lambda seconds: None,
     wanted_at: Callable[[], float] = lambda: float("inf"),
 ) -> None:
-    """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.anew` is set.
+    """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.restart` is set.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at
     `wanted_at()`. Ticks stay on their grid: one that took long, or a pause of the whole process, delays the
     next tick and never causes a burst of them. After each tick that returns True, because it was whole, and
-    only then, systemd is told that we are alive. `took` hears how long each tick took.
+    only then, systemd gets a sign of life. `took` is called with the duration of each tick.
     """
     due = clock.monotonic()
     ready = False
-    while not signals.stop and not signals.anew:
+    while not signals.stop and not signals.restart:
         now = clock.monotonic()
         if now >= due:
             if tick(now):

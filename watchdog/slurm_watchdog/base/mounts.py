@@ -1,4 +1,4 @@
-"""Which mount a path lies on, from mountinfo alone: nothing here touches a filesystem but /proc."""
+"""Mounts, and which one a path is on, from mountinfo alone: no filesystem but /proc is touched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_PROBED = """
     tmpfs tracefs
 """
 NOT_PROBED = frozenset(_NOT_PROBED.split())
-"""Types with nobody behind them who could fail to answer: the kernel's own, memory, images, and layers over another
+"""Types without a server that could fail to answer: the kernel's own, memory, images, and layers over another
 mount (the root of a node without a disk, of a container). An autofs that is still one has nothing mounted on it:
 touching it would mount something that no job asked for. Names from /proc/filesystems and filesystems(5)."""
 
@@ -39,7 +39,7 @@ class Mount:
     """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing
     of ours touches it."""
     number: int = field(default=0, compare=False)
-    """The kernel's, the `mnt_id` of what lies on it."""
+    """The kernel's, the `mnt_id` of files on it."""
 
 
 def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
@@ -49,8 +49,8 @@ def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
 
 
 class MountNews:
-    """Tells whether mounts have come or gone since it was asked last, without reading them: the kernel marks
-    the open table (proc(5), poll of mountinfo). Where it can't be opened, always yes."""
+    """Whether mounts have changed since the last call, without reading them: the kernel marks the open table
+    (proc(5), poll of mountinfo). Where it can't be opened, always yes."""
 
     def __init__(self, path: str = "/proc/self/mountinfo") -> None:
         self._poll = select.poll()

@@ -1,4 +1,4 @@
-"""How an error of the system is said."""
+"""The text of an OSError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process of ours behaves among others: by what name, and that it does not push."""
+"""Sets the process name and the scheduling class SCHED_BATCH."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def be_unobtrusive() -> None:
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError:
-        pass  # not allowed here: then as everybody else
+        pass  # not allowed here: the default class remains

@@ -24,7 +24,7 @@ MAX_LENGTH = 300
 MAX_REPEATS = 12
 MAX_WIDE = 2
 """Repeats that match nearly any character."""
-LITERALS = 3
+MIN_LITERALS = 3
 """So many plain characters have to follow a repeat of nearly any character: they say where it ends."""
 MAX_OVERLAPS = 2
 """Repeats that may take characters from one another: each may try as many ways as a line has characters."""
@@ -38,7 +38,7 @@ _CATEGORIES = {
 _REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT)
 
 Chars = frozenset[int]
-NONE: Chars = frozenset()
+NO_CHARS: Chars = frozenset()
 
 
 class _Refused(ValueError):
@@ -50,7 +50,7 @@ class _Cost:
     repeats: int = 0
     wide: int = 0
     overlaps: int = 0
-    narrow: Chars = NONE
+    narrow: Chars = NO_CHARS
     """What narrow repeats match that no character between has ended for certain."""
     owed: int = 0
     """Plain characters that have to follow before anything else."""
@@ -65,7 +65,7 @@ def why_costly(text: str, *, anchored: bool = False) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            _walk(parser.parse(text), NONE, _Cost(begun=anchored))
+            _walk(parser.parse(text), NO_CHARS, _Cost(begun=anchored))
     except _Refused as refused:
         return str(refused)
     return None
@@ -81,15 +81,15 @@ def _walk(items: Iterable[Any], last: Chars, cost: _Cost) -> Chars:
         elif code is op.ATOMIC_GROUP:
             last = _walk(value, last, cost)
         elif code is op.BRANCH:
-            last = NONE.union(*(_walk(branch, last, cost) for branch in value[1]))
+            last = NO_CHARS.union(*(_walk(branch, last, cost) for branch in value[1]))
         elif code in (op.ASSERT, op.ASSERT_NOT):
-            _walk(value[1], NONE, cost)
+            _walk(value[1], NO_CHARS, cost)
         elif code in (op.GROUPREF, op.GROUPREF_EXISTS):
             raise _Refused("it refers back to a group")
         elif code is not op.AT:
-            last, cost.begun, cost.owed = NONE, True, max(0, cost.owed - (code is op.LITERAL))
+            last, cost.begun, cost.owed = NO_CHARS, True, max(0, cost.owed - (code is op.LITERAL))
             if not _chars(code, value) & cost.narrow:
-                cost.narrow = NONE
+                cost.narrow = NO_CHARS
     return last
 
 
@@ -99,7 +99,7 @@ def _repeat(least: int, most: int, body: Any, last: Chars, cost: _Cost) -> Chars
             raise _Refused("a repeat stands inside a repeat")
         return _walk(body, last, cost)
     if cost.owed:
-        raise _Refused(f"fewer than {LITERALS} plain characters follow a repeat of nearly any character")
+        raise _Refused(f"fewer than {MIN_LITERALS} plain characters follow a repeat of nearly any character")
     cost.repeats += 1
     if cost.repeats > MAX_REPEATS:
         raise _Refused(f"it has more than {MAX_REPEATS} repeats and optional parts")
@@ -128,7 +128,7 @@ def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
             raise _Refused(
                 "it begins with a repeat of nearly any character, and is looked for anywhere in a line"
             )
-        cost.owed = LITERALS
+        cost.owed = MIN_LITERALS
         return
     cost.narrow = cost.narrow | chars
 
@@ -146,8 +146,8 @@ def _chars(code: Any, value: Any) -> Chars:
     if code is op.ANY:
         return _ALPHABET - {ord("\n")}
     if code is not op.IN:
-        return NONE
-    found = NONE.union(*(_members(*each) for each in value))
+        return NO_CHARS
+    found = NO_CHARS.union(*(_members(*each) for each in value))
     return _ALPHABET - found if value[0][0] is op.NEGATE else found
 
 
@@ -159,4 +159,4 @@ def _members(code: Any, value: Any) -> Chars:
     if code is op.CATEGORY:
         category = re.compile(_CATEGORIES[value])
         return frozenset(each for each in _ALPHABET if category.match(chr(each)))
-    return NONE
+    return NO_CHARS

@@ -30,7 +30,7 @@ class SecretKind:
     is_secret: Test | None = None
     """A last look at what the expression matched; None: it is enough."""
     in_long_word: bool = False
-    """It stands in a word of LONG_WORD characters and more: where there is none, nobody need look."""
+    """It stands in a word of LONG_WORD characters and more: without such a word the row is skipped."""
 
 
 LONG_WORD = 20
@@ -120,7 +120,7 @@ _I = re.IGNORECASE
 
 # fmt: off
 KINDS: tuple[SecretKind, ...] = (
-    # whole texts first: a key over several lines is begun here and goes on in masking.mask_lines
+    # whole texts first: a key over several lines begins here and continues in redact.mask_lines
     _row("private_key", "private key", r"(?P<secret>-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----.{0,16384}?(?:-----END[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|$))",
          "-----BEGIN OPENSSH PRIVATE KEY-----\\n{b64:64}\\n{b64:64}\\n-----END OPENSSH PRIVATE KEY-----", "key: '-----BEGIN RSA PRIVATE KEY-----\\nMII{b64:61}", flags=re.DOTALL),
     # addresses

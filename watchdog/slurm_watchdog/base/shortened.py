@@ -1,10 +1,10 @@
-"""A line of a log as part of a sentence: short, and never cut without saying so."""
+"""Shortens a log line for a sentence; a cut is marked with an ellipsis."""
 
 from __future__ import annotations
 
 from typing import Final
 
-SAID: Final = 160
+EXCERPT_CHARS: Final = 160
 """Characters of an error's line that a sentence takes up beside other things."""
 SHORTEST_WORD_CUT: Final = 0.7
 """A cut goes back to the end of a word, unless that takes away more than this leaves: then the word itself is cut."""

@@ -20,10 +20,8 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
     At SIGHUP (systemctl reload) it reads its configuration again, and takes it whole or not at all.
 
     With --once it looks twice, a second apart, and prints what it sees: processes, logs, GPUs, filesystems,
-    checkpoints, what the
-    kernel said, what hangs. Nothing is sent or kept, and an agent that runs beside it is not disturbed. Exit
-    code 1 if it could
-    not see which processes there are.
+    checkpoints, what the kernel said, what hangs. Nothing is sent or kept, and an agent that runs beside it
+    is not disturbed. Exit code 1 if it could not see which processes there are.
 
     \b
     Examples:

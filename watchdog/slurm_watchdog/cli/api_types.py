@@ -52,7 +52,7 @@ class Reason(Answer, frozen=True, kw_only=True):
 
 
 class JobHealth(Answer, frozen=True, kw_only=True):
-    """How a job is, as every surface shows it."""
+    """Health of a job, the same on page, `status`, Slack and metrics."""
 
     state: str = "not judged"
     level: str = "unknown"
@@ -182,7 +182,7 @@ class Incident(Answer, frozen=True, kw_only=True):
     owner_uids: tuple[int, ...] = ()
     """Owners of its jobs, as far as Slurm has named them; empty for a caller who may not see its details."""
     details_for: str = ""
-    """Who may see more than this, where the caller may not."""
+    """Who may see the details, where the caller may not."""
 
 
 class Moment(Answer, frozen=True, kw_only=True):

@@ -48,8 +48,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
     until it is over.
 
     It follows the job through requeues. This program has to be installed where all nodes of the job see it
-    (below your home
-    directory, as a rule). Ctrl-C ends the watching, and leaves the job alone.
+    (below your home directory, as a rule). Ctrl-C ends the watching, and leaves the job alone.
 
     \b
     Examples:
@@ -86,7 +85,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
     log_setup.set_up("WARNING", for_person=True)
     try:
         code = service.run(
-            service.Wanted(
+            service.AttachRequest(
                 job_id=job_id,
                 directory=place.absolute(),
                 act=act,

@@ -1,6 +1,6 @@
 """`explain --bundle`: an incident with all its evidence as one file, for a colleague, a vendor, or the day after.
 
-Readable text where people look, JSON beside it for programs. What looks like a secret is masked once more on
+Readable text where people look, JSON beside it for programs. What looks like a secret is masked again on
 its way out; the names of files are made of harmless letters only.
 """
 
@@ -140,7 +140,7 @@ def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
 
 
 def readme(incident_id: str, written: Sequence[str]) -> bytes:
-    """What lies in the bundle: the files that were written, each with what it is, README and manifest included."""
+    """The README of a bundle: each file in it with a description."""
     names = ["README.txt", "manifest.json", *written]
     width = max(len(name) for name in names)
     lines = (f"{name:{width}}  {what_it_is(name)}".rstrip() + "\n" for name in names)

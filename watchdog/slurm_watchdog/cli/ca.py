@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DIRECTORY: Final = "/etc/slurm-watchdog/ca"
-YEARS_10: Final = 3650
-DAYS: Final = 397
+AUTHORITY_DAYS: Final = 3650
+DEFAULT_DAYS: Final = 397
 """A year and a month: renewing once a year leaves the month that `doctor` warns in."""
 MAX_DAYS: Final = 36500
 MAX_NODES: Final = 20_000
 """A slip in a range should not fill the disk; a certificate takes 40 ms."""
 MAX_TEXT: Final = 1 << 20
-NAMES: Final = re.compile(r"[^,\[\]]*(?:\[[^\]]*\]?[^,\[\]]*)+")
+BRACKETED_NAMES: Final = re.compile(r"[^,\[\]]*(?:\[[^\]]*\]?[^,\[\]]*)+")
 BRACKETS: Final = re.compile(r"\[[^\]]*")
-RANGE: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+NUMBER_RANGE: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 def common_options(command: F) -> F:
@@ -60,9 +60,8 @@ def ca() -> None:
     program openssl.
 
     Run it where the authority is kept, best on the management node. Each certificate comes as a folder of
-    three files, ca.crt, a
-    certificate and its key, to be copied to that machine's security.tls_directory; the key belongs to the
-    service's user, mode 600.
+    three files, ca.crt, a certificate and its key, to be copied to that machine's security.tls_directory; the
+    key belongs to the service's user, mode 600.
 
     \b
     Examples:
@@ -76,7 +75,7 @@ def ca() -> None:
 
 @ca.command()
 @click.option("--name", default="slurm-watchdog", show_default=True, help="What the authority is called.")
-@days_option(YEARS_10, "the authority is")
+@days_option(AUTHORITY_DAYS, "the authority is")
 @common_options
 def init(name: str, days: int, directory: str, as_json: bool) -> None:
     """Makes the authority: ca.crt, which everybody may have, and ca.key, which nobody may.
@@ -89,7 +88,7 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
     from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
 
-    with failures_told(as_json):
+    with reported_errors(as_json):
         made = certificate_authority.create(Path(directory), name, days, clock.wall())
     if as_json:
         print_json({"directory": directory, "name": name, "not_after": iso(made.not_after)})
@@ -114,7 +113,7 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
     metavar="NAME",
     help="A client that only reads /metrics, such as prometheus.",
 )
-@days_option(DAYS, "each is")
+@days_option(DEFAULT_DAYS, "each is")
 @common_options
 def issue(
     nodes: tuple[str, ...],
@@ -140,7 +139,7 @@ def issue(
     if not (names or controllers or clients):
         raise click.UsageError("name nodes, --controller HOST or --client NAME")
     now, place = clock.wall(), Path(directory)
-    with failures_told(as_json):
+    with reported_errors(as_json):
         for name in (*names, *clients):
             certificate_authority.check_name(name)
         made = []
@@ -150,7 +149,7 @@ def issue(
             )
         made += [certificate_authority.issue(place, "node", name, (), days, now) for name in names]
         made += [certificate_authority.issue(place, "client", name, (), days, now) for name in clients]
-    tell(made, now, as_json, "made")
+    print_certificates(made, now, as_json, "made")
     if not as_json and len(made) == 1:
         sentence(f"Copy the three files of {made[0].directory} to its security.tls_directory.")
     elif not as_json:
@@ -159,7 +158,7 @@ def issue(
 
 
 @ca.command()
-@click.argument("nodes", nargs=-1, metavar="[NAMES]...")
+@click.argument("nodes", nargs=-1, metavar="[BRACKETED_NAMES]...")
 @click.option(
     "--within",
     "within",
@@ -168,7 +167,7 @@ def issue(
     show_default=True,
     help="Those that end in so many days.",
 )
-@days_option(DAYS, "each is then")
+@days_option(DEFAULT_DAYS, "each is then")
 @common_options
 def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_json: bool) -> None:
     """Renews the certificates that end soon, key included; with NAMES these, whenever they end.
@@ -186,7 +185,7 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
     from slurm_watchdog.identity.secret_files import IdentityError
 
     now, place, wanted = clock.wall(), Path(directory), set(expand(nodes))
-    with failures_told(as_json):
+    with reported_errors(as_json):
         known = certificate_authority.list_issued(place)
         missing = wanted - {each.name for each in known}
         if missing:
@@ -203,7 +202,7 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
             )
         ]
         made = [certificate_authority.renew(place, each, days, now) for each in due]
-    tell(made, now, as_json, "renewed")
+    print_certificates(made, now, as_json, "renewed")
 
 
 @ca.command()
@@ -213,8 +212,8 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
     """Revokes certificates, such as of a node whose key was stolen: adds them to the list ca.crl.
 
     Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends
-    away who is on it. If the
-    controller's own key was stolen, copy it to every node as well: agents take it over within a minute.
+    away who is on it. If the controller's own key was stolen, copy it to every node as well: agents take it
+    over within a minute.
 
     \b
     Examples:
@@ -226,13 +225,13 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
     from slurm_watchdog.identity.secret_files import IdentityError
 
     now, place, wanted = clock.wall(), Path(directory), set(expand(nodes))
-    with failures_told(as_json):
+    with reported_errors(as_json):
         due = [each for each in certificate_authority.list_issued(place) if each.name in wanted]
         missing = wanted - {each.name for each in due}
         if missing:
             raise IdentityError(f"{directory} has no certificate of {', '.join(sorted(missing)[:5])}")
         file = certificate_authority.revoke(place, due, now)
-    tell(due, now, as_json, "revoked")
+    print_certificates(due, now, as_json, "revoked")
     if not as_json:
         where = " and every node's" * any(each.role == "controller" for each in due)
         sentence(f"Copy {file} to the controller's{where} security.tls_directory.")
@@ -251,11 +250,11 @@ def list_(directory: str, as_json: bool) -> None:
     from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
     from slurm_watchdog.identity.certificates import WARN_S, read_certificate
-    from slurm_watchdog.identity.secret_files import CA
+    from slurm_watchdog.identity.secret_files import CA_FILE
 
     now, place = clock.wall(), Path(directory)
-    with failures_told(as_json):
-        own = read_certificate(str(place / CA))
+    with reported_errors(as_json):
+        own = read_certificate(str(place / CA_FILE))
         issued = certificate_authority.list_issued(place)
     ends = [own.not_after, *(each.certificate.not_after for each in issued)]
     if as_json:
@@ -266,7 +265,7 @@ def list_(directory: str, as_json: bool) -> None:
         sentence(
             f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}."
         )
-        tell(issued, now, as_json=False, verb="listed")
+        print_certificates(issued, now, as_json=False, verb="listed")
     sys.exit(EXIT_FOUND if min(ends) - now < WARN_S else EXIT_FINE)
 
 
@@ -276,7 +275,7 @@ def expand(nodes: tuple[str, ...]) -> list[str]:
 
     text = ",".join(nodes)
     # Counted before they are written out: that alone can take minutes.
-    if len(text) > MAX_TEXT or sum(map(_size, NAMES.findall(text))) > MAX_NODES:
+    if len(text) > MAX_TEXT or sum(map(_size, BRACKETED_NAMES.findall(text))) > MAX_NODES:
         raise click.UsageError(f"too many nodes at once: {MAX_NODES} at most")
     try:
         return [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
@@ -291,7 +290,7 @@ def _size(name: str) -> int:
         size *= (
             bracket.count(",")
             + 1
-            + sum(abs(int(last) - int(first)) for first, last in RANGE.findall(bracket))
+            + sum(abs(int(last) - int(first)) for first, last in NUMBER_RANGE.findall(bracket))
         )
     return size
 
@@ -312,7 +311,7 @@ def row_of(issued: Issued, now: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def tell(issued: list[Issued], now: float, as_json: bool, verb: str) -> None:
+def print_certificates(issued: list[Issued], now: float, as_json: bool, verb: str) -> None:
     """What was made or found, a line each."""
     from slurm_watchdog.identity.certificate_authority import date_of, days_left
 
@@ -331,7 +330,7 @@ def tell(issued: list[Issued], now: float, as_json: bool, verb: str) -> None:
 
 
 @contextmanager
-def failures_told(as_json: bool) -> Iterator[None]:
+def reported_errors(as_json: bool) -> Iterator[None]:
     """Turns an IdentityError into words and code 2."""
     from slurm_watchdog.identity.secret_files import IdentityError
 

@@ -15,8 +15,8 @@ from slurm_watchdog.cli.terminal import clean, count, sentence
 @click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 def check_config(file: str, as_json: bool) -> None:
     """Checks a configuration file (/etc/slurm-watchdog/config.yaml unless F is given), and the site's
-    knowledge files that it names
-    (knowledge.directory), and lists every error with its key or place and line. Exit code 0, or 2 with errors.
+    knowledge files that it names (knowledge.directory), and lists every error with its key or place and line.
+    Exit code 0, or 2 with errors.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ MAX_BYTES: Final = 64 * 1024**2
 """Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours."""
 
 SERVICE_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
-"""Of the service; any other is mostly that of somebody's own `run` or `attach`."""
+"""The service's socket; any other one usually belongs to a user's `run` or `attach`."""
 _IS_IT_RUNNING = "Is the controller running? systemctl status slurm-watchdog-controller"
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
 _HAS_IT_ENDED = "Has that `run` or `attach` ended? Its journal answers: slurm-watchdog incidents --journal {}"

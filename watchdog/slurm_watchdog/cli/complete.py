@@ -1,5 +1,4 @@
-"""What a shell offers for an argument: jobs, incidents and nodes that the controller knows. It never fails
-and never waits long."""
+"""Shell completion of jobs, incidents and nodes that the controller knows. It never fails and never waits long."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose
 
 DEADLINE_S: Final = 2.0
-"""Of a question to the controller: somebody has pressed Tab and waits."""
+"""Deadline of the request to the controller: a user has pressed Tab and waits."""
 MAX_OFFERED: Final = 200
-"""Of a cluster's thousands nobody chooses from a list."""
-Offered = Iterable[tuple[str, str]]
+"""A list of thousands is no help."""
+Candidates = Iterable[tuple[str, str]]
 """(word, explanation), the most likely first."""
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _offers(ask: Callable[[Client], Offered]) -> Complete:
+def _completion(ask: Callable[[Client], Candidates]) -> Complete:
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         try:
             with redirect_stderr(
@@ -39,22 +38,22 @@ def _offers(ask: Callable[[Client], Offered]) -> Complete:
     return complete
 
 
-def _jobs(client: Client) -> Offered:
+def _jobs(client: Client) -> Candidates:
     return [(job.job_id, f"{job.name} of {job.user}") for job in client.status()[0].jobs]
 
 
-def _incidents(client: Client) -> Offered:
+def _incidents(client: Client) -> Candidates:
     order = {"firing": 0, "pending": 1}
     found = client.incidents(None)[0]
     return [(each.id, each.summary) for each in sorted(found, key=lambda each: order.get(each.state, 2))]
 
 
-def _nodes(client: Client) -> Offered:
+def _nodes(client: Client) -> Candidates:
     status = client.status()[0]
     names = {name for job in status.jobs for name in job.nodes}
     return [(name, "") for name in sorted(names.union(status.nodes.reporting, status.nodes.silent))]
 
 
-jobs = _offers(_jobs)
-incidents = _offers(_incidents)
-nodes = _offers(_nodes)
+jobs = _completion(_jobs)
+incidents = _completion(_incidents)
+nodes = _completion(_nodes)

@@ -1,5 +1,4 @@
-"""`slurm-watchdog diagnose`: asks every rank of a running job what it does, now, and says who keeps the
-others waiting."""
+"""`slurm-watchdog diagnose`: collects the stacks of every rank of a running job now, and names the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 POLL_S: Final = 0.5
-PATIENCE_S: Final = 300.0
+COLLECTION_LIMIT_S: Final = 300.0
 """The controller gives up on a node long before; this is for one that does not come back itself."""
 MAX_ROWS: Final = 30
 JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
@@ -46,12 +45,10 @@ def _check_job_id(context: click.Context, parameter: click.Parameter, value: str
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20
-    s, and says in
-    one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
+    s, and says in one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
 
     Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no
-    answer, the job
-    is unknown, or its ranks could not be asked.
+    answer, the job is unknown, or its ranks could not be asked.
 
     \b
     Examples:
@@ -89,17 +86,16 @@ def _follow(client: Client, started: DiagnosisProgress, *, quiet: bool) -> tuple
             show(found)
             if found.state == "done":
                 return found, document
-            if clock.monotonic() - began > PATIENCE_S:
+            if clock.monotonic() - began > COLLECTION_LIMIT_S:
                 raise ClientError(
-                    f"The evidence of job {started.job_id} was not complete within {PATIENCE_S:.0f} s."
+                    f"The evidence of job {started.job_id} was not complete within {COLLECTION_LIMIT_S:.0f} s."
                 )
             wait_readable((), POLL_S)
 
 
 @contextmanager
 def _display(started: DiagnosisProgress, *, quiet: bool) -> Iterator[Show]:
-    """A table that is drawn anew on a terminal; a line for each node that has answered when piped; nothing
-    for programs."""
+    """A redrawn table on a terminal; when piped, a line for each node that has answered; nothing for programs."""
     if quiet:
         yield lambda progress: None
     elif screen().is_terminal:
@@ -110,18 +106,18 @@ def _display(started: DiagnosisProgress, *, quiet: bool) -> Iterator[Show]:
     else:
         sentence(f"Asking {count(len(started.nodes), 'node')} of job {started.job_id}.")
         told: set[str] = set()
-        yield lambda progress: _tell(progress, told)
+        yield lambda progress: _print_answered(progress, told)
 
 
-def _tell(progress: DiagnosisProgress, told: set[str]) -> None:
+def _print_answered(progress: DiagnosisProgress, told: set[str]) -> None:
     for node in progress.nodes:
         if node.state != "asked" and node.node not in told:
             told.add(node.node)
-            sentence(f"{progress.age_s:4.0f} s  {node.node}: {_words(node)}")
+            sentence(f"{progress.age_s:4.0f} s  {node.node}: {_node_text(node)}")
             sys.stdout.flush()
 
 
-def _words(node: NodeRow) -> str:
+def _node_text(node: NodeRow) -> str:
     if node.state == "failed":
         return node.error or "no answer"
     if node.state == "asked":
@@ -143,7 +139,7 @@ def _table(progress: DiagnosisProgress) -> Table:
     order = {"failed": 0, "asked": 1, "answered": 2}
     styles = {"failed": "bold red", "asked": "yellow", "answered": "green"}
     for node in sorted(progress.nodes, key=lambda each: order.get(each.state, 3))[:MAX_ROWS]:
-        cells = (node.node, node.state, _words(node))
+        cells = (node.node, node.state, _node_text(node))
         drawn.add_row(*(Text(clean(cell)) for cell in cells), style=styles.get(node.state))
     if len(progress.nodes) > MAX_ROWS:
         drawn.add_row(Text(f"… {len(progress.nodes) - MAX_ROWS} more"), Text(""), Text(""))

@@ -1,4 +1,4 @@
-"""A diagnosis in words: one sentence, who stands where, what differs, who could not be asked."""
+"""Prints a diagnosis: one sentence, groups of ranks by stack, what differs, which ranks could not be dumped."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Final
 from slurm_watchdog.cli.api_types import Diagnosis, Hint, Suspect
 from slurm_watchdog.cli.terminal import fold_nodes, sentence, table
 
-FRAMES: Final = 4
+MAX_FRAMES: Final = 4
 MAX_GROUPS: Final = 20
 MAX_ROWS: Final = 40
 
 
 def print_diagnosis(found: Diagnosis) -> None:
-    """Everything of it, the sentence first."""
+    """Prints all of a diagnosis, the sentence first."""
     sentence(found.summary or "Nothing can be said.", "bold red" if found.is_hang else "")
     if found.culprits:
         heading("Who")
         table(
             ("WHO", "WHERE", "WHY"),
             [
-                (who(each), each.path or each.mount or "-", each.reason or "-")
+                (suspect_text(each), each.path or each.mount or "-", each.reason or "-")
                 for each in found.culprits[:MAX_ROWS]
             ],
         )
@@ -32,7 +32,7 @@ def print_diagnosis(found: Diagnosis) -> None:
                 ranks_of(g.ranks),
                 fold_nodes(g.hosts),
                 g.place or "-",
-                " < ".join(g.frames[:FRAMES]),
+                " < ".join(g.frames[:MAX_FRAMES]),
             )
             for g in found.groups[:MAX_GROUPS]
         ]
@@ -42,7 +42,8 @@ def print_diagnosis(found: Diagnosis) -> None:
     _list("What differs", [each.line for each in found.differences])
     _list("Filesystems", [each.summary for each in found.filesystems])
     _list(
-        "Could not be dumped", [f"{who(each)}: {each.reason or 'no reason given'}" for each in found.undumped]
+        "Could not be dumped",
+        [f"{suspect_text(each)}: {each.reason or 'no reason given'}" for each in found.undumped],
     )
     _list("Hints: what it usually is", [_advice(each) for each in found.hints])
 
@@ -67,7 +68,7 @@ def _list(title: str, lines: list[str]) -> None:
         sentence(f"… and {len(lines) - MAX_ROWS} more: --json has them")
 
 
-def who(suspect: Suspect) -> str:
+def suspect_text(suspect: Suspect) -> str:
     """`rank 2 (pid 4711 on n3)`, or what of it is known."""
     name = f"rank {suspect.rank}" if suspect.rank is not None else "a process"
     pid = f"pid {suspect.pid} " if suspect.pid is not None else ""

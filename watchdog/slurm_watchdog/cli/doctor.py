@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.doctor.finding import Advice
     from slurm_watchdog.doctor.script_rules import SlurmSettings, WatchedJob
 
-WORDS = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
-STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
+LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
+LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
 MAX_REASONS = 5
 """Reasons why jobs are not judged, of which each is a finding."""
 MAX_SCRIPT_BYTES = 4 << 20
@@ -93,7 +93,7 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
             config.cluster_name,
             examine_cluster(config, socket_path, config_file),
         )
-    _tell(what, subject, found, as_json)
+    _print_findings(what, subject, found, as_json)
 
 
 def _only(names: str | None, found: Sequence[Advice]) -> Sequence[Advice]:
@@ -321,7 +321,7 @@ def _status(socket_path: str | None, config_file: str | None) -> Status | Client
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def _tell(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> None:
+def _print_findings(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> None:
     from slurm_watchdog.doctor.finding import Level, exit_code
 
     code = exit_code(found)
@@ -331,16 +331,19 @@ def _tell(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> No
              "where": each.where}
             for each in found
         ]  # fmt: skip
-        print_json({"what": what, "subject": subject, "level": WORDS[code].lower(), "findings": rows})
+        print_json({"what": what, "subject": subject, "level": LEVEL_NAMES[code].lower(), "findings": rows})
         sys.exit(code)
     faults = sum(1 for each in found if each.level is not Level.HINT)
     hints = len(found) - faults
     said = count(faults, "finding") if faults else "nothing is missing"
     more = f", {count(hints, 'hint')}" if hints else ""
-    sentence(f"{WORDS[code]}: {what} {subject}: {said}{more}.", STYLES.get(WORDS[code].lower(), "green"))
+    sentence(
+        f"{LEVEL_NAMES[code]}: {what} {subject}: {said}{more}.",
+        LEVEL_STYLES.get(LEVEL_NAMES[code].lower(), "green"),
+    )
     for each in found:
         click.echo()
-        sentence(f"{each.level.value.upper()}: {each.sentence}", STYLES[each.level.value])
+        sentence(f"{each.level.value.upper()}: {each.sentence}", LEVEL_STYLES[each.level.value])
         for title, text in (("seen", each.evidence), ("add", each.add), ("where", each.where)):
             if text:
                 sentence(f"  {title + ':':6} {text}")

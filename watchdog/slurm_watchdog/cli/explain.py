@@ -14,8 +14,14 @@ from slurm_watchdog.cli.api_types import ActionRun, Diagnosis, Evidence, Explana
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
-from slurm_watchdog.cli.incidents import STYLES, as_text, hints_of, who
-from slurm_watchdog.cli.options import EXIT_USAGE, failures_told, journal_option, operator_options, print_json
+from slurm_watchdog.cli.incidents import STYLES, as_text, culprit_text, hints_of
+from slurm_watchdog.cli.options import (
+    EXIT_USAGE,
+    journal_option,
+    operator_options,
+    print_json,
+    reported_errors,
+)
 from slurm_watchdog.cli.terminal import clean_lines, count, duration, moment, sentence, table
 
 LINES_OF_EVIDENCE: Final = 40
@@ -44,8 +50,7 @@ def explain(
     """One incident: who is named, the timeline, the evidence, every decision with its reason, every operation.
 
     A bundle holds the stacks of every rank as text, the state of each in the kernel, sockets, the ends of
-    logs and of the
-    kernel's log; what looks like a secret is masked.
+    logs and of the kernel's log; what looks like a secret is masked.
 
     \b
     Examples:
@@ -56,7 +61,7 @@ def explain(
     if not incident_id.strip():
         click.echo("The incident's id is empty. List the ids with: slurm-watchdog incidents", err=True)
         sys.exit(EXIT_USAGE)
-    with failures_told(as_json):
+    with reported_errors(as_json):
         client = choose_or_journal(socket_path, config_file, journal, incident_id)
         if bundle_file is not None:
             check_name(bundle_file)
@@ -82,7 +87,7 @@ def explain(
 
 
 def _fetch_all(document: Any, fetch: Fetch) -> None:
-    """For programs everything is in one document, also what came by its number only."""
+    """Replaces evidence that came by number only by its document: programs get one document."""
     for piece in document["evidence"]:
         if "document" not in piece and piece.get("number") is not None:
             piece["document"] = fetch(piece)
@@ -114,13 +119,13 @@ def print_explanation(found: Explanation, now: float) -> None:
     if incident.culprits:
         table(
             ("WHO", "WHERE", "WHY"),
-            [(who(c), c.path or c.mount or "-", c.reason or "-") for c in incident.culprits],
+            [(culprit_text(c), c.path or c.mount or "-", c.reason or "-") for c in incident.culprits],
         )
     else:
         sentence("No rank, node or device is identified as the cause.")
     if found.timeline:
         _heading("Timeline")
-        # Its sentence stands above already.
+        # The incident's sentence is printed above.
         table(
             ("TIME", "WHAT"),
             [(moment(each.at), each.text.removesuffix(f": {incident.summary}")) for each in found.timeline],
@@ -156,7 +161,7 @@ def print_explanation(found: Explanation, now: float) -> None:
 
 
 def _print_hints(incident: Incident) -> None:
-    """What it usually is and what to try: advice beside what was found, and said to be no more."""
+    """Prints what such an incident usually is and what to try, marked as advice."""
     hints = hints_of(incident)
     if hints:
         _heading("Usually (advice, not what was found)")

@@ -1,4 +1,4 @@
-"""Whom a command asks that was not told: the controller of this machine, else a `run` or `attach` of the same user."""
+"""Finds the controller that a command asks: this machine's, otherwise a `run` or `attach` of the same user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, find_socket, open_client
 from slurm_watchdog.cli.terminal import clean, moment
-from slurm_watchdog.standalone.own_runs import OwnRun, alive, is_absent, over, state_home
+from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, is_absent, running_runs, state_home
 
 
 def own_place() -> Path:
@@ -24,7 +24,7 @@ def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun
     """The user's own runs that answer, where nothing was named and no controller of this machine answers."""
     if socket_path or config_file is not None or not is_absent(find_socket(None, None)):
         return []
-    return alive(own_place())
+    return running_runs(own_place())
 
 
 def choose(socket_path: str | None, config_file: str | None) -> Client:
@@ -39,7 +39,7 @@ def choose(socket_path: str | None, config_file: str | None) -> Client:
     if own:
         return Client(own[0].socket)
     if not socket_path and config_file is None and is_absent(find_socket(None, None)):
-        for ended in over(own_place())[:1]:
+        for ended in ended_runs(own_place())[:1]:
             click.echo(f"Your newest {clean(describe(ended))}", err=True)
             click.echo(
                 f"Ask its journal: slurm-watchdog incidents --journal {shlex.quote(ended.directory)}",
@@ -59,9 +59,9 @@ def choose_or_journal(
         return client_of_journal(journal)
     if socket_path or config_file is not None or os.access(DEFAULT_CONFIG, os.R_OK):
         return choose(socket_path, config_file)
-    if not is_absent(find_socket(None, None)) or alive(own_place()):
+    if not is_absent(find_socket(None, None)) or running_runs(own_place()):
         return choose(socket_path, config_file)
-    for run in over(own_place()):
+    for run in ended_runs(own_place()):
         try:
             client = client_of_journal(run.directory)
             if incident_id is not None:

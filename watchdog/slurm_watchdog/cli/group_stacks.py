@@ -1,4 +1,4 @@
-"""`slurm-watchdog group-stacks`: stacks that somebody sent, grouped, and who of them keeps the others waiting."""
+"""`slurm-watchdog group-stacks`: groups the stacks in files and finds the rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ def _read(paths: Sequence[str]) -> tuple[list[Dump], list[str]]:
             texts[part if part not in texts else f"{path}/{part}"] = _text_of(content)
     dumps: list[Dump] = []
     parsed = {name: parse_stacks(texts[name], name) for name in sorted(texts)}
-    told = {_whose(name) for name, found in parsed.items() if found}
+    told = {_labels_of_file(name) for name, found in parsed.items() if found}
     for name, found in parsed.items():
         # Beside a rank's stacks there may be other files of it: they are no ranks.
-        dumps += found or ([] if _whose(name) in told else _no_dump(name, texts[name], len(texts)))
+        dumps += found or ([] if _labels_of_file(name) in told else _no_dump(name, texts[name], len(texts)))
     return dumps, unreadable
 
 
-def _whose(name: str) -> tuple[object, ...]:
+def _labels_of_file(name: str) -> tuple[object, ...]:
     from slurm_watchdog.parse.stacks.headers import header_of_file
 
     header = header_of_file(name)
@@ -288,10 +288,10 @@ def _document(verdict: StackVerdict) -> dict[str, Any]:
         ],
         "is_hang": verdict.is_hang,
         "class": verdict.cls,
-        "culprits": [_person(each) for each in verdict.culprits],
+        "culprits": [_culprit_json(each) for each in verdict.culprits],
         "summary": verdict.summary,
-        "odd": [_person(each) for each in verdict.odd],
-        "undumped": [_person(each) for each in verdict.undumped],
+        "odd": [_culprit_json(each) for each in verdict.odd],
+        "undumped": [_culprit_json(each) for each in verdict.undumped],
         "others": dict(verdict.others),
         "todo": list(verdict.todo),
         "hints": _hints(verdict),
@@ -304,7 +304,7 @@ def _class(group: StackGroup) -> str:
     return CLASSES[group.place]
 
 
-def _person(each: Culprit) -> dict[str, Any]:
+def _culprit_json(each: Culprit) -> dict[str, Any]:
     return {"rank": each.rank, "host": each.node, "pid": each.pid, "reason": each.reason}
 
 
@@ -327,11 +327,11 @@ def _hints(verdict: StackVerdict) -> list[dict[str, str]]:
 def _print(verdict: StackVerdict) -> None:
     sentence(verdict.summary, "bold red" if verdict.is_hang else "green")
     if len(verdict.culprits) > 1:
-        _people("Named", verdict.culprits)
+        _print_culprits("Named", verdict.culprits)
     if verdict.odd:
-        _people("Elsewhere than the others, which proves nothing by itself", verdict.odd)
+        _print_culprits("Elsewhere than the others, which proves nothing by itself", verdict.odd)
     if verdict.undumped:
-        _people("Could not be dumped", verdict.undumped)
+        _print_culprits("Could not be dumped", verdict.undumped)
     if verdict.missing:
         from slurm_watchdog.diagnose.stacks.wording import fold
 
@@ -361,7 +361,7 @@ def _print(verdict: StackVerdict) -> None:
         sentence(f"- {hint['usually']} Try: {hint['try_next']}{where}")
 
 
-def _people(heading: str, people: Sequence[Culprit]) -> None:
+def _print_culprits(heading: str, people: Sequence[Culprit]) -> None:
     from slurm_watchdog.diagnose.stacks.wording import culprit_words
 
     sentence(f"{heading}:")

@@ -57,10 +57,8 @@ def helper(
     exactly the capabilities that this needs.
 
     It takes a closed list of requests from one user, on a local socket: what processes of other users do,
-    their stacks, the kernel's
-    log, and, as the owner of the files and never as root, a job's logs, checkpoints and kill switch. Whatever
-    else is asked is
-    refused, counted and logged.
+    their stacks, the kernel's log, and, as the owner of the files and never as root, a job's logs,
+    checkpoints and kill switch. Whatever else is asked is refused, counted and logged.
 
     \b
     Examples:
@@ -81,8 +79,7 @@ def helper(
 
 
 def trusted_config(file: str) -> Config | None:
-    """A configuration that nobody but root may write; none, with the reason on standard error, of another
-    one: without a helper the agent would see little."""
+    """The configuration, if only root may write it; otherwise None, with the reason on standard error: the helper starts all the same, without it the agent would see little."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:

@@ -17,10 +17,10 @@ from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
-    failures_told,
     journal_option,
     operator_options,
     print_json,
+    reported_errors,
 )
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
 HEADINGS = ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY")
-WANTED = [
+COLUMN_PRIORITY = [
     HEADINGS.index(name)
     for name in ("ID", "SUMMARY", "STATE", "JOB", "OPENED", "KIND", "WHO", "DECISION", "FOUND AFTER")
 ]
@@ -75,11 +75,11 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
-    wanted = Wanted(kind, state, _uid(user), _seconds(since), limit)
-    with failures_told(as_json):
+    wanted = IncidentFilter(kind, state, _uid(user), _seconds(since), limit)
+    with reported_errors(as_json):
         client = choose_or_journal(socket_path, config_file, journal)
         both = client.incidents(job_id)
-    chosen = wanted.of(list(zip(*both, strict=True)), clock.wall())
+    chosen = wanted.apply(list(zip(*both, strict=True)), clock.wall())
     found, document = [each for each, _ in chosen], [row for _, row in chosen]
     firing = [each for each in found if is_wrong(each)]
     if as_json:
@@ -94,7 +94,7 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
 
 
 @dataclass(frozen=True)
-class Wanted:
+class IncidentFilter:
     """Which incidents are asked for; empty and None: all."""
 
     kinds: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ class Wanted:
     since_s: float | None = None
     limit: int | None = None
 
-    def of(self, rows: list[tuple[Incident, Any]], now: float) -> list[tuple[Incident, Any]]:
+    def apply(self, rows: list[tuple[Incident, Any]], now: float) -> list[tuple[Incident, Any]]:
         """Those of `rows` (incident, its document) that are wanted, in their order; `now` is a date."""
         found = [row for row in rows if self._is_wanted(row[0], now)]
         if self.limit is None or len(found) <= self.limit:
@@ -156,7 +156,7 @@ def _print(found: list[Incident], firing: int, job_id: str | None) -> None:
         HEADINGS,
         [_row(each) for each in found],
         [STYLES.get(shown_state(each), "") for each in found],
-        wanted=WANTED,
+        wanted=COLUMN_PRIORITY,
         wraps=HEADINGS.index("SUMMARY"),
     )
     sentence("More: slurm-watchdog explain ID")
@@ -169,7 +169,7 @@ def shown_state(each: Incident) -> str:
 
 
 def _row(each: Incident) -> tuple[str, ...]:
-    first = who(each.culprits[0]) if each.culprits else "nobody"
+    first = culprit_text(each.culprits[0]) if each.culprits else "nobody"
     more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
     last = each.decisions[-1] if each.decisions else None
     decided = (
@@ -188,7 +188,7 @@ def _row(each: Incident) -> tuple[str, ...]:
     )
 
 
-def who(culprit: Culprit) -> str:
+def culprit_text(culprit: Culprit) -> str:
     """`rank 2 (pid 4711 on n3)`, or what of it is known."""
     parts = [f"rank {culprit.rank}"] if culprit.rank is not None else []
     if culprit.pid is not None:

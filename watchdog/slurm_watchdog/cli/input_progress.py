@@ -1,4 +1,4 @@
-"""Files that somebody sends: read in blocks, with a bar where that takes long and a person looks on."""
+"""Reads input files in blocks, with a progress bar on a terminal where it takes long."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from slurm_watchdog.cli.status import status
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=manual.show,
+    callback=manual.print_manual,
     help="Print the manual page: slurm-watchdog --man | man -l -",
 )
 def main() -> None:

@@ -25,7 +25,7 @@ VARIABLES = (
 )
 
 
-def show(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+def print_manual(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     """The callback of `--man`: prints the page and ends."""
     if wanted and not context.resilient_parsing:
         assert isinstance(context.command, click.Group)

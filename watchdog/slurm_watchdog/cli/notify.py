@@ -49,8 +49,8 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
     """Sends a test notification to every receiver of the configuration, and then that it is over.
 
     It uses the code that sends incidents, and needs no controller. Run it as a user who can read the
-    receivers' secrets:
-    root, or the controller's user. Exit code 0 if every receiver took it; 1 if one did not, or none is configured.
+    receivers' secrets: root, or the controller's user. Exit code 0 if every receiver took it; 1 if one did
+    not, or none is configured.
 
     \b
     Examples:

@@ -151,7 +151,7 @@ def journal_option(command: F) -> F:
 
 
 @contextmanager
-def failures_told(as_json: bool) -> Iterator[None]:
+def reported_errors(as_json: bool) -> Iterator[None]:
     """Turns a ClientError into words and an exit code: 2 if the request was wrong, otherwise 3, unknown."""
     try:
         yield

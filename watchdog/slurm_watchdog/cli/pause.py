@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import failures_told, operator_options, print_json
+from slurm_watchdog.cli.options import operator_options, print_json, reported_errors
 from slurm_watchdog.cli.terminal import sentence
 
 
@@ -20,7 +20,7 @@ def pause(reason: str, socket_path: str | None, config_file: str | None, as_json
       slurm-watchdog pause "storage maintenance until Monday"
     """
     client = choose(socket_path, config_file)
-    with failures_told(as_json):
+    with reported_errors(as_json):
         answer, document = client.pause(reason)
     if as_json:
         print_json(document)

@@ -46,8 +46,8 @@ trace's own start."""
 )
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would
-    have been found
-    and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something found, 2 a trace can't be read.
+    have been found and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something
+    found, 2 a trace can't be read.
 
     \b
     Examples:
@@ -160,10 +160,10 @@ def _print(path: str, outcome: Outcome) -> None:
 
 def _row(incident: Incident, decisions: tuple[Decision, ...]) -> tuple[str, ...]:
     from slurm_watchdog.cli.api_types import Culprit
-    from slurm_watchdog.cli.incidents import who
+    from slurm_watchdog.cli.incidents import culprit_text
 
     named = [
-        who(Culprit(node=c.node, rank=c.rank, pid=c.pid, gpu_uuid=c.gpu_uuid, mount=c.mount))
+        culprit_text(Culprit(node=c.node, rank=c.rank, pid=c.pid, gpu_uuid=c.gpu_uuid, mount=c.mount))
         for c in incident.culprits[:1]
     ]
     more = f" +{len(incident.culprits) - 1}" if len(incident.culprits) > 1 else ""

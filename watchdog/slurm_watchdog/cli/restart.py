@@ -19,8 +19,8 @@ from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail
 from slurm_watchdog.cli.terminal import clean, moment, sentence
 
 FOLLOW_INTERVAL_S: Final = 1.0
-PATIENCE_S: Final = 120.0
-"""A controller that is being restarted itself is waited for this long; it goes on where it stopped."""
+RECONNECT_LIMIT_S: Final = 120.0
+"""Wait for a controller that is itself restarted; it then continues the action."""
 JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
@@ -87,9 +87,8 @@ def restart(
     A job that is known to hang cannot see a kill switch: it is requeued at once, if you confirm it or give --now.
 
     The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
-    requeueable);
-    cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when it was allowed),
-    1 when it was refused or failed.
+    requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when
+    it was allowed), 1 when it was refused or failed.
 
     \b
     Examples:
@@ -158,7 +157,7 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
             try:
                 found, whole = client.incident(accepted.incident_id)
             except ClientError as error:
-                if clock.monotonic() - answered_at > PATIENCE_S or error.http_status == 404:
+                if clock.monotonic() - answered_at > RECONNECT_LIMIT_S or error.http_status == 404:
                     fail(error, as_json, EXIT_UNKNOWN)
             else:
                 answered_at = clock.monotonic()

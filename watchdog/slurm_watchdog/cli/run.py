@@ -61,10 +61,9 @@ def run(
     detectors, incidents, page.
 
     One that hangs is ended and started again; one that fails likewise. COMMAND has to continue from its
-    newest checkpoint by itself, and
-    finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit.
-    What COMMAND prints goes to
-    DIR/output.log, and is shown. Exit code: that of COMMAND's last run, 128 + N if signal N ended it.
+    newest checkpoint by itself, and finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step:
+    if it is there, save and exit. What COMMAND prints goes to DIR/output.log, and is shown. Exit code: that
+    of COMMAND's last run, 128 + N if signal N ended it.
 
     \b
     Examples:
@@ -91,7 +90,7 @@ def run(
         sys.exit(EXIT_USAGE)
     base = load_or_exit(config_file) if config_file else Config()
     place = Path(directory) if directory else service.directory_for(Path.home(), words, os.environ)
-    wanted = service.Wanted(
+    wanted = service.RunRequest(
         command=tuple(words),
         directory=place.absolute(),
         mode="observe" if observe else "act",

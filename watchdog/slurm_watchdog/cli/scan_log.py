@@ -54,10 +54,9 @@ def scan_log(
     files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
 ) -> None:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
-    says how far the run
-    came, what it died of, who failed first, and what only followed. Files of one job (standard output and
-    error, one a rank or
-    node) are judged together. It needs no Slurm, no configuration and no root.
+    says how far the run came, what it died of, who failed first, and what only followed. Files of one job
+    (standard output and error, one a rank or node) are judged together. It needs no Slurm, no configuration
+    and no root.
 
     \b
     Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end and nothing was found.
@@ -86,8 +85,8 @@ def scan_log(
     read = {path: _read(path, settings.own) for path in dict.fromkeys(files)}
     digests = {path: digest for path, (digest, _) in read.items()}
     readable = [path for path, digest in digests.items() if digest is not None]
-    judged = _judge(readable, digests, at, settings)
-    _tell_kernel_logs(readable, digests)
+    judged = _judge_jobs(readable, digests, at, settings)
+    _warn_of_kernel_logs(readable, digests)
     if as_json:
         print_json({"files": [row for each in judged for row in each.rows()]})
     else:
@@ -98,7 +97,7 @@ def scan_log(
     sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_FINE)
 
 
-def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
+def _warn_of_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
     """One sentence for each file that is a kernel's log: it is read as a job's all the same."""
     from slurm_watchdog.parse.kernel_log.file import is_kernel_log
 
@@ -112,7 +111,7 @@ def _tell_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]
             )
 
 
-def _judge(
+def _judge_jobs(
     paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: _Settings
 ) -> list[RunReport]:
     from slurm_watchdog.diagnose.logs.grouping import group

@@ -23,7 +23,7 @@ from slurm_watchdog.cli.api_types import (
 )
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, failures_told, operator_options, print_json, versioned
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, operator_options, print_json, reported_errors, versioned
 from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, table
 
 if TYPE_CHECKING:
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 OK: Final = 0
 WARNING: Final = 1
 CRITICAL: Final = 2
-WORDS: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-STYLES: Final = ("green", "yellow", "bold red", "magenta")
+LEVEL_NAMES: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+LEVEL_STYLES: Final = ("green", "yellow", "bold red", "magenta")
 
 CODES: Final = {"ok": OK, "warning": WARNING, "critical": CRITICAL, "unknown": EXIT_UNKNOWN}
 
 HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "CHECKPOINT",
             "RESTARTS")  # fmt: skip
-WANTED: Final = (0, 3, 6, 8, 9, 2, 4, 5, 7, 1, 10, 11)
+COLUMN_PRIORITY: Final = (0, 3, 6, 8, 9, 2, 4, 5, 7, 1, 10, 11)
 """Columns in the order in which they are given room on a narrow terminal."""
-SHOWN_JOBS: Final = 10
+MAX_JOB_REASONS: Final = 10
 """Jobs of which it is said why they are not simply training."""
 
-SHOWN_LEFT_OUT: Final = 5
-SHOWN_OPEN: Final = 5
-AS_OF_S: Final = 30.0
+MAX_LEFT_OUT: Final = 5
+MAX_OPEN: Final = 5
+FRESH_S: Final = 30.0
 """An incident that was judged so lately is as it is said to be: a look comes every few seconds."""
-RANK: Final = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
+LEVEL_ORDER: Final = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
 JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta"}
 
-NOTHING: Final = Status(
+NO_STATUS: Final = Status(
     mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
 )
 """What is known before the first answer."""
@@ -77,14 +77,11 @@ def status(
     """What is watched and whether all is well.
 
     With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
-    how much of their
-    limit has passed without a step, those in trouble first. Piped, the same text as without it, again and
-    again; with --json
-    one document a line.
+    how much of their limit has passed without a step, those in trouble first. Piped, the same text as without
+    it, again and again; with --json one document a line.
 
     Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
-    several are shown one
-    after the other (with --json: a list).
+    several are shown one after the other (with --json: a list).
 
     Exit code 0 OK, 1 warning, 2 critical (an incident is firing), 3 unknown (the controller gives no answer, or
     sees nothing). With --watch that of the last look.
@@ -101,7 +98,7 @@ def status(
     client = choose(socket_path, config_file)
     if watching:
         sys.exit(_watch(client, every_s, as_json))
-    with failures_told(as_json):
+    with reported_errors(as_json):
         answer, document = client.status()
     if as_json:
         print_json(document)
@@ -113,20 +110,20 @@ def status(
 def _as_of(found: OpenIncident) -> str:
     """` (as of 2 min ago)` where it was not judged since: without Slurm, or without reports, its figures are old."""
     age_s = 0.0 if found.summary_at is None else clock.wall() - found.summary_at
-    return f" (as of {duration(age_s)} ago)" if age_s > AS_OF_S else ""
+    return f" (as of {duration(age_s)} ago)" if age_s > FRESH_S else ""
 
 
 def _print(answer: Status) -> None:
-    sentence(_headline(answer), STYLES[exit_code(answer)])
-    for found in answer.open[:SHOWN_OPEN]:
+    sentence(_headline(answer), LEVEL_STYLES[exit_code(answer)])
+    for found in answer.open[:MAX_OPEN]:
         if found.state == "firing":
             sentence(f"- {found.summary}{_as_of(found)} (slurm-watchdog explain {found.id})")
-    ranked = sorted(answer.jobs, key=lambda job: RANK.get(how(job).level, 0))
-    table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=WANTED)
-    for job in [job for job in ranked if how(job).reason][:SHOWN_JOBS]:
-        todo = f" What to do: {how(job).todo}." if how(job).todo else ""
-        sentence(f"Job {job.job_id}: {how(job).state}, {how(job).reason}.{todo}")
-    for each in answer.left_out[:SHOWN_LEFT_OUT]:
+    ranked = sorted(answer.jobs, key=lambda job: LEVEL_ORDER.get(health_of(job).level, 0))
+    table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=COLUMN_PRIORITY)
+    for job in [job for job in ranked if health_of(job).reason][:MAX_JOB_REASONS]:
+        todo = f" What to do: {health_of(job).todo}." if health_of(job).todo else ""
+        sentence(f"Job {job.job_id}: {health_of(job).state}, {health_of(job).reason}.{todo}")
+    for each in answer.left_out[:MAX_LEFT_OUT]:
         of_job = f" (job {each.job_id})" if each.job_id is not None else ""
         who = f", most of them of uid {each.uid}{of_job}" if each.uid is not None else ""
         sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
@@ -146,7 +143,7 @@ def _print_each(own: Sequence[OwnRun], as_json: bool) -> int:
             codes.append(EXIT_UNKNOWN)
             documents.append({"directory": run.directory, "error": error.what})
             if not as_json:
-                sentence(f"{WORDS[EXIT_UNKNOWN]}: {error.what}")
+                sentence(f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {error.what}")
             continue
         codes.append(exit_code(answer))
         documents.append({"directory": run.directory, "status": document})
@@ -162,7 +159,7 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
     from slurm_watchdog.base.loop import sleep
     from slurm_watchdog.cli import status_screen
 
-    history, last, code = status_screen.History(), NOTHING, EXIT_UNKNOWN
+    history, last, code = status_screen.History(), NO_STATUS, EXIT_UNKNOWN
     console = screen()
 
     def look() -> RenderableType:
@@ -172,14 +169,28 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
             last, _ = client.status()
         except ClientError as error:
             code = EXIT_UNKNOWN
-            headline = f"{WORDS[code]}: {error.what} Below is what was seen last."
+            headline = f"{LEVEL_NAMES[code]}: {error.what} Below is what was seen last."
             return status_screen.frame(
-                last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
+                last,
+                headline,
+                LEVEL_STYLES[code],
+                history,
+                clock.wall(),
+                console.height,
+                note,
+                width=console.width,
             )
-        history.note(last.jobs)
+        history.record(last.jobs)
         code, headline = exit_code(last), _headline(last)
         return status_screen.frame(
-            last, headline, STYLES[code], history, clock.wall(), console.height, note, width=console.width
+            last,
+            headline,
+            LEVEL_STYLES[code],
+            history,
+            clock.wall(),
+            console.height,
+            note,
+            width=console.width,
         )
 
     if console.is_terminal and not as_json:
@@ -187,7 +198,7 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
     try:
         while True:
-            code, lines = _look_plainly(client, as_json)
+            code, lines = _poll_as_text(client, as_json)
             lines()
             sleep(every_s)
     except KeyboardInterrupt:
@@ -199,13 +210,13 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
 
 
-def _look_plainly(client: Client, as_json: bool) -> tuple[int, Callable[[], None]]:
+def _poll_as_text(client: Client, as_json: bool) -> tuple[int, Callable[[], None]]:
     """One look: its exit code, and what prints it as text or as one line of JSON."""
     try:
         answer, document = client.status()
     except ClientError as error:
         failure = {"error": error.what, "next": error.todo}
-        said = f"{WORDS[EXIT_UNKNOWN]}: {error.what}"
+        said = f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {error.what}"
         return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(versioned(failure)))) if as_json else (
             lambda: sentence(said)
         )
@@ -226,7 +237,7 @@ def exit_code(answer: Status) -> int:
 
 
 def _headline(answer: Status) -> str:
-    return f"{WORDS[exit_code(answer)]}: {answer.headline}"
+    return f"{LEVEL_NAMES[exit_code(answer)]}: {answer.headline}"
 
 
 def _row(job: Job) -> tuple[str, ...]:
@@ -234,7 +245,7 @@ def _row(job: Job) -> tuple[str, ...]:
         job.job_id,
         job.name,
         job.user,
-        how(job).state,
+        health_of(job).state,
         fold_nodes(job.nodes),
         f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
         _number(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
@@ -250,7 +261,7 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def how(job: Job) -> JobHealth:
+def health_of(job: Job) -> JobHealth:
     """How the job is; of one of which the controller says nothing, that it is not judged."""
     return job.health or JobHealth()
 
@@ -258,4 +269,4 @@ def how(job: Job) -> JobHealth:
 def _style(job: Job) -> str:
     """Red for a job that is in trouble or has lost a rank."""
     lost = job.ranks is not None and job.ranks_alive is not None and job.ranks_alive < job.ranks
-    return "red" if lost else JOB_STYLES.get(how(job).level, "")
+    return "red" if lost else JOB_STYLES.get(health_of(job).level, "")

@@ -1,5 +1,4 @@
-"""`status --watch`: one screen that is drawn anew every few seconds. What is drawn is a function of what the
-controller answered."""
+"""`status --watch`: a screen redrawn every few seconds, as a function of the controller's answer."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BARS: Final = "▁▂▃▄▅▆▇█"
-KEPT: Final = 24
+SPARKLINE_STEPS: Final = 24
 """Step times in a sparkline."""
-FULL: Final = "█"
-EMPTY: Final = "░"
+FULL_CELL: Final = "█"
+EMPTY_CELL: Final = "░"
 BAR_WIDTH: Final = 10
-LATE: Final = 0.8
+LATE_RATIO: Final = 0.8
 """Share of its limit from which on a job's progress is yellow."""
-INCIDENTS: Final = 8
-AROUND: Final = 8
+MAX_INCIDENTS: Final = 8
+LINES_AROUND_TABLE: Final = 8
 """Lines that are no rows of jobs."""
 HEADINGS: Final = (
     "JOB",
@@ -38,13 +37,13 @@ HEADINGS: Final = (
     "",
     "SAVED",
 )
-WANTED: Final = (0, 8, 9, 2, 5, 6, 4, 7, 1, 3, 10)
+COLUMN_PRIORITY: Final = (0, 8, 9, 2, 5, 6, 4, 7, 1, 3, 10)
 """Columns, those first that are shown however narrow the screen is."""
-WIDEST: Final = 28
+MAX_COLUMN_WIDTH: Final = 28
 """Of a column, when it is counted what fits: the names of nodes may be long."""
-NARROW: Final = 80
+NARROW_WIDTH: Final = 80
 """Below so many columns sentences go on in the next line."""
-WRAPPED: Final = 3
+MAX_WRAPPED_LINES: Final = 3
 """Lines of one of them."""
 
 
@@ -52,10 +51,10 @@ class History:
     """Step times that were seen while watching, for a controller that does not tell them."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT))
+        self._seen: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=SPARKLINE_STEPS))
         self._steps: dict[str, int | None] = {}
 
-    def note(self, jobs: Sequence[Job]) -> None:
+    def record(self, jobs: Sequence[Job]) -> None:
         """Takes over what is new; jobs that are gone are forgotten."""
         there = {job.job_id for job in jobs}
         for job_id in [each for each in self._seen if each not in there]:
@@ -66,9 +65,9 @@ class History:
                 self._seen[job.job_id].append(job.step_s)
                 self._steps[job.job_id] = job.step
 
-    def of(self, job: Job) -> tuple[float, ...]:
+    def step_times_s(self, job: Job) -> tuple[float, ...]:
         """The newest step times, oldest first."""
-        return job.step_times_s[-KEPT:] or tuple(self._seen.get(job.job_id, ()))
+        return job.step_times_s[-SPARKLINE_STEPS:] or tuple(self._seen.get(job.job_id, ()))
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -87,7 +86,7 @@ def gauge(age_s: float | None, limit_s: float | None) -> str:
     if age_s is None or not limit_s:
         return ""
     filled = min(BAR_WIDTH, max(0, round(BAR_WIDTH * age_s / limit_s)))
-    return FULL * filled + EMPTY * (BAR_WIDTH - filled)
+    return FULL_CELL * filled + EMPTY_CELL * (BAR_WIDTH - filled)
 
 
 def style_of(job: Job) -> str:
@@ -99,7 +98,7 @@ def style_of(job: Job) -> str:
         "red"
         if used > 1 or lost or level == "critical"
         else "yellow"
-        if used > LATE or level in ("warning", "unknown")
+        if used > LATE_RATIO or level in ("warning", "unknown")
         else ""
     )
 
@@ -144,9 +143,9 @@ def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
     kept: list[int] = []
     left = width
-    for column in WANTED:
+    for column in COLUMN_PRIORITY:
         cells = (HEADINGS[column], *(row[column] for row in rows))
-        needed = min(WIDEST, max(map(cell_len, cells))) + 3
+        needed = min(MAX_COLUMN_WIDTH, max(map(cell_len, cells))) + 3
         if needed > left and len(kept) >= 2:
             continue
         kept.append(column)
@@ -156,10 +155,14 @@ def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 def _lines(text: str, width: int) -> list[str]:
     """The sentence on one line, or on a narrow screen on a few."""
-    if width >= NARROW:
+    if width >= NARROW_WIDTH:
         return [text]
     lines = textwrap.wrap(text, width) or [""]
-    return [*lines[: WRAPPED - 1], " ".join(lines[WRAPPED - 1 :])] if len(lines) > WRAPPED else lines
+    return (
+        [*lines[: MAX_WRAPPED_LINES - 1], " ".join(lines[MAX_WRAPPED_LINES - 1 :])]
+        if len(lines) > MAX_WRAPPED_LINES
+        else lines
+    )
 
 
 def frame(
@@ -173,13 +176,13 @@ def frame(
     *,
     width: int = 200,
 ) -> RenderableType:
-    """One screen of at most `height` lines and `width` columns; `wall` is the date of now, `note` stands at its end."""
+    """One screen of at most `height` lines and `width` columns; `wall` is the date of now, `note` is the last line."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    shown = status.open[: min(INCIDENTS, max(1, (height - AROUND) // 2))]
+    shown = status.open[: min(MAX_INCIDENTS, max(1, (height - LINES_AROUND_TABLE) // 2))]
     said = [(clean(headline), style)]
     said += [
         (clean(incident_line(each, wall)), "bold red" if each.state == "firing" else "yellow")
@@ -190,13 +193,13 @@ def frame(
         for sentence, colour in said
         for line in _lines(sentence, width)
     ]
-    parts: list[RenderableType] = list(head[: max(1, height - AROUND)])
+    parts: list[RenderableType] = list(head[: max(1, height - LINES_AROUND_TABLE)])
     more = status.incidents.firing + status.incidents.pending - len(shown)
     if more > 0 and shown:
         parts.append(Text(f"and {more} more: slurm-watchdog incidents", no_wrap=True, overflow="ellipsis"))
-    rows = max(1, height - AROUND - len(parts))
+    rows = max(1, height - LINES_AROUND_TABLE - len(parts))
     ranked = urgent_first(status.jobs)
-    table = [job_row(job, history.of(job)) for job in ranked[:rows]]
+    table = [job_row(job, history.step_times_s(job)) for job in ranked[:rows]]
     columns = fitting(table, width)
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for column in columns:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 NO_CONTROLLER: Final = "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, or https:// with security.mode: tls"
-"""An agent has no default: an address that nobody of ours holds is anybody's."""
+"""An agent has no default address: any host could hold it."""
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the agent is told."""
+    """All settings of an agent process."""
 
     agent: AgentSettings
     security: SecuritySettings
@@ -67,8 +67,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     site_texts: tuple[SiteText, ...] = ()
     """The site's own knowledge files, which were checked with the configuration."""
     personal: bool = False
-    """`slurm-watchdog run`: it looks at, and writes as, the one user who has started it, whoever that is, and
-    at nobody else's."""
+    """`slurm-watchdog run`: the agent reads and writes only files of the user who started it."""
 
 
 def settings_of(config: Config) -> Settings:
@@ -83,8 +82,7 @@ def settings_of(config: Config) -> Settings:
             "security": {**security, "mode": config.security.identity()},
             "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
             "site_texts": config.site_texts,
-            # One that ends without its controller is a step inside of a person's own job (`attach`), and
-            # serves nobody else.
+            # One that ends without its controller is a step inside of a user's own job (`attach`).
             "personal": config.agent.give_up_after > 0,
         },
         Settings,
@@ -113,7 +111,7 @@ def become_agent(
     file: str = "",
     handover: int | None = None,
 ) -> NoReturn:
-    """Replaces this process by the agent, a fresh interpreter. Raises OSError if that can't be had.
+    """Replaces this process by the agent, a fresh interpreter. Raises OSError if the interpreter cannot be executed.
 
     `file` is where the settings came from, to be read again at SIGHUP; `handover` a descriptor with what an
     agent before it knew.

@@ -1,4 +1,4 @@
-"""The files in which a site keeps knowledge of its own (`knowledge.directory`): read, and put in force."""
+"""A site's own knowledge files (`knowledge.directory`): reads, checks and applies them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
 
 
 def _read(path: str) -> str:
-    """The text of a regular file that nobody but its trusted owner may write. Raises OSError, and ValueError
+    """The text of a regular file that only its trusted owner may write. Raises OSError, and ValueError
     with the reason."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
@@ -75,8 +75,7 @@ def check_texts(texts: Sequence[SiteText]) -> list[str]:
 
 
 def put_in_force(texts: Sequence[SiteText]) -> None:
-    """From now on this process knows their rows. Texts with errors, which nobody passes on after
-    `check_texts`, are logged and left out."""
+    """Makes this process use their rows. Texts with errors, which `check_texts` has refused before, are logged and ignored."""
     if not texts:
         return
     rows, problems = _rows_of(texts)

@@ -1,4 +1,4 @@
-"""The part of the configuration that says whom to tell, and how."""
+"""The section `notify` of the configuration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from slurm_watchdog.config.types import Seconds, Section, Span, refuse
 
-_MENTIONED = re.compile(r"default|(user|partition):[^\s:]{1,200}")
-_MENTION = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
+_MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
+_MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
 
 
 def check_address(url: str, where: str, problems: list[str]) -> None:
@@ -61,11 +61,11 @@ class Slack(Section):
             problems.append("notify.slack.channel: required with token_file: where the bot writes")
         check_address(self.api_url, "notify.slack.api_url", problems)
         for key, value in self.mentions.items():
-            if not _MENTIONED.fullmatch(key):
+            if not _MENTION_KEY.fullmatch(key):
                 problems.append(
                     f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
                 )
-            if not _MENTION.fullmatch(value):
+            if not _MENTION_ID.fullmatch(value):
                 problems.append(
                     f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
                 )

@@ -1,5 +1,4 @@
-"""The configuration of what may be done: the general limits, a block for each kind of incident, overrides for
-some jobs."""
+"""The section `policy` of the configuration: limits, a block per kind of incident, overrides for some jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Rung
 
 
-def _step(value: Any) -> Any:
+def _rung(value: Any) -> Any:
     if isinstance(value, str) and value in set(Rung):
         return Rung(value)
     raise ValueError(f"no rung of a ladder; known: {', '.join(Rung)}")
@@ -24,7 +23,7 @@ def _globs(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Rungs = list[Annotated[Rung, BeforeValidator(_step), PlainSerializer(str)]]
+Rungs = list[Annotated[Rung, BeforeValidator(_rung), PlainSerializer(str)]]
 Globs = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_globs)]
 
 

@@ -1,8 +1,7 @@
 """The configuration: declared once, strict, rejected whole, never silently adjusted.
 
 The models below are the schema, the defaults and the text of `config.example.yaml`. Durations need a unit
-(`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is refused, because nobody can tell seconds
-from milliseconds at 3 a.m. In Python every duration is seconds and every size is bytes.
+(`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is refused, because seconds and milliseconds are easily confused. In Python every duration is seconds and every size is bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The section `security` of the configuration: how nodes prove who they are, and what of it can't be."""
+"""The section `security` of the configuration: how nodes authenticate, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Security(Section):
     @model_validator(mode="before")
     @classmethod
     def _removed(cls, given: Any) -> Any:
-        """A file of an earlier release hears what to set instead."""
+        """Refuses options of earlier releases, with what to set instead."""
         found = []
         if isinstance(given, dict) and given.get("mode") in REMOVED_MODES:
             found.append(
@@ -88,7 +88,7 @@ class Security(Section):
 
 
 def problems_of(security: Security, url: str) -> list[str]:
-    """What can't be, a key and a sentence each. `url` is agent.controller_url, empty where it is not set."""
+    """Problems across options, a key and a sentence each. `url` is agent.controller_url, empty where it is not set."""
     problems = []
     mode = security.identity()
     if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):

@@ -1,7 +1,6 @@
-"""The words of the configuration: durations, sizes and sections, strict. A bare number is no duration.
+"""Types of configuration values: durations, sizes, addresses, sections; strict.
 
-Durations need a unit (`5s`, `10min`, `1h30min`), sizes too (`8MiB`): nobody can tell seconds from
-milliseconds at 3 a.m. In Python every duration is seconds and every size is bytes.
+Durations need a unit (`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is ambiguous. In Python every duration is seconds and every size is bytes.
 """
 
 from __future__ import annotations

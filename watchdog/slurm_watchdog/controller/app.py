@@ -14,7 +14,7 @@ from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.loop import HELD, sd_notify
+from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
@@ -140,7 +140,9 @@ async def _serve(
             stop.set()
 
     loop.add_signal_handler(signal.SIGHUP, read_again)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)  # a controller that has started anew still holds them
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, HANDLED_SIGNALS
+    )  # a controller that has started anew still holds them
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config))

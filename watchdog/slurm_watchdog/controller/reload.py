@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Final, NoReturn
 
-from slurm_watchdog.base.loop import HELD
+from slurm_watchdog.base.loop import HANDLED_SIGNALS
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
@@ -89,7 +89,7 @@ def why_not_address(address: str) -> str | None:
 def start_anew() -> NoReturn:
     """Replaces this process by a fresh one that was called the same way. Raises OSError if that can't be had."""
     # A signal in between waits for the fresh one's handlers: SIGHUP would end it before.
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 -- a list, and no shell is wanted

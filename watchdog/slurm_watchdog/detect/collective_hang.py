@@ -51,7 +51,7 @@ from slurm_watchdog.analysis.rank_activity import LoopState, loop_state, working
 from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
-from slurm_watchdog.base.shortened import SAID, shortened
+from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.filesystem import describe
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
@@ -331,7 +331,7 @@ def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) 
         and each.age_s <= within_s
     ]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
-    return "" if last is None else shortened(split_prefix(last.event.line)[0], SAID).rstrip(".:")
+    return "" if last is None else shortened(split_prefix(last.event.line)[0], EXCERPT_CHARS).rstrip(".:")
 
 
 def _left_to_storage(held: ProcessView) -> str:

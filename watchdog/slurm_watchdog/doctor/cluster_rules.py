@@ -47,7 +47,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     blind: str | None = None
     """What keeps the controller from seeing, or from writing."""
     operator: bool | None = None
-    """Whether the controller's user may requeue others' jobs; None: nobody knows."""
+    """Whether the controller's user may requeue others' jobs; None: not known."""
     user: str = ""
     notes: tuple[str, ...] = ()
     """What is not as it should be in how the controller asks Slurm, a sentence each."""

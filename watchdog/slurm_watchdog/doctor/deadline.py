@@ -1,4 +1,4 @@
-"""A look at this node that ends in time, whatever hangs: a child looks, and is left behind if it does not come back."""
+"""Examines this node within a deadline: a child examines it, and is left behind if it hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who answers: the controller, our port, the helper's socket; and whether the certificates for it can be used."""
+"""Reads whether the controller, our port and the helper's socket answer, and whether the certificates can be used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_controller(url: str, files: TlsFiles | None) -> tuple[str | None, float
         else:
             connection = http.client.HTTPConnection(host, port, timeout=DEADLINE_S)
     except IdentityError:
-        return None, None  # the certificates are told of by themselves
+        return None, None  # the certificates have a finding of their own
     try:
         connection.request("GET", "/healthz")
         text = connection.getresponse().read(MAX_ANSWER).decode(errors="replace")
@@ -81,7 +81,7 @@ def read_helper_problem(path: str) -> str | None:
 
 
 def read_port_holder(address: str) -> str | None:
-    """What answers on an address of ours and is not ours; None: nobody does, or we do."""
+    """What answers on an address of ours and is not ours; None: nothing does, or we do."""
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return None

@@ -1,5 +1,4 @@
-"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. What can't be read is
-told as such."""
+"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. A fact that can't be read has the reason."""
 
 from __future__ import annotations
 
@@ -164,7 +163,7 @@ def read_py_spy() -> str | None:
 
 
 def read_kernel_log(path: str) -> str | None:
-    """Why it can't be read; None: it can, or nobody wants it."""
+    """Why it can't be read; None: it can, or it is not configured."""
     if not path:
         return None
     try:

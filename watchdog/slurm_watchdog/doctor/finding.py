@@ -1,4 +1,4 @@
-"""What the doctor says: one sentence, what it was seen from, and the line to add. Pure."""
+"""A finding of the doctor: one sentence, the evidence, and the line to add. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ NETWORK_FILESYSTEMS = frozenset({
 })  # fmt: skip
 """A state directory there hangs with the file system that is watched."""
 MUNGE_SAFE = (0, 5, 18)
-"""Older releases leak the key to whoever may connect (CVE-2026-25506)."""
+"""Older releases leak the key to every user who may connect (CVE-2026-25506)."""
 MIN_FREE_BYTES = 256 << 20
 CERTIFICATE_DAYS = 30
 CLOCK_OFFSET_S = 10.0
@@ -59,7 +59,7 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     node_known: bool | None = None
     """Whether Slurm has a node of this name."""
     controller_url: str | None = None
-    """As it is set; empty: it is not; None: nobody looked."""
+    """As configured; empty: not set; None: not read."""
     controller_problem: str | None = None
     """Why the controller does not answer; None: it does, or it was not asked."""
     helper_problem: str | None = None

@@ -117,7 +117,7 @@ def _directives(text: str) -> tuple[list[tuple[str, str, int]], list[tuple[str, 
 
 
 def parse_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(options by their long names, what stands after them)."""
+    """(options by their long names, the words after them)."""
     found: list[tuple[str, str]] = []
     rest = list(words)
     while rest and (rest[0].startswith("-") or rest[0].startswith("$")):
@@ -143,7 +143,7 @@ def parse_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str
 
 
 def _sruns(command: Command) -> list[Srun]:
-    """The srun of a command, wherever it stands: behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
+    """The srun of a command, also behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
     for index, word in enumerate(command.words):
         if PurePath(word).name == "srun":
             options, rest = parse_options(command.words[index + 1 :])

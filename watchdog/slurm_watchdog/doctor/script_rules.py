@@ -54,7 +54,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     script: Script
     slurm: SlurmSettings = SlurmSettings()
     torch: tuple[int, int] | None = None
-    """Version, if somebody said so."""
+    """Version, if it was given."""
     read: Mapping[str, str] = {}
     """Programs that the script starts and that could be read: path to text."""
     checkpoint_directories: Sequence[str] = ()
@@ -64,7 +64,7 @@ class JobFacts(Struct, frozen=True, kw_only=True):
     requeueable: bool | None = None
     """Slurm's word about the job itself; None: it is a script."""
     options_known: bool = True
-    """False for a job that may have been submitted with options which nobody remembers."""
+    """False for a job that may have been submitted with options which Slurm does not store."""
     watched: WatchedJob | None = None
     """What the controller knows of the job."""
 
@@ -110,7 +110,7 @@ def _open_mode(facts: JobFacts) -> Iterator[Advice]:
 
 
 def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
-    """A task that fails has to end the step, or the others wait for it in a collective for ever."""
+    """A task that fails has to end the step, or the others wait for it in a collective indefinitely."""
     script = facts.script
     if facts.slurm.kill_on_bad_exit or _one_task(script) or _on(script, "SLURM_KILL_BAD_EXIT"):
         return
@@ -244,7 +244,7 @@ def torch_version(text: str) -> tuple[int, int] | None:
 
 
 def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
-    """A graceful restart is a file that somebody looks for."""
+    """A graceful restart needs a trainer that looks for the kill switch."""
     script = facts.script
     named = KILL_SWITCH.search(_without_comments(script.text))
     if any(KILL_SWITCH.search(text) or OUR_CALLBACKS.search(text) for text in facts.read.values()):

@@ -1,6 +1,6 @@
 """A batch script as commands: continued lines, quotes, comments and variables that hold plain text. Pure.
 
-No shell: what a `source`d file or a substitution sets is not known, and stays as it stands (`$NAME`).
+No shell: what a `source`d file or a substitution sets is not known, and stays as written (`$NAME`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from slurm_watchdog.identity.certificates import Certificate, read_certificate
-from slurm_watchdog.identity.secret_files import CA, REVOKED, IdentityError
+from slurm_watchdog.identity.secret_files import CA_FILE, REVOKED_FILE, IdentityError
 
 DEADLINE_S: Final = 60.0
 BACKDATED_S: Final = 3600.0
@@ -41,7 +41,7 @@ FOLDERS: Final[dict[Role, tuple[str, str]]] = {
 }
 """Role -> the folder, and what its files are called."""
 USES: Final[dict[Role, str]] = {"node": "clientAuth", "controller": "serverAuth", "client": "clientAuth"}
-"""A node's certificate must not do for a controller: whoever has it could give commands to all agents."""
+"""A node's certificate must not be accepted as a controller's: its holder could command all agents."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Issued:
 
 def create(directory: Path, name: str, days: int, now: float) -> Certificate:
     """A new authority called `name`. Raises IdentityError, also if there is one already."""
-    if (directory / CA).exists() or (directory / "ca.key").exists():
+    if (directory / CA_FILE).exists() or (directory / "ca.key").exists():
         raise IdentityError(
             f"{directory} holds an authority already: slurm-watchdog ca list --directory {directory}"
         )
@@ -68,7 +68,7 @@ def create(directory: Path, name: str, days: int, now: float) -> Certificate:
     # No path length but 0: it signs nodes and controllers, and no other authorities.
     extensions = "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
     _make(directory, directory / "ca", name, extensions, (now - BACKDATED_S, now + days * DAY_S), own=True)
-    made = read_certificate(str(directory / CA))
+    made = read_certificate(str(directory / CA_FILE))
     _write_list(directory, made, now)
     return made
 
@@ -80,7 +80,7 @@ def issue(directory: Path, role: Role, name: str, names: Sequence[str], days: in
     Raises IdentityError.
     """
     check_name(name)
-    authority = read_certificate(str(directory / CA))
+    authority = read_certificate(str(directory / CA_FILE))
     if authority.not_after <= now:
         raise IdentityError(f"the authority in {directory} has ended: make a new one in another directory")
     folder, stem = FOLDERS[role]
@@ -89,7 +89,7 @@ def issue(directory: Path, role: Role, name: str, names: Sequence[str], days: in
     until = min(now + days * DAY_S, authority.not_after)
     extensions = _extensions(role, name, names)
     _make(directory, place / stem, name, extensions, (now - BACKDATED_S, until), own=False)
-    _copy(directory / CA, place / CA)
+    _copy(directory / CA_FILE, place / CA_FILE)
     return Issued(role, name, str(place), read_certificate(str(place / f"{stem}.crt")))
 
 
@@ -142,12 +142,12 @@ def renew(directory: Path, issued: Issued, days: int, now: float) -> Issued:
 
 
 def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
-    """These are good no more: adds them to the list that controllers read, and removes their folders. Returns
+    """Revokes certificates: adds them to the list that controllers read, and removes their folders. Returns
     the list's file.
 
     Raises IdentityError.
     """
-    authority = read_certificate(str(directory / CA))
+    authority = read_certificate(str(directory / CA_FILE))
     kept, rows = directory / "revoked", []
     for each in issued:
         end, number = each.certificate.not_after, each.certificate.serial.removeprefix("00")
@@ -161,7 +161,7 @@ def revoke(directory: Path, issued: Sequence[Issued], now: float) -> Path:
     _write_list(directory, authority, now)
     for each in issued:
         shutil.rmtree(each.directory)
-    return directory / REVOKED
+    return directory / REVOKED_FILE
 
 
 def _write_list(directory: Path, authority: Certificate, now: float) -> None:
@@ -178,10 +178,10 @@ def _write_list(directory: Path, authority: Certificate, now: float) -> None:
         )
         days = max(1, int((authority.not_after - now) // DAY_S))
         # With the key's name in it: two authorities may be called the same.
-        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA), "-keyfile", str(directory / "ca.key"),
+        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA_FILE), "-keyfile", str(directory / "ca.key"),
                  "-crldays", str(days), "-crlexts", "extensions", "-out", str(place / "list"))  # fmt: skip
         (place / "list").chmod(0o644)
-        os.replace(place / "list", directory / REVOKED)
+        os.replace(place / "list", directory / REVOKED_FILE)
 
 
 # -- openssl -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _make(
                  "-keyout", str(key), "-out", str(request))  # fmt: skip
         key.chmod(0o600)
         signer = ["-selfsign", "-keyfile", str(key)] if own else [
-            "-cert", str(directory / CA), "-keyfile", str(directory / "ca.key")]  # fmt: skip
+            "-cert", str(directory / CA_FILE), "-keyfile", str(directory / "ca.key")]  # fmt: skip
         _openssl("ca", "-batch", "-notext", "-config", str(place / "config"), "-in", str(request), "-out", str(certificate),
                  "-startdate", _date(good[0]), "-enddate", _date(good[1]), "-extensions", "extensions", *signer)  # fmt: skip
         certificate.chmod(0o644)
@@ -283,5 +283,5 @@ def date_of(moment: float) -> str:
 
 
 def days_left(moment: float, now: float) -> int:
-    """Whole days until `moment`, less than 0 once it is over."""
+    """Whole days until `moment`; negative after it."""
     return int((moment - now) // DAY_S)

@@ -19,7 +19,7 @@ from slurm_watchdog.identity.secret_files import IdentityError, read_text
 BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 END: Final = "-----END CERTIFICATE-----"
 WARN_S: Final = 30 * 86400.0
-"""A certificate that ends within this time is told of: time enough for a change window."""
+"""A certificate that expires within this time is reported: time enough for a change window."""
 SUBJECT_ALT_NAME: Final = bytes((0x55, 0x1D, 0x11))
 """2.5.29.17, RFC 5280 section 4.2.1.6."""
 

@@ -1,4 +1,4 @@
-"""Has credentials decoded by a process that may hang in its place, and is ended and started again when it does."""
+"""Decodes MUNGE credentials in a child process, which is killed and restarted when it hangs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ START_S: Final = 15.0
 """For an interpreter to start on a busy machine."""
 DEADLINE_S: Final = 5.0
 """munged answers within a millisecond."""
-PAUSE_S: Final = 5.0
-"""After a failure nobody is asked for so long: whoever waits meanwhile is told to come again."""
+RETRY_PAUSE_S: Final = 5.0
+"""After a failure munged is not asked for so long; agents are told to retry."""
 END_S: Final = 2.0
-"""For a killed process to go."""
+"""For a killed process to exit."""
 MAX_ANSWER: Final = 64 * 1024
 
 
@@ -60,7 +60,7 @@ class Credential:
 
 class Decoder(Protocol):
     async def decode(self, credential: str) -> Credential:
-        """Raises BadCredential, MungeAway."""
+        """Raises BadCredential, MungeUnavailable."""
         ...
 
     async def close(self) -> None: ...
@@ -78,9 +78,9 @@ class _Answer(msgspec.Struct, frozen=True):
     ready: int = 0
 
 
-REPLAYED: Final = 17
+REPLAYED_CODE: Final = 17
 """EMUNGE_CRED_REPLAYED of munge.h."""
-AWAY: Final = frozenset({1, 5, 6, 7})
+UNAVAILABLE_CODES: Final = frozenset({1, 5, 6, 7})
 """EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing is said about the credential."""
 
 
@@ -98,13 +98,13 @@ class MungeProcess:
         ]
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
-        self._away_until = float("-inf")
+        self._retry_at = float("-inf")
         self._why = ""
 
     async def decode(self, credential: str) -> Credential:
-        """Raises BadCredential, MungeAway."""
+        """Raises BadCredential, MungeUnavailable."""
         async with self._lock:
-            if clock.monotonic() < self._away_until:
+            if clock.monotonic() < self._retry_at:
                 raise MungeUnavailable(self._why)
             try:
                 answer = await self._ask(credential)
@@ -116,7 +116,7 @@ class MungeProcess:
                 asyncio.LimitOverrunError,
             ) as error:
                 await self._end()
-                raise self._away(
+                raise self._unavailable(
                     "it gave no answer in time"
                     if isinstance(error, TimeoutError)
                     else str(error) or "its process ended"
@@ -127,20 +127,20 @@ class MungeProcess:
         return self._credential(answer)
 
     def _credential(self, answer: _Answer) -> Credential:
-        if answer.code in AWAY:
-            raise self._away(answer.error)
+        if answer.code in UNAVAILABLE_CODES:
+            raise self._unavailable(answer.error)
         if answer.code:
-            raise BadCredential(answer.error, replayed=answer.code == REPLAYED)
+            raise BadCredential(answer.error, replayed=answer.code == REPLAYED_CODE)
         try:
             payload = base64.b64decode(answer.payload, validate=True)
         except binascii.Error as error:
             raise BadCredential("its payload is damaged") from error
         return Credential(answer.uid, answer.time, answer.restricted_to, answer.encrypted, payload)
 
-    def _away(self, why: str) -> MungeUnavailable:
+    def _unavailable(self, why: str) -> MungeUnavailable:
         if self._why != why:
             log.error("MUNGE can't be asked who an agent is: %s", why)
-        self._why, self._away_until = why, clock.monotonic() + PAUSE_S
+        self._why, self._retry_at = why, clock.monotonic() + RETRY_PAUSE_S
         return MungeUnavailable(why)
 
     async def _ask(self, credential: str) -> _Answer:

@@ -2,11 +2,9 @@
 message of it carries.
 
 The agent draws a key and puts it, with its node's name and the controller's present epoch, into a credential
-that nobody but the
-controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC
+that only the controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC
 2104) over method, path,
-counter and body; the answer carries one over status, counter and body. So neither side takes anything from
-somebody else, or twice.
+counter and body; the answer carries one over status, counter and body. So neither side accepts a message of a third party, or one twice.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ KEY_BYTES: Final = 32
 SESSION_S: Final = 3600.0
 """An agent begins a new session after this time."""
 GRACE_S: Final = 300.0
-"""The controller takes it for so much longer: an agent that is busy or cut off need not begin anew in the middle."""
+"""The controller takes it for so much longer: an agent that is busy or cut off does not need a new session in the middle."""
 AUTHORIZATION: Final = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
 CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
 EPOCH: Final = re.compile(r"[0-9a-f]{32}")
@@ -39,18 +37,18 @@ class SessionOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: str
 
     def __repr__(self) -> str:
-        return f"Beginning(session={self.session!r}, node={self.node!r})"
+        return f"SessionOffer(session={self.session!r}, node={self.node!r})"
 
 
 @dataclass
 class Session:
-    """One end's view. The key is shown to nobody."""
+    """One end's view. The key is never printed."""
 
     id: str
     key: bytes
     node: str
     began_at: float
-    """On the monotonic clock of whoever holds it."""
+    """On the holder's monotonic clock."""
     counter: int = 0
     """Of the newest message."""
 
@@ -68,21 +66,21 @@ class RequestProof:
 
 
 def new_session(node: str, now: float) -> Session:
-    """With a key that nobody else knows."""
+    """A session with a new random key."""
     # os.urandom, not secrets: that one brings the module random along, a quarter of a megabyte in every agent.
     return Session(os.urandom(16).hex(), os.urandom(KEY_BYTES), node, now)
 
 
 def new_epoch() -> str:
-    """What tells this controller's life from all others."""
+    """A random id of this run of the controller."""
     return os.urandom(16).hex()
 
 
-def encode_beginning(session: Session, epoch: str) -> bytes:
+def encode_offer(session: Session, epoch: str) -> bytes:
     return msgspec.json.encode(SessionOffer(session.id, session.key.hex(), session.node, epoch))
 
 
-def decode_beginning(data: bytes) -> SessionOffer:
+def decode_offer(data: bytes) -> SessionOffer:
     """Raises ValueError for what is none."""
     try:
         found = msgspec.json.decode(data, type=SessionOffer)
@@ -121,6 +119,6 @@ def parse_authorization(text: str) -> RequestProof | None:
     return None if match is None else RequestProof(match[1], int(match[2]), match[3])
 
 
-def same(one: str, other: str) -> bool:
+def macs_equal(one: str, other: str) -> bool:
     """Compares in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())

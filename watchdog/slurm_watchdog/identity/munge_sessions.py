@@ -1,4 +1,4 @@
-"""The sessions of agents that prove themselves by MUNGE: one a node, in memory only. After a restart all begin anew."""
+"""The sessions of agents that authenticate by MUNGE: one per node, in memory only. After a restart each agent starts a new one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from slurm_watchdog.identity.munge_protocol import (
     RequestProof,
     Session,
     SessionOffer,
-    decode_beginning,
+    decode_offer,
+    macs_equal,
     new_epoch,
     parse_authorization,
     request_mac,
-    same,
 )
 
 MAX_SESSIONS: Final = 65_536
 
 
 @dataclass
-class Known:
+class AgentSession:
     """One session, and where it came from."""
 
     session: Session
@@ -43,16 +43,16 @@ class Sessions:
         """`own_uid` runs the controller; agents of `agent_uids` are believed."""
         self.epoch = new_epoch()
         self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
-        self._of_node: dict[str, Known] = {}
-        self._by_id: dict[str, Known] = {}
+        self._of_node: dict[str, AgentSession] = {}
+        self._by_id: dict[str, AgentSession] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     # -- beginning ---------------------------------------------------------------------------------------------
 
-    def examine(self, credential: Credential) -> SessionOffer:
-        """The session that a credential begins, if it may. Raises Doubt."""
+    def check_credential(self, credential: Credential) -> SessionOffer:
+        """The session that a credential begins, if it may. Raises AuthenticationError."""
         if credential.uid not in self._agent_uids:
             raise AuthenticationError(
                 "unauthorized", f"the credential was made by user {credential.uid}; see security.agent_user"
@@ -63,7 +63,7 @@ class Sessions:
                 f"the credential is not for user {self._own_uid} alone; see security.controller_user",
             )
         try:
-            beginning = decode_beginning(credential.payload)
+            beginning = decode_offer(credential.payload)
         except ValueError as error:
             raise AuthenticationError("unauthorized", str(error)) from error
         if beginning.epoch != self.epoch:
@@ -74,7 +74,7 @@ class Sessions:
         return beginning
 
     def begin(self, beginning: SessionOffer, address: str, made_at: int) -> Session:
-        """Takes the place of the node's session before. Call it once the address is known to be the node's."""
+        """Replaces the node's earlier session. Call it once the address is known to be the node's."""
         before = self._of_node.pop(beginning.node, None)
         if before is not None:
             del self._by_id[before.session.id]
@@ -82,13 +82,13 @@ class Sessions:
             oldest = next(iter(self._of_node))
             del self._by_id[self._of_node.pop(oldest).session.id]
         session = Session(beginning.session, bytes.fromhex(beginning.key), beginning.node, self._now())
-        self._of_node[beginning.node] = self._by_id[session.id] = Known(session, address, made_at)
+        self._of_node[beginning.node] = self._by_id[session.id] = AgentSession(session, address, made_at)
         return session
 
     # -- afterwards --------------------------------------------------------------------------------------------
 
     def claim(self, authorization: str, address: str) -> tuple[Session, RequestProof]:
-        """The session that a request claims to be of, before its body has come. Raises Doubt."""
+        """The session that a request claims to be of, before its body has come. Raises AuthenticationError."""
         claim = parse_authorization(authorization)
         if claim is None:
             raise AuthenticationError(
@@ -105,10 +105,10 @@ class Sessions:
             )
         return known.session, claim
 
-    def believe(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
-        """The session of a whole request, which can't be shown again from now on, and its counter. Raises Doubt."""
+    def authenticate(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
+        """The session of a whole request, which can't be shown again from now on, and its counter. Raises AuthenticationError."""
         session, claim = self.claim(authorization, address)
-        if not same(claim.mac, request_mac(session.key, path, claim.counter, body)):
+        if not macs_equal(claim.mac, request_mac(session.key, path, claim.counter, body)):
             raise AuthenticationError(
                 "unauthorized", "the request was changed on its way, or is another client's"
             )

@@ -13,8 +13,8 @@ class IdentityError(Exception):
     """A file of ours is missing, open to others, or not what it should be. The text says which, why, and what to do."""
 
 
-CA = "ca.crt"
-REVOKED = "ca.crl"
+CA_FILE = "ca.crt"
+REVOKED_FILE = "ca.crl"
 
 
 CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
@@ -39,7 +39,7 @@ class TlsFiles:
 
     @property
     def ca(self) -> str:
-        return os.path.join(real_path(self.directory), CA)
+        return os.path.join(real_path(self.directory), CA_FILE)
 
     @property
     def certificate(self) -> str:
@@ -51,14 +51,14 @@ class TlsFiles:
 
     @property
     def revoked(self) -> str:
-        """The list of certificates that are good no more; need not be there."""
-        return os.path.join(real_path(self.directory), REVOKED)
+        """The list of revoked certificates; it may be missing."""
+        return os.path.join(real_path(self.directory), REVOKED_FILE)
 
     def all(self) -> tuple[str, str, str]:
         return self.ca, self.certificate, self.key
 
     def watched(self) -> tuple[str, str, str, str]:
-        """Whom to trust, whom no more, and ourselves."""
+        """Authority, revocation list, own certificate and key."""
         return self.ca, self.revoked, self.certificate, self.key
 
 

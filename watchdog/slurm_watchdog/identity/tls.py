@@ -89,7 +89,7 @@ class Context:
         """`own` and `authority` -> when that certificate ends, in seconds since the epoch."""
         self.problem = ""
         self.new_authority = False
-        """Whether the last change was one of whom to trust."""
+        """Whether the last change was one of the authority or of the revocation list."""
 
     def refresh(self) -> bool:
         """Looks whether the files have changed; True if there is a new context."""
@@ -128,7 +128,7 @@ def names_of(certificate: Mapping[str, Any], domain: str = "") -> frozenset[str]
     """The nodes that a certificate (ssl's getpeercert) may speak for: its DNS names, the common name only
     where there are no others.
 
-    `domain` is cut off their ends. A wildcard is nobody's name.
+    `domain` is cut off their ends. A wildcard names no node.
     """
     alternatives = certificate.get("subjectAltName", ())
     names = [value for kind, value in alternatives if kind == "DNS"]

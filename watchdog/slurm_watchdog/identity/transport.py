@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 Transport = Literal["tls", "munge", "unix"]
 """tls: certificates. munge: a credential of MUNGE, then HMACs. unix: one ordinary user's own socket
-(`slurm-watchdog run`). There is no other: whoever only holds an address has proven nothing."""
+(`slurm-watchdog run`). There is no other: holding an address proves nothing."""
 
 _CREDENTIALS: Final = "3i"
 """struct ucred of socket(7): pid, uid, gid."""
@@ -24,7 +24,7 @@ class AnotherUser(PermissionError):
 def check_peer(sock: socket.socket, own_uid: int) -> None:
     """Returns if the process at the other end of the unix socket `sock` runs as `own_uid`. Raises AnotherUser.
 
-    SO_PEERCRED gives the user who called connect() or listen() (unix(7)): nobody can claim it.
+    SO_PEERCRED gives the user who called connect() or listen() (unix(7)): no process can forge it.
     """
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
     uid = struct.unpack(_CREDENTIALS, data)[1]

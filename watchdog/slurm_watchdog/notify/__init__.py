@@ -1,4 +1,4 @@
-"""Tells people: pure formatting, an outbox in the journal, one sender."""
+"""Notifications to Slack, webhook and Alertmanager: pure formatting, an outbox in the journal, one sender."""
 
 
 class SendFailed(Exception):

@@ -1,8 +1,6 @@
-"""Alertmanager's own API: an alert for each incident that fires, told again while it does, and its end.
+"""Alertmanager's API: an alert for each firing incident, repeated while it fires, and its end.
 
-Without Prometheus in between, an incident rings as soon as it fires, with its sentence. What is not told
-again ends after Alertmanager's `resolve_timeout` (5 min), so a controller that is gone leaves no alert
-behind: https://prometheus.io/docs/alerting/latest/alerts_api/
+Without Prometheus in between, an incident alerts as soon as it fires, with its sentence. An alert that is not repeated ends after Alertmanager's `resolve_timeout` (5 min), so a stopped controller leaves no alert behind: https://prometheus.io/docs/alerting/latest/alerts_api/
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.http import post_json
-from slurm_watchdog.notify.links import NOWHERE, Places
+from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import JobNote, Notice, Topic, from_row, job_notes
-from slurm_watchdog.notify.wording import culprit_line, next_step, say_opened, say_resolved
+from slurm_watchdog.notify.wording import culprit_line, next_step, opened_message, resolved_message
 
 if TYPE_CHECKING:
     from slurm_watchdog.notify.delivery import Outbox
@@ -34,7 +32,7 @@ TEXT_LIMIT = 1000
 
 
 class AlertmanagerChannel:
-    """Tells every Alertmanager of a cluster, as they want it; one that answers is enough."""
+    """Posts to every Alertmanager of a cluster, as its manual asks; one that answers is enough."""
 
     name = "alertmanager"
     topics = frozenset({Topic.OPENED, Topic.RESOLVED})
@@ -47,21 +45,21 @@ class AlertmanagerChannel:
         repeat_s: float,
         cluster: str,
         sources: Callable[[], IncidentSources],
-        places: Places = NOWHERE,
+        places: SiteLinks = NO_LINKS,
     ) -> None:
-        """`repeat_s`: time between two tellings of what fires; `sources` has the incidents that do."""
+        """`repeat_s`: time between two repeats of firing alerts; `sources` has the firing incidents."""
         self._urls = tuple(url.rstrip("/") + "/api/v2/alerts" for url in urls)
         self._deadline_s = deadline_s
         self._repeat_s = repeat_s
         self._cluster = cluster
         self._places = places
         self._sources = sources
-        self._told_at = float("-inf")
-        self._again: list[dict[str, Any]] = []
-        """Alerts that are still to be told again in this round."""
+        self._round_at = float("-inf")
+        self._round_left: list[dict[str, Any]] = []
+        """Alerts not yet repeated in this round."""
 
-    async def turn(self, outbox: Outbox, now: float) -> float | None:
-        """See queue.Channel. What is new goes before what is told again."""
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+        """See delivery.Channel. New alerts go before repeats."""
         items = outbox.pending(BATCH, self.name)
         if items:
             alerts = []
@@ -70,14 +68,14 @@ class AlertmanagerChannel:
                     notice = from_row(item.payload)
                     alerts += alerts_json(notice, self._cluster, self._sources().acting(), self._places)
                 except msgspec.ValidationError:
-                    continue  # of a release that wrote its rows in another way: told again while it fires
+                    continue  # a row of another release: it is repeated while it fires
             await self._post(alerts)
             outbox.done_all(self.name, [item.id for item in items])
             return GAP_S
-        if not 0 <= now - self._told_at < self._repeat_s:
-            self._told_at = now
+        if not 0 <= now - self._round_at < self._repeat_s:
+            self._round_at = now
             sources = self._sources()
-            self._again = [
+            self._round_left = [
                 _firing(
                     incident,
                     job_notes(map(sources.job_of, incident.job_ids[:1])),
@@ -87,15 +85,15 @@ class AlertmanagerChannel:
                 )
                 for incident in sources.firing()
             ]
-        if not self._again:
+        if not self._round_left:
             return None
-        some, self._again = self._again[:BATCH], self._again[BATCH:]
+        some, self._round_left = self._round_left[:BATCH], self._round_left[BATCH:]
         try:
             await self._post(some)
         except SendFailed:
-            self._again = [*some, *self._again]
+            self._round_left = [*some, *self._round_left]
             raise
-        return GAP_S if self._again else None
+        return GAP_S if self._round_left else None
 
     async def _post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Raises SendFailed if none of them took it."""
@@ -110,7 +108,7 @@ class AlertmanagerChannel:
 
 
 def alerts_json(
-    notice: Notice, cluster: str, acting: Collection[str] = (), places: Places = NOWHERE
+    notice: Notice, cluster: str, acting: Collection[str] = (), places: SiteLinks = NO_LINKS
 ) -> list[dict[str, Any]]:
     """The alert that begins with this notice; or those that end: the one that calls a person, and the one
     while an action was under way."""
@@ -121,13 +119,13 @@ def alerts_json(
 
 
 def alert_json(
-    notice: Notice, cluster: str, *, acted_on: bool = False, places: Places = NOWHERE
+    notice: Notice, cluster: str, *, acted_on: bool = False, places: SiteLinks = NO_LINKS
 ) -> dict[str, Any]:
-    """The alert that begins, or ends, with this notice. While it is `acted_on` nobody has to be woken."""
+    """The alert that begins, or ends, with this notice; its severity is lower while it is `acted_on`."""
     alert = _firing(notice.incident, notice.jobs, cluster, acted_on=acted_on, places=places)
     if notice.topic is not Topic.RESOLVED:
         return alert
-    alert["annotations"]["summary"] = one_line(say_resolved(notice.incident).sentence, TEXT_LIMIT)
+    alert["annotations"]["summary"] = one_line(resolved_message(notice.incident).sentence, TEXT_LIMIT)
     return alert | {"endsAt": _date(notice.incident.resolved_at or notice.at)}
 
 
@@ -137,7 +135,7 @@ def _firing(
     cluster: str,
     *,
     acted_on: bool = False,
-    places: Places = NOWHERE,
+    places: SiteLinks = NO_LINKS,
 ) -> dict[str, Any]:
     """Labels name the incident and stay the same for its whole life; all that changes is an annotation."""
     labels = {
@@ -152,14 +150,14 @@ def _firing(
     if len(incident.job_ids) == 1:
         labels["job_id"] = incident.job_ids[0]
     annotations = {
-        "summary": say_opened(incident).sentence,
+        "summary": opened_message(incident).sentence,
         "description": "\n".join(incident.facts[:10]),
         "who": "; ".join(culprit_line(incident, index) for index in range(min(3, len(incident.culprits)))),
         "job": ", ".join(f"{job.name} of {job.user} in {job.partition}" for job in jobs[:1]),
         "next": next_step(incident, "{}"),
         "runbook_url": places.runbook(incident.kind),
     }
-    page = places.of_incident(incident.id)
+    page = places.incident_url(incident.id)
     return {
         **({"generatorURL": page} if page else {}),
         "labels": {key: one_line(value, LABEL_LIMIT) for key, value in labels.items()},

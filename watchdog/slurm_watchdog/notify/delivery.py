@@ -23,7 +23,7 @@ LONGEST_RETRY_S = 600.0
 LONGEST_WAIT_S = 3600.0
 """Even if Slack asks for more."""
 STALE_AFTER_S = 86400.0
-"""A message this old is news to nobody; it is in the log and in the journal."""
+"""Older messages are dropped; they are in the log and in the journal."""
 FORGET_AFTER_S = 14 * 86400.0
 """Threads and sent messages are remembered so long: an incident that lasts longer gets a new thread."""
 TIDY_EVERY_S = 600.0
@@ -49,16 +49,16 @@ class Outbox(Protocol):
 
 
 class Channel(Protocol):
-    """Whoever is told."""
+    """A notification backend: Slack, a webhook, Alertmanager."""
 
     name: str
     """In the outbox; at most 32 characters."""
     topics: frozenset[Topic]
-    """What it wants to hear of."""
+    """The topics that it sends."""
     takes_messages: bool
-    """Whether it takes messages that are made already (a pulse), beside notices."""
+    """Whether it sends ready-made messages (the job status)."""
 
-    async def turn(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
         """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
 
         Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
@@ -67,8 +67,8 @@ class Channel(Protocol):
         ...
 
 
-class Worker:
-    """Has one channel work its rows off."""
+class ChannelWorker:
+    """Sends the outbox rows of one channel."""
 
     def __init__(
         self, outbox: Outbox, channel: Channel, poll_s: float, first_retry_s: float, wall: Callable[[], float]
@@ -82,9 +82,8 @@ class Worker:
         self.count: Count = lambda channel, outcome, number: None
         self._failing_since: float | None = None
         self._error = ""
-        self._told_again = False
-        """What failed last was no row: the channel repeats what fires by itself, and a turn without a failure
-        has done so."""
+        self._repeat_failed = False
+        """The last failure was a repeat of firing alerts, not a row: the next call without a failure clears it."""
         self._backlog: tuple[int, float | None] = (0, None)
 
     def delivery(self) -> Delivery:
@@ -100,7 +99,7 @@ class Worker:
         )
 
     def wake(self) -> None:
-        """There is something new."""
+        """A row was added."""
         self._added.set()
 
     async def run(self) -> None:
@@ -108,7 +107,7 @@ class Worker:
         while True:
             self._added.clear()
             try:
-                wait_s = await self.step()
+                wait_s = await self.send_next()
                 self._backlog = self._outbox.backlog(self.channel.name)
             except Exception:  # the boundary: an outbox that fails is tried again
                 LOG.exception("the outbox of %s can't be worked off", self.channel.name)
@@ -122,10 +121,10 @@ class Worker:
             except TimeoutError:
                 pass
 
-    async def step(self) -> float | None:
+    async def send_next(self) -> float | None:
         """One turn of the channel; returns after how many seconds the next is due, None if it waits for news.
 
-        A message that fails holds up those behind it, for their order tells the story.
+        A message that fails delays those behind it: they are sent in order.
         """
         name, now = self.channel.name, self._wall()
         first = self._outbox.pending(1, name)
@@ -140,16 +139,16 @@ class Worker:
         if first and now < first[0].retry_at <= now + LONGEST_WAIT_S:
             return first[0].retry_at - now
         try:
-            wait_s = await self.channel.turn(self._outbox, now)
+            wait_s = await self.channel.send_due(self._outbox, now)
         except SendFailed as error:
             self._failing_since = now if self._failing_since is None else self._failing_since
-            self._error, self._told_again = error.reason, not first
+            self._error, self._repeat_failed = error.reason, not first
             return self._failed(error)
         left = self._outbox.pending(1, name) if first else []
         if first and (not left or left[0].id != first[0].id):
             self.count(name, "sent", 1)
             self._failing_since = None
-        elif not first and self._told_again:
+        elif not first and self._repeat_failed:
             self._failing_since = None
         return wait_s
 

@@ -21,15 +21,15 @@ from slurm_watchdog.notify.slack_messages import (
     section,
     wanted,
 )
-from slurm_watchdog.notify.wording import SIGNS, say
+from slurm_watchdog.notify.wording import SEVERITY_WORDS, message_of
 
-SINGLE = 12
+MAX_SENTENCES = 12
 """So few incidents are told with their own sentences."""
-URGENT = 10
-MENTIONS = 5
-BLOCKS = 3
+MAX_URGENT = 10
+MAX_MENTIONS = 5
+BLOCKS_PER_MESSAGE = 3
 """In one message, beside its sentence."""
-PARTS = 10
+MAX_MESSAGES = 10
 """Messages of one digest: two minutes at five a minute. What is beyond is counted."""
 
 
@@ -54,19 +54,19 @@ class Digest:
         self._first_at = self._first_at or notice.at
         self._last_at = notice.at
         self._incidents.add(incident.id)
-        if len(self._called) < MENTIONS and is_loud(notice):
+        if len(self._called) < MAX_MENTIONS and is_loud(notice):
             self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
         if notice.topic is Topic.OPENED:
             self._opened[incident.kind, incident.severity].extend(_names(notice))
-            if len(self._sentences) <= SINGLE:
-                self._sentences.append(say(notice).sentence)
+            if len(self._sentences) <= MAX_SENTENCES:
+                self._sentences.append(message_of(notice).sentence)
         elif notice.topic is Topic.DECIDED and notice.decision is not None:
             decision = notice.decision
             what = "alert only" if decision.action is Action.NONE else f"{decision.action} {decision.verdict}"
             self._decisions[f"{what} ({decision.by})"] += 1
         elif notice.urgent:
-            if len(self._urgent) < URGENT:
-                self._urgent.append(say(notice).sentence)
+            if len(self._urgent) < MAX_URGENT:
+                self._urgent.append(message_of(notice).sentence)
             self._other["actions failed"] += 1
         elif notice.topic is Topic.ENDED:
             self._other["restarts done"] += 1
@@ -79,12 +79,12 @@ class Digest:
         """The digest, in as few messages as it fits into; PARTS at most."""
         head = safe(f"[{cluster}] {self._sentence()}", SENTENCE_LIMIT)
         pages = list(_pages(_blocks(self._lines())))
-        left_out = sum(len(block) for page in pages[PARTS:] for block in page)
+        left_out = sum(len(block) for page in pages[MAX_MESSAGES:] for block in page)
         found = []
-        for index, page in enumerate(pages[:PARTS] or [[]]):
-            text = head if index == 0 else f"{head} (part {index + 1} of {min(len(pages), PARTS)})"
+        for index, page in enumerate(pages[:MAX_MESSAGES] or [[]]):
+            text = head if index == 0 else f"{head} (part {index + 1} of {min(len(pages), MAX_MESSAGES)})"
             blocks = [section(text), *(section("\n".join(block)) for block in page)]
-            if index == min(len(pages), PARTS) - 1 or not pages:
+            if index == min(len(pages), MAX_MESSAGES) - 1 or not pages:
                 more = f"{plural(left_out, 'line')} left out. " if left_out else ""
                 blocks.append(
                     section(
@@ -92,7 +92,7 @@ class Digest:
                     )
                 )
             if index == 0 and self._called:
-                blocks.append(mention_block(tuple(self._called)[:MENTIONS]))
+                blocks.append(mention_block(tuple(self._called)[:MAX_MENTIONS]))
             found.append(message(text, blocks))
         return found
 
@@ -115,14 +115,14 @@ class Digest:
         yield from (f"NEEDS YOU: {line}" for line in self._urgent)
         if len(self._urgent) < self._other["actions failed"]:
             yield f"and {self._other['actions failed'] - len(self._urgent)} more actions failed"
-        if len(self._sentences) <= SINGLE:
+        if len(self._sentences) <= MAX_SENTENCES:
             yield from self._sentences
         else:
             ranked = sorted(
                 self._opened.items(), key=lambda each: (each[0][1] is not Severity.CRITICAL, -len(each[1]))
             )
             for (kind, severity), names in ranked:
-                yield from _listed(f"{SIGNS[severity]} {kind} × {len(names):,}", names)
+                yield from _listed(f"{SEVERITY_WORDS[severity]} {kind} × {len(names):,}", names)
         for what, number in self._decisions.most_common(20):
             yield f"{number:,} × {what}"
         for what in ("restarts done", "collections of evidence"):
@@ -182,7 +182,7 @@ def _blocks(lines: Iterator[str]) -> Iterator[list[str]]:
 def _pages(blocks: Iterator[list[str]]) -> Iterator[list[list[str]]]:
     page: list[list[str]] = []
     for block in blocks:
-        if len(page) == BLOCKS:
+        if len(page) == BLOCKS_PER_MESSAGE:
             yield page
             page = []
         page.append(block)

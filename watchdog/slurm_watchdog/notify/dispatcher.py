@@ -1,7 +1,6 @@
-"""Messages on their way: written to the journal's outbox at once, sent later and in order, whatever happens
-to whoever takes them.
+"""The notifier: writes messages to the journal's outbox at once and sends them later, in order, whether or not a receiver answers.
 
-Nobody waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
+No caller waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
 channel (Slack, a webhook, Alertmanager) has its own rows, its own worker and its own failures.
 """
 
@@ -26,9 +25,9 @@ from slurm_watchdog.notify.delivery import (
     STALE_AFTER_S,
     TIDY_EVERY_S,
     Channel,
+    ChannelWorker,
     Count,
     Outbox,
-    Worker,
 )
 from slurm_watchdog.notify.job_status_message import PULSE_ID, JobPulse, pulse_message
 from slurm_watchdog.notify.notification import (
@@ -47,23 +46,22 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-OLD_CHANNEL = "people"
-"""Where the first releases put messages for Slack, ready to be sent."""
-TAKEN_OVER = 10
-"""Of so many that waited: two minutes at five a minute."""
-TAKEN_AT_ONCE = 5000
-HELD_S = 30.0
-"""A decision that is about to be replaced is sent only if it still stands after this time."""
-PASSING = frozenset({"blind", "evidence", *BUSY})
-"""Guards whose word is mostly over in seconds: the controller sees again, the stacks are in and the job's own
-limit is passed, or the action that is under way for the job ends this incident, too."""
+LEGACY_CHANNEL = "people"
+"""Channel name that early releases used for Slack messages, stored ready to send."""
+MAX_LEGACY_MESSAGES = 10
+"""Messages of an older release that are still sent: two minutes' worth at five a minute."""
+ROWS_AT_ONCE = 5000
+HOLD_BACK_S = 30.0
+"""A decision by a transient guard is announced only if no other decision replaces it within this time."""
+TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
+"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or while another action of the job, which ends this incident too, is under way."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")
 
 
 class IncidentSources:
-    """Where a notifier looks up what an incident does not say itself. Each answers at once, from memory."""
+    """Lookups for what an incident does not contain. Each answers at once, from memory."""
 
     def __init__(
         self,
@@ -88,7 +86,7 @@ class IncidentSources:
 
 
 class Notifier:
-    """Puts notices up for every channel and, while `run` is running, has the channels send them."""
+    """Writes notices to the outbox for every channel and, while `run` is running, has the channels send them."""
 
     def __init__(  # noqa: PLR0913 - each has a default, and one caller in the program
         self,
@@ -96,7 +94,7 @@ class Notifier:
         channels: Sequence[Channel],
         cluster: str,
         *,
-        heir: str = "",
+        legacy_channel: str = "",
         pulse_s: float = 0.0,
         poll_s: float = POLL_S,
         first_retry_s: float = FIRST_RETRY_S,
@@ -105,14 +103,16 @@ class Notifier:
     ) -> None:
         self._outbox = outbox
         self._caller = caller
-        self._heir = heir
-        """The channel that is given what an older release has left; empty: there is none that takes it."""
+        self._legacy_channel = legacy_channel
+        """The channel that sends what an older release left in the outbox; empty: none."""
         self._channels = tuple(channels)
         self._cluster = cluster
         self._pulse_s = pulse_s
         self._poll_s = poll_s
         self._wall = wall
-        self._workers = [Worker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
+        self._workers = [
+            ChannelWorker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels
+        ]
         self.sources = IncidentSources()
         self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
         """(incident, job or process) -> since when which decision is held back."""
@@ -137,7 +137,7 @@ class Notifier:
             self._add(Topic.OPENED, incident)
 
     def diagnosed(self, incident: Incident, said: Iterable[str]) -> None:
-        """Announce what the evidence tells, the most important sentence first."""
+        """Announce the diagnosis, the most important sentence first."""
         self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
@@ -145,7 +145,7 @@ class Notifier:
         back: mostly another decision follows within seconds."""
         key = (incident.id, decision.process or ("" if decision.fence is None else decision.fence.job_id))
         self._held.pop(key, None)
-        if decision.verdict is Verdict.SUPPRESSED and decision.by in PASSING:
+        if decision.verdict is Verdict.SUPPRESSED and decision.by in TRANSIENT_GUARDS:
             self._held[key] = (self._wall(), incident, decision)
         else:
             self._add(Topic.DECIDED, incident, decision=decision)
@@ -153,7 +153,7 @@ class Notifier:
     def release(self) -> None:
         """Announces what was held back for HELD_S, and was followed by nothing."""
         now = self._wall()
-        for key in [key for key, (at, _, _) in self._held.items() if not 0 <= now - at < HELD_S]:
+        for key in [key for key, (at, _, _) in self._held.items() if not 0 <= now - at < HOLD_BACK_S]:
             _, incident, decision = self._held.pop(key)
             self._add(Topic.DECIDED, incident, decision=decision)
 
@@ -172,8 +172,7 @@ class Notifier:
             del self._held[key]
 
     def explained(self, incident: Incident, cause: Incident | None) -> None:
-        """An announced incident has turned out to be a part of another one: whoever was told that it began is
-        told that it is that."""
+        """Announce that another incident explains an announced one: it is sent as resolved, with the cause."""
         self._forget_held(incident)
         why = (
             f"explained by {cause.kind}: {cause.summary}"
@@ -223,16 +222,16 @@ class Notifier:
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
         try:
-            self.take_over()
-        except Exception:  # the boundary: what is left lying is no reason to keep news back
+            self.clear_unknown_channels()
+        except Exception:  # the boundary: old rows must not delay new messages
             LOG.exception("messages of other channels can't be looked at")
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())
-            tasks.create_task(self._tidy_for_ever())
-            tasks.create_task(self._release_for_ever())
+            tasks.create_task(self._expire_threads())
+            tasks.create_task(self._release_held())
             if self._pulse_s > 0:
-                tasks.create_task(self._pulse_for_ever())
+                tasks.create_task(self._queue_pulses())
 
     async def deliver(self, tries: int, pause_s: float) -> str | None:
         """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if
@@ -242,31 +241,34 @@ class Notifier:
             for _ in range(tries):
                 if not self._outbox.pending(1, name) or worker.delivery().failing_s is not None:
                     break
-                await asyncio.sleep(min(pause_s, await worker.step() or 0.0))
+                await asyncio.sleep(min(pause_s, await worker.send_next() or 0.0))
             if worker.delivery().failing_s is not None:
                 return worker.delivery().error
             if self._outbox.pending(1, name):
                 return f"not delivered within {tries} turns"
         return None
 
-    def take_over(self) -> None:
-        """What waits for a channel that is not there any more: after an upgrade, or without a notifier that
-        was configured before.
+    def clear_unknown_channels(self) -> None:
+        """Clears outbox rows of channels that no longer exist: after an upgrade, or when a receiver was removed from the configuration.
 
-        The newest of an older release's are delivered. All others end here, in writing.
+        The newest of an older release are sent by `legacy_channel`. All others are logged and dropped.
         """
         for name in self._outbox.waiting_channels():
             if name in (worker.channel.name for worker in self._workers):
                 continue
-            while items := self._outbox.pending(TAKEN_AT_ONCE, name):
-                self._end(name, items)
+            while items := self._outbox.pending(ROWS_AT_ONCE, name):
+                self._retire_rows(name, items)
 
-    def _end(self, name: str, items: Sequence[OutboxItem]) -> None:
+    def _retire_rows(self, name: str, items: Sequence[OutboxItem]) -> None:
         now = self._wall()
-        ours = [item for item in items if name == OLD_CHANNEL and {"text", "blocks"} <= item.payload.keys()]
-        fresh = [item for item in ours if self._heir and now - item.added_at < STALE_AFTER_S][-TAKEN_OVER:]
+        ours = [
+            item for item in items if name == LEGACY_CHANNEL and {"text", "blocks"} <= item.payload.keys()
+        ]
+        fresh = [item for item in ours if self._legacy_channel and now - item.added_at < STALE_AFTER_S][
+            -MAX_LEGACY_MESSAGES:
+        ]
         for item in fresh:
-            self._outbox.add(self._heir, item.incident_id, {"message": item.payload}, item.added_at)
+            self._outbox.add(self._legacy_channel, item.incident_id, {"message": item.payload}, item.added_at)
         for item in items:
             if item not in fresh:
                 said = one_line(str(item.payload.get("text", "")), 300)
@@ -276,7 +278,7 @@ class Notifier:
                 )  # fmt: skip
         self._outbox.done_all(name, [item.id for item in items])
 
-    async def _tidy_for_ever(self) -> None:
+    async def _expire_threads(self) -> None:
         while True:
             try:
                 self._outbox.forget(self._wall() - FORGET_AFTER_S)
@@ -284,7 +286,7 @@ class Notifier:
                 LOG.exception("the outbox can't be tidied")
             await asyncio.sleep(TIDY_EVERY_S)
 
-    async def _release_for_ever(self) -> None:
+    async def _release_held(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
             try:
@@ -292,24 +294,24 @@ class Notifier:
             except Exception:  # the boundary: a journal that fails gets it later
                 LOG.exception("what was held back cannot be written")
 
-    async def _pulse_for_ever(self) -> None:
-        """On the grid of the wall clock: a controller that starts again repeats nothing."""
+    async def _queue_pulses(self) -> None:
+        """On the grid of the wall clock: a restarted controller repeats none."""
         told = self._wall() // self._pulse_s
         while True:
             await asyncio.sleep(min(self._poll_s, self._pulse_s))
             try:
                 told = self.pulse(told)
-            except Exception:  # the boundary: a pulse that fails is one that is missing
+            except Exception:  # the boundary: a status message that fails is skipped
                 LOG.exception("a pulse can't be written")
 
     def pulse(self, told: float) -> float:
-        """Put a pulse up if one is due; `told` is the number of the last one. Returns the newest number."""
+        """Queues a job status message if one is due; `told` is the number of the last interval. Returns the newest number."""
         at = self._wall()
         number = at // self._pulse_s
         pulses = self.sources.pulses() if number != told else ()
         for worker in self._workers if pulses else ():
             if worker.channel.takes_messages:
-                # Of a Slack that was away nobody wants to hear five hours one after the other.
+                # After an outage of Slack only the newest status is sent, not one per hour.
                 self._outbox.drop(worker.channel.name, PULSE_ID)
                 row = {"message": pulse_message(pulses, self._cluster)}
                 self._outbox.add(worker.channel.name, PULSE_ID, row, at)

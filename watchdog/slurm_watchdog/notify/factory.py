@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
 from slurm_watchdog.notify.delivery import Channel, Outbox
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.links import Places
+from slurm_watchdog.notify.links import SiteLinks
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
-from slurm_watchdog.notify.slack_channel import LogNotifier, Pace, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
 from slurm_watchdog.notify.webhook import WebhookChannel
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
-LOG_PACE = 1_000_000
+LOG_MESSAGES_PER_MINUTE = 1_000_000
 """The log takes everything."""
 
 
@@ -25,14 +25,14 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
     channels: list[Channel] = []
     notifier: list[Notifier] = []
     settings, cluster = config.notify.slack, config.cluster_name
-    places = Places(external_url=config.notify.external_url, runbook_url=config.notify.runbook_url)
+    places = SiteLinks(external_url=config.notify.external_url, runbook_url=config.notify.runbook_url)
     poster: Poster | None = None
     if settings.token_file:
         poster = SlackBot(settings.token_file, settings.channel, settings.deadline, settings.api_url)
     elif settings.webhook_url_file:
         poster = SlackWebhook(settings.webhook_url_file, settings.deadline)
     if poster is not None:
-        pace = Pace(settings.messages_per_minute)
+        pace = MessageRate(settings.messages_per_minute)
         channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions, places=places))
         if settings.pulse > 0:
             channels.append(PulseChannel(poster, pace))
@@ -53,7 +53,15 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
             )
         )
     if not channels:
-        channels.append(SlackChannel(LogNotifier(), cluster, name="log", pace=Pace(LOG_PACE, gap_s=0.0)))
-    heir = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
-    notifier.append(Notifier(outbox, channels, cluster, heir=heir, pulse_s=settings.pulse, caller=caller))
+        channels.append(
+            SlackChannel(
+                LogNotifier(), cluster, name="log", pace=MessageRate(LOG_MESSAGES_PER_MINUTE, gap_s=0.0)
+            )
+        )
+    legacy_channel = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
+    notifier.append(
+        Notifier(
+            outbox, channels, cluster, legacy_channel=legacy_channel, pulse_s=settings.pulse, caller=caller
+        )
+    )
     return notifier[0]

@@ -13,10 +13,9 @@ from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.slack import retry_after, without_secrets
 
 ANSWER_BYTES = 2000
-"""So much of an answer is read: what failed stands at its beginning."""
+"""Bytes of an answer that are read: it begins with the error."""
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})
-"""The same document will not be taken later either. Other answers (404, 401, 403) may be a receiver that is
-being set up."""
+"""Statuses after which the same document is not sent again. Others (404, 401, 403) may come from a receiver that is being set up."""
 
 
 async def post_json(
@@ -40,7 +39,7 @@ async def post_json(
         raise SendFailed(f"{whom} can't be reached ({type(error).__name__})") from None
     said = without_secrets(said, url)
     for word in " ".join((headers or {}).values()).split():
-        said = said.replace(word, "(secret)")  # a receiver may repeat what it was told
+        said = said.replace(word, "(secret)")  # a receiver may echo the request
     raise SendFailed(
         f"{whom} answered {status}: {safe(said, 200)}",
         retry_after_s=retry_after(asked) if status in (429, 503) else None,

@@ -1,4 +1,4 @@
-"""The pulse of every job, once an hour if wanted: in Slack, never in the training's log. Pure."""
+"""The periodic job status message in Slack. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurm_watchdog.notify.slack_messages import BLOCK_LIMIT, LINE_LIMIT, Payloa
 
 PULSE_ID = "pulse"
 """In the place of an incident's id."""
-BLOCKS = 3
+BLOCKS_PER_MESSAGE = 3
 
 
 class JobPulse(Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ def pulse_message(pulses: Sequence[JobPulse], cluster: str) -> Payload:
     for pulse in ranked:
         line = f"• {safe(describe(pulse), LINE_LIMIT)}"
         if sum(len(each) + 1 for each in blocks[-1]) + len(line) > BLOCK_LIMIT:
-            if len(blocks) == BLOCKS:
+            if len(blocks) == BLOCKS_PER_MESSAGE:
                 break
             blocks.append([])
         blocks[-1].append(line)

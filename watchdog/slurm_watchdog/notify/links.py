@@ -8,7 +8,7 @@ from urllib.parse import quote
 from slurm_watchdog.base.structs import Struct
 
 
-class Places(Struct, frozen=True, kw_only=True):
+class SiteLinks(Struct, frozen=True, kw_only=True):
     """Of one site; an empty address gives no links."""
 
     external_url: str = ""
@@ -16,7 +16,7 @@ class Places(Struct, frozen=True, kw_only=True):
     runbook_url: str = ""
     """With {kind} in it."""
 
-    def of_incident(self, incident_id: str) -> str:
+    def incident_url(self, incident_id: str) -> str:
         """The page of an incident."""
         return (
             f"{self.external_url.rstrip('/')}/#/incident/{quote(incident_id, safe='')}"
@@ -29,4 +29,4 @@ class Places(Struct, frozen=True, kw_only=True):
         return self.runbook_url.replace("{kind}", quote(kind, safe=""))
 
 
-NOWHERE: Final = Places()
+NO_LINKS: Final = SiteLinks()

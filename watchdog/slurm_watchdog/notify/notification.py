@@ -1,4 +1,4 @@
-"""What is put up to be told: values, as they lie in the outbox. Words are found for them when they are sent."""
+"""Notification records as stored in the outbox; rendered to text on delivery."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from slurm_watchdog.model.slurm import SlurmJob
 KEPT_FACTS = 30
 KEPT_CULPRITS = 30
 KEPT_CHARS = 500
-"""Of each sentence: no message shows more, and five thousand incidents may wait for a Slack that is away."""
+"""Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an unreachable Slack."""
 BUSY = frozenset({"busy"})
 """Guards that hold an action back since one is under way already."""
 KEPT_JOBS = 8
-"""Jobs of one incident whose owner is told with it."""
+"""Jobs of one incident that are stored with it."""
 
 
 TEST_SUBJECT = "test"
@@ -40,7 +40,7 @@ class Topic(StrEnum):
 
 
 class Caller(StrEnum):
-    """What has started the controller: what its reader can do himself depends on it."""
+    """What started the controller: the commands that a message suggests depend on it."""
 
     SERVICE = "service"
     RUN = "run"
@@ -73,7 +73,7 @@ class JobNote(Struct, frozen=True, kw_only=True):
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """One thing that people, or programs, are to be told."""
+    """One notification."""
 
     topic: Topic
     at: float
@@ -82,14 +82,13 @@ class Notice(Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     run: ActionRun | None = None
     said: tuple[str, ...] = ()
-    """What was found, a sentence each; with DIAGNOSED."""
+    """Findings of a diagnosis, a sentence each."""
     jobs: tuple[JobNote, ...] = ()
     caller: Caller = Caller.SERVICE
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person has to do something about a critical incident: an action has failed, or none is
-        done. While one is under way nobody needs to be woken."""
+        """Whether a person has to respond to a critical incident: an action has failed, or none is done."""
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:
             return (
@@ -103,7 +102,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     @property
     def urgent(self) -> bool:
-        """Somebody has to do something: an action has failed."""
+        """Whether an action has failed, so that a person has to respond."""
         end = self.run.end if self.run is not None else None
         return end is not None and not end.ok and not end.needless
 

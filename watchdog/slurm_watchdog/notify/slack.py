@@ -28,17 +28,17 @@ OF_THE_MESSAGE = frozenset(
         "invalid_attachments", "invalid_arguments", "metadata_too_large", "cant_update_message", "edit_window_closed",
     }
 )  # fmt: skip
-"""Errors of chat.postMessage and chat.update that the same message will meet for ever. All others (a token
+"""Errors of chat.postMessage and chat.update after which the same message is not sent again. All others (a token
 that was revoked, a channel that was archived, an outage of theirs) may be mended:
 https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
 OF_THE_THREAD = frozenset(
     {"thread_not_found", "message_not_found", "cannot_reply_to_message", "invalid_thread_ts", "cant_update_message"}
 )  # fmt: skip
-"""The message above it was removed by somebody: what is to be said is said without it."""
+"""The parent message was deleted: the message is posted without a thread."""
 
 
 class Poster(Protocol):
-    """Whoever takes a message. Both methods have a deadline of their own and raise SendFailed."""
+    """A destination of Slack messages. Both methods have their own deadline and raise SendFailed."""
 
     threads: bool
     """Whether `post` can put a message below another one."""
@@ -148,7 +148,7 @@ class SlackBot:
 
 
 class ThreadGone(SendFailed):
-    """The message that was to be answered or changed is not there."""
+    """The parent message was deleted."""
 
 
 def _refusal(error: SlackApiError, token: str) -> SendFailed:
@@ -190,7 +190,7 @@ def read_url(file: str, key: str) -> str:
 
 
 def without_secrets(text: str, url: str) -> str:
-    """What somebody said, without the address it was asked at."""
+    """`text` without the secret address, or its path, in it."""
     for secret in (url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2]):
         if len(secret) > 3:
             text = text.replace(secret, "(address)")

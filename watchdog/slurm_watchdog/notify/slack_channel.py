@@ -1,4 +1,4 @@
-"""When what is said in Slack: one thread an incident, few messages a minute, and one digest in the place of many."""
+"""The Slack channel: one thread per incident, few messages a minute, and one digest instead of many."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.delivery import LONGEST_WAIT_S
 from slurm_watchdog.notify.digest import Digest
-from slurm_watchdog.notify.links import NOWHERE, Places
+from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.slack import Poster
-from slurm_watchdog.notify.slack_messages import Payload, closed, has_more, parent, reply, updated
+from slurm_watchdog.notify.slack_messages import Payload, closed, has_evidence, parent, reply, updated
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
@@ -29,15 +29,15 @@ WINDOW_S = 60.0
 MIN_GAP_S = 1.0
 """Slack takes about one message a second in a channel: https://docs.slack.dev/apis/web-api/rate-limits"""
 DIGEST_EVERY_S = 60.0
-GATHER = 40
-"""More rows than this are put together unseen; fewer are looked at one by one."""
-PAGE = 200
-"""Rows read at once: the loop that judges has its turn in between."""
-LOOK_AGAIN_S = 5.0
+MAX_SINGLE_ROWS = 40
+"""More rows than this become a digest; fewer are sent by incident."""
+ROWS_AT_ONCE = 200
+"""Rows read at once: the controller's loop runs in between."""
+POLL_S = 5.0
 DIGEST_ID = "digest"
 
 
-class Pace:
+class MessageRate:
     """At most `limit` messages in any minute, a second between two, and none while Slack has asked for silence."""
 
     def __init__(self, limit: int, gap_s: float = MIN_GAP_S) -> None:
@@ -46,7 +46,7 @@ class Pace:
         self._sent: deque[float] = deque(maxlen=limit)
         self._silent_until = float("-inf")
 
-    async def keep(self, now: float, sending: Awaitable[Sent]) -> Sent:
+    async def send(self, now: float, sending: Awaitable[Sent]) -> Sent:
         """What `sending` gives. A refusal that names a time holds for all that share this pace. Raises SendFailed."""
         try:
             return await sending
@@ -55,7 +55,7 @@ class Pace:
                 self._silent_until = now + min(error.retry_after_s, LONGEST_WAIT_S)
             raise
 
-    def note(self, now: float) -> None:
+    def count_message(self, now: float) -> None:
         """A message went out, or may have."""
         while self._sent and not now - WINDOW_S < self._sent[0] <= now:
             self._sent.popleft()
@@ -90,9 +90,9 @@ class SlackChannel:
         cluster: str,
         *,
         name: str = "slack",
-        pace: Pace,
+        pace: MessageRate,
         mentions: Mapping[str, str] | None = None,
-        places: Places = NOWHERE,
+        places: SiteLinks = NO_LINKS,
     ) -> None:
         self.name = name
         self._poster = poster
@@ -102,12 +102,12 @@ class SlackChannel:
         self._places = places
         self._digest_at = float("-inf")
 
-    async def turn(self, outbox: Outbox, now: float) -> float | None:
-        """See queue.Channel."""
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+        """See delivery.Channel."""
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s
-        items = outbox.pending(GATHER + 1, self.name)
+        items = outbox.pending(MAX_SINGLE_ROWS + 1, self.name)
         if not items:
             return None
         if "message" in items[0].payload:  # a digest: all that was put up before it is in it
@@ -118,19 +118,19 @@ class SlackChannel:
         if not stories:
             return 0.0
         free = self._pace.free(now)
-        if len(items) > GATHER or (len(stories) > 1 and len(stories) > free):
+        if len(items) > MAX_SINGLE_ROWS or (len(stories) > 1 and len(stories) > free):
             if any(notice.urgent for notice in stories[0][1]) and free > 1:
-                await self._tell(outbox, *stories[0], now, whole=True)
+                await self._post_story(outbox, *stories[0], now, whole=True)
                 return 0.0
             if 0 <= now - self._digest_at < DIGEST_EVERY_S:
-                return min(LOOK_AGAIN_S, DIGEST_EVERY_S - (now - self._digest_at))
-            await self._put_together(outbox, now)
+                return min(POLL_S, DIGEST_EVERY_S - (now - self._digest_at))
+            await self._queue_digest(outbox, now)
             return 0.0
         urgent = any(notice.urgent for notice in stories[0][1])
         if 0 <= now - self._digest_at < DIGEST_EVERY_S and free < self._pace.limit - 1 and not urgent:
-            return LOOK_AGAIN_S  # the storm may go on: what comes now is told together, too
+            return POLL_S  # the storm may continue: new incidents go into the next digest
         whole = not self._poster.threads or free < 2 * len(stories)
-        await self._tell(outbox, *stories[0], now, whole=whole)
+        await self._post_story(outbox, *stories[0], now, whole=whole)
         return 0.0
 
     def _read(self, outbox: Outbox, items: Sequence[OutboxItem]) -> list[tuple[int, Notice]]:
@@ -152,11 +152,10 @@ class SlackChannel:
             outbox.keep_thread(self.name, item.incident_id, begun, now)
         outbox.done_all(self.name, (item.id,))
 
-    async def _tell(
+    async def _post_story(
         self, outbox: Outbox, ids: Sequence[int], story: Sequence[Notice], now: float, *, whole: bool
     ) -> None:
-        """Everything that waits to be said about one incident, in one message, or two: one in the channel,
-        one in its thread."""
+        """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
         incident = story[0].incident
         thread = outbox.thread_of(self.name, incident.id) if self._poster.threads else None
         over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
@@ -171,7 +170,7 @@ class SlackChannel:
             thread = await self._post(message, None, now)
             if thread is not None:
                 outbox.keep_thread(self.name, incident.id, thread, now)
-                if not whole and has_more(story):
+                if not whole and has_evidence(story):
                     await self._post(reply(story, self._mentions, first=True), thread, now)
         outbox.done_all(self.name, ids)
         if thread is None or over is None:
@@ -182,28 +181,28 @@ class SlackChannel:
         await self._revise(thread, closed(over, self._cluster, self._places), incident.id, now)
 
     async def _revise(self, thread: str, message: Payload, incident_id: str, now: float) -> None:
-        """The parent is changed in its place; nobody is called by that."""
+        """Edits the parent message; that notifies no user."""
         try:
-            await self._pace.keep(now, self._poster.revise(thread, message))
+            await self._pace.send(now, self._poster.revise(thread, message))
         except SendFailed as error:
             LOG.warning("the first message about %s stays as it is: %s", incident_id, error.reason)
 
     async def _post(
         self, message: Payload, thread: str | None, now: float, *, loud: bool = False
     ) -> str | None:
-        # Counted before: what was cut off on the way back stands in the channel all the same.
-        self._pace.note(now)
-        return await self._pace.keep(now, self._poster.post(message, thread, loud=loud))
+        # Counted before: the message may have been posted although its answer was lost.
+        self._pace.count_message(now)
+        return await self._pace.send(now, self._poster.post(message, thread, loud=loud))
 
-    async def _put_together(self, outbox: Outbox, now: float) -> None:
-        """All that waits becomes one digest, which waits in its place."""
+    async def _queue_digest(self, outbox: Outbox, now: float) -> None:
+        """Replaces all waiting rows by one digest."""
         digest, last, told = Digest(self._mentions), 0, 0
-        while page := outbox.pending(PAGE, self.name, last):
+        while page := outbox.pending(ROWS_AT_ONCE, self.name, last):
             notices = self._read(outbox, page)
             for _, notice in notices:
                 digest.add(notice)
             told, last = told + len(notices), page[-1].id
-            if len(page) < PAGE:
+            if len(page) < ROWS_AT_ONCE:
                 break
             await asyncio.sleep(0)
         if told:
@@ -214,32 +213,32 @@ class SlackChannel:
 
 
 class PulseChannel:
-    """The pulse of the jobs: rows of its own, so that no news wait behind it, in the pace that all of Slack shares."""
+    """The hourly job status: its own outbox rows, so that no notice waits behind it, and the message rate that all of Slack shares."""
 
     topics: frozenset[Topic] = frozenset()
     takes_messages = True
 
-    def __init__(self, poster: Poster, pace: Pace, *, name: str = "slack-pulse") -> None:
+    def __init__(self, poster: Poster, pace: MessageRate, *, name: str = "slack-pulse") -> None:
         self.name = name
         self._poster = poster
         self._pace = pace
 
-    async def turn(self, outbox: Outbox, now: float) -> float | None:
-        """See queue.Channel."""
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+        """See delivery.Channel."""
         items = outbox.pending(1, self.name)
         if not items:
             return None
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s
-        self._pace.note(now)
-        await self._pace.keep(now, self._poster.post(items[0].payload["message"]))
+        self._pace.count_message(now)
+        await self._pace.send(now, self._poster.post(items[0].payload["message"]))
         outbox.done_all(self.name, (items[0].id,))
         return 0.0
 
 
 class LogNotifier:
-    """In the place of Slack where nothing is configured: the sentences go to the log."""
+    """Writes messages to the log where no receiver is configured."""
 
     threads = False
 
@@ -249,7 +248,7 @@ class LogNotifier:
         return None
 
     async def revise(self, thread: str, message: Payload) -> None:
-        """What is in the log stays there."""
+        """The log cannot be edited."""
 
 
 def _by_incident(notices: Sequence[tuple[int, Notice]]) -> list[tuple[list[int], list[Notice]]]:

@@ -1,4 +1,4 @@
-"""How messages look in Slack. Pure: values in, the document that Slack takes out.
+"""Slack messages as Block Kit documents. Pure.
 
 Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters
 and put into plain text, where nothing is a link or mentions anybody. The blocks that are no plain text hold
@@ -25,18 +25,18 @@ from slack_sdk.models.blocks import (
 from slurm_watchdog.base.text import cut, duration, plural, safe
 from slurm_watchdog.model.actions import Action, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
-from slurm_watchdog.notify.links import NOWHERE, Places
+from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.wording import (
-    DONE,
+    ACTION_PARTICIPLES,
     Message,
-    about,
-    alike,
-    lasted,
+    duration_suffix,
+    group_alike,
+    joint_message,
+    message_of,
     next_step,
-    say,
-    say_opened,
-    say_together,
+    opened_message,
+    with_subject,
 )
 
 SENTENCE_LIMIT = 600
@@ -62,7 +62,7 @@ Payload = dict[str, Any]
 
 @dataclass(frozen=True)
 class Top:
-    """What stands above the sentences of a message about an incident."""
+    """Header and fields above the sentences of a message about an incident."""
 
     header: str
     fields: tuple[tuple[str, str], ...]
@@ -76,14 +76,14 @@ def parent(
     mentions: Mapping[str, str],
     *,
     whole: bool,
-    places: Places = NOWHERE,
+    places: SiteLinks = NO_LINKS,
 ) -> Payload:
-    """The message that stands in the channel for an incident: its first sentence, and what was decided meanwhile.
+    """The message in the channel for an incident: its first sentence, and the decisions so far.
 
     `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is
     the configuration's.
     """
-    said = said_of(story)
+    said = messages_of(story)
     evidence = [line for each in said for line in each.evidence] if whole else []
     return payload(
         [each.sentence for each in said],
@@ -95,17 +95,16 @@ def parent(
     )
 
 
-def said_of(story: Sequence[Notice]) -> list[Message]:
-    """The words for the notices. What ended an incident is said once: where an action did, as the outcome of
-    that action; and so is what is alike of several processes."""
+def messages_of(story: Sequence[Notice]) -> list[Message]:
+    """The messages for the notices. The end of an incident is stated once: by the outcome of the action that ended it, if one did; what is equal for several processes is one message."""
     details = {
         notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
     }
     return [
-        replace(say(notices[0]), sentence=f"over{lasted(notices[0].incident)}")
+        replace(message_of(notices[0]), sentence=f"over{duration_suffix(notices[0].incident)}")
         if notices[0].topic is Topic.RESOLVED and notices[0].incident.resolution in details
-        else say_together(notices)
-        for notices in alike(story)
+        else joint_message(notices)
+        for notices in group_alike(story)
     ]
 
 
@@ -142,18 +141,18 @@ def top(story: Sequence[Notice], cluster: str) -> Top:
 def _headline(incident: Incident) -> str:
     """The first clause of what is wrong: `Job 4711 hangs after step 120`."""
     clause = re.split(r"[:;(]\s|\s\(|\.$", incident.summary, maxsplit=1)[0]
-    return about(incident, clause)
+    return with_subject(incident, clause)
 
 
 def _state(story: Sequence[Notice]) -> str:
-    """What has become of it, for the header; empty where nothing is decided yet."""
+    """State of the response, for the header; empty before the first decision."""
     if any(notice.needs_person for notice in story[-1:]):
         return "needs a person"
     newest = next((each for each in reversed(story) if each.topic in (Topic.DECIDED, Topic.ENDED)), None)
     if newest is None or newest.topic is Topic.ENDED or newest.decision is None:
         return ""
     acts = newest.decision.verdict is Verdict.ALLOWED and newest.decision.action is not Action.NONE
-    return f"{DONE.get(newest.decision.action, 'action')}: under way" if acts else ""
+    return f"{ACTION_PARTICIPLES.get(newest.decision.action, 'action')}: under way" if acts else ""
 
 
 def _where(incident: Incident) -> str:
@@ -180,25 +179,27 @@ def _since(incident: Incident, lasted_s: float, *, over: bool) -> str:
 
 
 def _gpu_hours(gpus: int, lasted_s: float) -> str:
-    """What the GPUs of its jobs could have computed meanwhile; nothing where their number is not known."""
+    """GPU hours lost so far; empty where the number of GPUs is unknown."""
     hours = gpus * max(0.0, lasted_s) / 3600.0
     shown = f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
     return f"about {shown} GPU hours ({plural(gpus, 'GPU')})" if hours >= MENTIONED_GPU_HOURS else ""
 
 
-def links(notice: Notice, places: Places) -> list[tuple[str, str]]:
+def links(notice: Notice, places: SiteLinks) -> list[tuple[str, str]]:
     """(address, words) of where to read more: the page, the runbook; nothing where the site has named no address."""
     incident = notice.incident
-    page, runbook = places.of_incident(incident.id), places.runbook(incident.kind)
+    page, runbook = places.incident_url(incident.id), places.runbook(incident.kind)
     return [*([(page, "Incident")] if page else []), *([(runbook, "Runbook")] if runbook else [])]
 
 
-def updated(story: Sequence[Notice], cluster: str, places: Places) -> Payload:
-    """The parent as it is to be from now on, after the news in `story`."""
+def updated(story: Sequence[Notice], cluster: str, places: SiteLinks) -> Payload:
+    """The updated parent message after the news in `story`."""
     first, incident = story[0], story[0].incident
-    news = [each.sentence for each in said_of([n for n in story if n.topic in (Topic.DECIDED, Topic.ENDED)])]
+    news = [
+        each.sentence for each in messages_of([n for n in story if n.topic in (Topic.DECIDED, Topic.ENDED)])
+    ]
     return payload(
-        [say_opened(incident).sentence, *news[-3:]],
+        [opened_message(incident).sentence, *news[-3:]],
         [],
         next_step(incident, "What happened: {}"),
         (),
@@ -208,8 +209,8 @@ def updated(story: Sequence[Notice], cluster: str, places: Places) -> Payload:
 
 
 def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) -> Payload:
-    """What goes into the thread of an incident; `first`: the sentence of the first notice stands above it already."""
-    said = said_of(story)
+    """A reply in the thread of an incident; `first`: the parent message already has the first notice's sentence."""
+    said = messages_of(story)
     evidence = [line for each in said for line in each.evidence]
     if first:
         sentences = [each.sentence for each in said[1:]] or ["Evidence"]
@@ -217,16 +218,16 @@ def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) 
     return payload([each.sentence for each in said], evidence, said[-1].todo, wanted(story, mentions))
 
 
-def has_more(story: Sequence[Notice]) -> bool:
-    """Whether there is anything that a parent without evidence leaves out."""
-    return any(say(notice).evidence for notice in story)
+def has_evidence(story: Sequence[Notice]) -> bool:
+    """Whether a notice has evidence, which a parent message leaves to the thread."""
+    return any(message_of(notice).evidence for notice in story)
 
 
-def closed(notice: Notice, cluster: str, places: Places = NOWHERE) -> Payload:
-    """The parent of an incident that is over: who looks at the channel sees at once which are not."""
+def closed(notice: Notice, cluster: str, places: SiteLinks = NO_LINKS) -> Payload:
+    """The parent message of a resolved incident."""
     incident = notice.incident
     return payload(
-        [f"over{lasted(incident)}: {about(incident, incident.summary)}"],
+        [f"over{duration_suffix(incident)}: {with_subject(incident, incident.summary)}"],
         [incident.resolution],
         next_step(incident, "What happened: {}"),
         (),
@@ -236,7 +237,7 @@ def closed(notice: Notice, cluster: str, places: Places = NOWHERE) -> Payload:
 
 
 def wanted(story: Sequence[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
-    """Ids of those whom the configuration wants mentioned, for what is critical or needs somebody; at most five."""
+    """Ids to mention by the configuration, if a person is needed; at most five."""
     if not mentions or not any(is_loud(notice) for notice in story):
         return ()
     keys = [f"{what}:{name}" for n in story for job in n.jobs for what, name in (("user", job.user), ("partition", job.partition))]  # fmt: skip

@@ -1,5 +1,4 @@
-"""A generic webhook: what happened, as JSON, to an address of the site's own. At least once, in order,
-several events a request."""
+"""A generic webhook: events as JSON to the site's own address, at least once, in order, several per request."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ import msgspec
 
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.http import post_json
-from slurm_watchdog.notify.links import NOWHERE, Places
+from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.slack import read_secret, read_url
-from slurm_watchdog.notify.wording import say
+from slurm_watchdog.notify.wording import message_of
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
@@ -35,7 +34,7 @@ class WebhookChannel:
     takes_messages = False
 
     def __init__(
-        self, url_file: str, token_file: str, deadline_s: float, cluster: str, places: Places = NOWHERE
+        self, url_file: str, token_file: str, deadline_s: float, cluster: str, places: SiteLinks = NO_LINKS
     ) -> None:
         self._url_file = url_file
         self._token_file = token_file
@@ -43,8 +42,8 @@ class WebhookChannel:
         self._cluster = cluster
         self._places = places
 
-    async def turn(self, outbox: Outbox, now: float) -> float | None:
-        """See queue.Channel."""
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+        """See delivery.Channel."""
         items = outbox.pending(BATCH, self.name)
         if not items:
             return None
@@ -59,7 +58,7 @@ class WebhookChannel:
         except SendFailed as error:
             if not error.permanent or len(items) == 1:
                 raise
-            # One of them is not liked: each by itself, so that only that one is given up.
+            # The receiver rejects one of them: send the first alone, so that only the rejected one is dropped.
             one = {**document, "events": events[:1]}
             await post_json(url, one, self._deadline_s, whom="the webhook", headers=headers)
             items = items[:1]
@@ -67,8 +66,8 @@ class WebhookChannel:
         return GAP_S
 
 
-def _event(item: OutboxItem, places: Places) -> dict[str, Any]:
-    """One event; `id` is the same each time it is sent, so that a receiver knows what it has had already."""
+def _event(item: OutboxItem, places: SiteLinks) -> dict[str, Any]:
+    """One event; `id` is the same each time it is sent, so that a receiver can drop duplicates."""
     try:
         notice = from_row(item.payload)
     except msgspec.ValidationError:
@@ -76,17 +75,17 @@ def _event(item: OutboxItem, places: Places) -> dict[str, Any]:
     return event_json(notice, places) | {"id": item.id}
 
 
-def event_json(notice: Notice, places: Places = NOWHERE) -> dict[str, Any]:
-    """What programs are told: the sentence for people, and every value by its name in the journal."""
+def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
+    """The JSON of one event: the sentence for people, and every value by its name in the journal."""
     incident = msgspec.to_builtins(notice.incident)
     return {
         "event": notice.topic.value,
         "at": notice.at,
-        "text": say(notice).sentence,
+        "text": message_of(notice).sentence,
         "urgent": notice.urgent,
         "needs_person": notice.needs_person,
         "links": {
-            "page": places.of_incident(notice.incident.id),
+            "page": places.incident_url(notice.incident.id),
             "runbook": places.runbook(notice.incident.kind),
         },
         "incident": {key: value for key, value in incident.items() if key not in OURS},

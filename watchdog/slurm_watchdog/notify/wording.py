@@ -1,5 +1,4 @@
-"""What is said about an incident: one sentence first, the evidence under it, then what to do. Pure, and for
-no channel in particular."""
+"""The wording of notifications: one sentence first, the evidence under it, then what to do. Pure, and the same for all channels."""
 
 from __future__ import annotations
 
@@ -14,35 +13,34 @@ from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, Notice, Topic
 
-SIGNS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
+SEVERITY_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
 
 
-NAMED_IN_TEXT = ("leftovers:", "holders:")
-"""Beginnings of subjects that are in every sentence about them in words: whose processes, of which job, on
-which node."""
+SUBJECTS_IN_TEXT = ("leftovers:", "holders:")
+"""Prefixes of subjects that every sentence about them already spells out."""
 
 
 class Message(Struct, frozen=True, kw_only=True):
-    """A message in three parts. Text of users may be in each: whoever sends it makes it harmless."""
+    """A message in three parts. Each may contain users' text: the channel escapes it."""
 
     sentence: str
     evidence: tuple[str, ...] = ()
     todo: str = ""
 
 
-def say(notice: Notice) -> Message:
+def message_of(notice: Notice) -> Message:
     """The words for one notice."""
     incident = notice.incident
     if notice.topic is Topic.DECIDED and notice.decision is not None:
-        return say_decision(incident, notice.decision, notice.caller)
+        return decision_message(incident, notice.decision, notice.caller)
     if notice.topic is Topic.ENDED and notice.run is not None:
-        return say_outcome(incident, notice.run, notice.caller)
+        return outcome_message(incident, notice.run, notice.caller)
     if notice.topic is Topic.DIAGNOSED:
-        return say_diagnosis(incident, notice.said)
-    return say_resolved(incident) if notice.topic is Topic.RESOLVED else say_opened(incident)
+        return diagnosis_message(incident, notice.said)
+    return resolved_message(incident) if notice.topic is Topic.RESOLVED else opened_message(incident)
 
 
-def alike(story: Iterable[Notice]) -> list[list[Notice]]:
+def group_alike(story: Iterable[Notice]) -> list[list[Notice]]:
     """The notices in their order; those that say the same of several processes of one incident together."""
     found: dict[object, list[Notice]] = {}
     for number, notice in enumerate(story):
@@ -55,22 +53,22 @@ def alike(story: Iterable[Notice]) -> list[list[Notice]]:
     return list(found.values())
 
 
-def say_together(notices: Sequence[Notice]) -> Message:
-    """The words for notices that are `alike`: the first one's sentence, and how many more it is true of;
+def joint_message(notices: Sequence[Notice]) -> Message:
+    """The words for notices that are `group_alike`: the first one's sentence, and how many more it is true of;
     theirs are evidence."""
-    first, *others = map(say, notices)
+    first, *others = map(message_of, notices)
     if not others:
         return first
     sentence = f"{first.sentence}; the same of {len(others):,} more process{'es' if len(others) > 1 else ''}"
     return replace(first, sentence=sentence, evidence=(*first.evidence, *(each.sentence for each in others)))
 
 
-def say_opened(incident: Incident) -> Message:
+def opened_message(incident: Incident) -> Message:
     """An incident fires: what is wrong, since when, who, and the evidence."""
     since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
     who = tuple(culprit_line(incident, index) for index in range(len(incident.culprits)))
     return Message(
-        sentence=f"{SIGNS[incident.severity]}: {about(incident, incident.summary)}{since}",
+        sentence=f"{SEVERITY_WORDS[incident.severity]}: {with_subject(incident, incident.summary)}{since}",
         evidence=who + incident.facts,
         todo=next_step(incident, "All evidence: {}. Keep the watchdog from acting: slurm-watchdog pause"),
     )
@@ -85,17 +83,17 @@ def next_step(incident: Incident, words: str) -> str:
     )
 
 
-def say_diagnosis(incident: Incident, said: tuple[str, ...]) -> Message:
+def diagnosis_message(incident: Incident, said: tuple[str, ...]) -> Message:
     """What the stacks of all ranks, and all else that was collected, tell."""
     first = said[0] if said else "nothing more was found"
     return Message(
-        sentence=f"evidence: {about(incident, first)}",
+        sentence=f"evidence: {with_subject(incident, first)}",
         evidence=said[1:],
         todo=f"Stacks and all else: slurm-watchdog explain {incident.id}",
     )
 
 
-DONE: dict[Action, str] = {
+ACTION_PARTICIPLES: dict[Action, str] = {
     Action.REQUEUE: "requeued",
     Action.GRACEFUL_RESTART: "restarted gracefully",
     Action.RESUBMIT: "ended and submitted again",
@@ -105,22 +103,22 @@ DONE: dict[Action, str] = {
     Action.HOLD: "held",
     Action.END_PROCESS: "ended",
 }
-"""What is done to a job or a process, as it is said of it."""
+"""Past participle of each action, as in "job 7 was requeued"."""
 
 
-ACT: dict[Caller, str] = {
+HOW_TO_ACT: dict[Caller, str] = {
     Caller.SERVICE: "mode: act in the configuration",
     Caller.RUN: "leave out --observe",
     Caller.ATTACH: "attach with --act",
 }
-"""How its reader lets the watchdog act."""
+"""How the reader enables actions."""
 
 
-def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Message:
+def decision_message(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Message:
     """What was decided about an incident, by which rule or guard, and why."""
-    done = DONE.get(decision.action, "requeued")
+    done = ACTION_PARTICIPLES.get(decision.action, "requeued")
     job = _job(incident, decision)
-    whom = whom_of(incident, decision)
+    whom = decision_subject(incident, decision)
     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
         sentence = f"{whom} is being {done}"
         todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
@@ -129,10 +127,10 @@ def say_decision(incident: Incident, decision: Decision, caller: Caller = Caller
         todo = f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
         sentence = f"{whom} would have been {done}, but was not touched"
-        todo = f"Manually: {by_hand(decision, job, caller)}. To have it done: {ACT[caller]}"
+        todo = f"Manually: {manual_command(decision, job, caller)}. To have it done: {HOW_TO_ACT[caller]}"
     else:
         sentence = f"{whom} was not {done} (guard: {decision.by})"
-        todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {by_hand(decision, job, caller)}"
+        todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {manual_command(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
         allowed = decision.verdict is Verdict.ALLOWED
@@ -149,7 +147,7 @@ def _job(incident: Incident, decision: Decision) -> str:
     return decision.fence.job_id if decision.fence is not None else ",".join(incident.job_ids)
 
 
-def whom_of(incident: Incident, decision: Decision) -> str:
+def decision_subject(incident: Incident, decision: Decision) -> str:
     """What a decision is about, as the subject of a sentence: `job 7`, or `process 4711 (python) of eve on n1`."""
     process = decision.process
     if process is None:
@@ -157,8 +155,8 @@ def whom_of(incident: Incident, decision: Decision) -> str:
     return f"process {process.pid} ({process.comm}) of {process.user} on {process.node}"
 
 
-def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> str:
-    """The command that does the same. A loop that does not turn saves nothing, so a kill switch would wait in vain."""
+def manual_command(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> str:
+    """The command that does the same manually. A hung loop saves nothing, so a kill switch would never be seen."""
     if decision.process is not None:
         return f"on {decision.process.node}: kill {decision.process.pid}"
     if caller is Caller.RUN:
@@ -182,10 +180,10 @@ def by_hand(decision: Decision, job: str, caller: Caller = Caller.SERVICE) -> st
     )
 
 
-def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
+def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
     """How an action ended, what it cost, and each operation of it."""
     decision, end = run.decision, run.end
-    job, whom = _job(incident, decision), whom_of(incident, decision)
+    job, whom = _job(incident, decision), decision_subject(incident, decision)
     evidence = []
     if end is None:
         sentence, todo = f"{whom}: {decision.action} continues", "Nothing to do"
@@ -194,7 +192,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
         again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
-        sentence = f"{whom} was {'restarted' if again else DONE.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        sentence = f"{whom} was {'restarted' if again else ACTION_PARTICIPLES.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
@@ -208,7 +206,7 @@ def say_outcome(incident: Incident, run: ActionRun, caller: Caller = Caller.SERV
         todo = "Nothing to do"
     else:
         sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
-        todo = f"See where it stands: {_look(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
+        todo = f"See where it stands: {_inspect_command(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
     evidence += [
         f"{record.operation}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
@@ -221,7 +219,7 @@ def _what(decision: Decision) -> str:
     return "restart" if decision.action is Action.GRACEFUL_RESTART else decision.action.replace("_", " ")
 
 
-def _look(decision: Decision, job: str, caller: Caller) -> str:
+def _inspect_command(decision: Decision, job: str, caller: Caller) -> str:
     if caller is Caller.RUN:
         return "slurm-watchdog status"
     if decision.process is None:
@@ -229,16 +227,16 @@ def _look(decision: Decision, job: str, caller: Caller) -> str:
     return f"on {decision.process.node}: ps -o pid,user,stat,wchan:30,cmd -p {decision.process.pid}"
 
 
-def say_resolved(incident: Incident) -> Message:
+def resolved_message(incident: Incident) -> Message:
     """An incident is over: after how long, and why."""
     return Message(
-        sentence=f"over{lasted(incident)}: {about(incident, incident.resolution or incident.summary)}",
+        sentence=f"over{duration_suffix(incident)}: {with_subject(incident, incident.resolution or incident.summary)}",
         evidence=(f"Was: {incident.summary}",),
         todo=next_step(incident, "Nothing to do. What happened: {}"),
     )
 
 
-def lasted(incident: Incident) -> str:
+def duration_suffix(incident: Incident) -> str:
     """` after 12 min` for one that is over."""
     if incident.resolved_at is None:
         return ""
@@ -255,10 +253,10 @@ def jobs_of(incident: Incident) -> str:
     )
 
 
-def about(incident: Incident, text: str) -> str:
+def with_subject(incident: Incident, text: str) -> str:
     """`text`, with the jobs, or what it is about, before it unless it names that itself."""
     jobs = incident.job_ids
-    if incident.subject.startswith(NAMED_IN_TEXT):
+    if incident.subject.startswith(SUBJECTS_IN_TEXT):
         return text
     if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
         return text

@@ -1,4 +1,4 @@
-"""Pure: how long to leave alone what has failed again and again."""
+"""Exponential backoff after repeated failures. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Backoff:
         self._failed_at = now
 
     def succeeded(self) -> None:
-        """It works."""
+        """The pauses start from the beginning."""
         self.failures = 0
 
     def wait_s(self, now: float) -> float:

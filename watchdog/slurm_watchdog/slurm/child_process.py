@@ -20,9 +20,9 @@ LOG = logging.getLogger(__name__)
 
 START_S = 15.0
 """For an interpreter to start and import, on a busy machine."""
-REQUESTS = 5000
+MAX_REQUESTS = 5000
 """After so many requests it is replaced: what a C library may leak stays bounded."""
-SAID_LIMIT = 2000
+STDERR_LIMIT = 2000
 """Bytes that are remembered of what it wrote to its standard error."""
 
 
@@ -30,14 +30,14 @@ class WorkerGone(SlurmUnavailable):
     """There is no such process: it can't be started, or it ends by itself before it answers."""
 
 
-class Worker:
-    """The process `argv`, one request at a time. Whoever waits too long is cancelled, and the process with him."""
+class PyslurmProcess:
+    """The process `argv`, one request at a time. A request that is cancelled ends the process."""
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self._argv, self._environ = list(argv), dict(environ)
         self._process: asyncio.subprocess.Process | None = None
-        self._hearing: asyncio.Task[None] | None = None
-        self._said = b""
+        self._stderr_reader: asyncio.Task[None] | None = None
+        self._stderr = b""
         self._asked = 0
         self._lock = asyncio.Lock()
         self._backoff = Backoff(first_s=2.0, most_s=300.0)
@@ -45,7 +45,7 @@ class Worker:
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request. Raises WorkerGone, SlurmUnavailable."""
         async with self._lock:
-            if self._process is None or self._process.returncode is not None or self._asked >= REQUESTS:
+            if self._process is None or self._process.returncode is not None or self._asked >= MAX_REQUESTS:
                 await self._start()
             assert self._process is not None
             whole = False
@@ -56,7 +56,7 @@ class Worker:
                 return answer
             except (OSError, EOFError, ValueError) as error:
                 raise SlurmUnavailable(
-                    f"pyslurm's process ended while it was asked: {self._last()}"
+                    f"pyslurm's process ended while it was asked: {self._last_stderr_line()}"
                 ) from error
             finally:
                 if not whole:
@@ -71,7 +71,7 @@ class Worker:
         now = clock.monotonic()
         if (wait_s := self._backoff.wait_s(now)) > 0:
             raise WorkerGone(
-                f"pyslurm's process failed {self._backoff.failures} times in a row ({self._last()}); "
+                f"pyslurm's process failed {self._backoff.failures} times in a row ({self._last_stderr_line()}); "
                 f"the next try is in {wait_s:.0f} s"
             )
         await self._end()
@@ -87,18 +87,18 @@ class Worker:
                     cwd="/",
                     start_new_session=True,
                 )
-                self._said, self._asked = b"", 0
-                self._hearing = asyncio.ensure_future(self._hear(self._process.stderr))
+                self._stderr, self._asked = b"", 0
+                self._stderr_reader = asyncio.ensure_future(self._read_stderr(self._process.stderr))
                 hello = await self._read()
             if "pyslurm" not in hello:
                 raise WorkerGone(str(hello.get("failed", "it says nothing"))[:300])
             begun = True
             LOG.info("pyslurm %s is asked by process %d", hello["pyslurm"], self._process.pid)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
-            if self._hearing is not None and isinstance(error, EOFError):
-                await asyncio.wait({self._hearing}, timeout=1)
+            if self._stderr_reader is not None and isinstance(error, EOFError):
+                await asyncio.wait({self._stderr_reader}, timeout=1)
             raise WorkerGone(
-                f"pyslurm's process can't be started: {self._last() or type(error).__name__}"
+                f"pyslurm's process can't be started: {self._last_stderr_line() or type(error).__name__}"
             ) from error
         finally:
             if begun:
@@ -127,17 +127,17 @@ class Worker:
         data = await self._process.stdout.readexactly(size)
         return await asyncio.to_thread(msgspec.json.decode, data, type=dict[str, Any])
 
-    async def _hear(self, stream: asyncio.StreamReader | None) -> None:
-        while stream is not None and (chunk := await stream.read(SAID_LIMIT)):
-            self._said = (self._said + chunk)[-SAID_LIMIT:]
+    async def _read_stderr(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (chunk := await stream.read(STDERR_LIMIT)):
+            self._stderr = (self._stderr + chunk)[-STDERR_LIMIT:]
 
-    def _last(self) -> str:
-        text = self._said.decode(errors="replace").strip()
+    def _last_stderr_line(self) -> str:
+        text = self._stderr.decode(errors="replace").strip()
         return first_line(text.splitlines()[-1]) if text else "it printed nothing"
 
     async def _end(self) -> None:
         process, self._process = self._process, None
-        hearing, self._hearing = self._hearing, None
+        hearing, self._stderr_reader = self._stderr_reader, None
         if hearing is not None:
             hearing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -1,10 +1,8 @@
-"""What the watchdog wants from Slurm, whoever carries it out, and the three ways a request can end.
+"""The Protocol of a Slurm client, and the three ways in which a request can end.
 
 *Done*: the call returns. *Refused*: `SlurmRefused`, Slurm understood and said no, nothing was changed; its
 `kind` says why
-and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, nobody knows whether it was done,
-so the world
-is asked (`read_job`, `read_view`) before anything else is.
+and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, it may or may not have been done, so Slurm is asked (`read_job`, `read_view`) before anything else is.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ class Refusal(StrEnum):
     """What may be done to a pending job only."""
     NOT_RUNNING = "not_running"
     CHANGED = "changed"
-    """It is not as the caller last saw it, so it was left alone."""
+    """It is not as the caller last saw it, so nothing was done."""
     UNSATISFIABLE = "unsatisfiable"
     """No node is left that could run the job, an account or limit forbids it, an option is invalid."""
     NOT_NOW = "not_now"
@@ -91,7 +89,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()
     """Long options of sbatch, one a string: `--exclude=n1`. They win over the script's own #SBATCH lines."""
     like: str = ""
-    """A job: what it was given on sbatch's command line is taken over as far as Slurm still tells it (tasks,
+    """A job: what it was given on sbatch's command line is taken over as far as Slurm still lists it (tasks,
     CPUs, memory, GPUs, constraints, output files, its index in an array); `options` win over that."""
     uid: int
     """Whose job it shall be. For another's than our own user we have to be root."""
@@ -175,9 +173,9 @@ class SlurmJobLevers(Protocol):
         ...
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
-        """Send a signal (`USR1`, `TERM`, …) to processes of a running job, which goes on if they handle it.
+        """Send a signal (`USR1`, `TERM`, …) to processes of a running job, which continues if they handle it.
 
-        Returning means that Slurm took it on, not that a process has heard it.
+        Returning means that Slurm accepted it, not that a process has received it.
         """
         ...
 
@@ -190,7 +188,7 @@ class SlurmNodeLevers(Protocol):
     """What can be done to one node; it takes an administrator. Each raises SlurmUnavailable, SlurmRefused."""
 
     async def drain_node(self, node: str, reason: str) -> None:
-        """No new job on this node; those that run there go on. Replaces the reason of an earlier drain."""
+        """No new job on this node; those that run there continue. Replaces the reason of an earlier drain."""
         ...
 
     async def undrain_node(self, node: SlurmNode) -> None:
@@ -207,9 +205,9 @@ class SlurmNodeLevers(Protocol):
         ...
 
     async def resume_node(self, node: str) -> None:
-        """Return a drained or down node to service, whoever took it out."""
+        """Return a drained or down node to service, whatever took it out."""
         ...
 
 
 class SlurmClient(SlurmReads, SlurmJobLevers, SlurmNodeLevers, Protocol):
-    """One Slurm cluster. Each call comes back within the client's deadline, by returning or by raising."""
+    """One Slurm cluster. Each call returns or raises within the client's deadline."""

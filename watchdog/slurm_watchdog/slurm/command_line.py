@@ -32,11 +32,11 @@ from slurm_watchdog.slurm.request_guard import (
     checked_option,
     checked_signal,
     job_environment,
-    judged,
     not_asked,
     one_line,
-    reachable,
-    untouched,
+    raise_unless_done,
+    require_running,
+    require_unchanged,
 )
 
 ACCESS_LASTS_S = 600.0
@@ -48,8 +48,7 @@ class CommandLineSlurm:
     """Slurm's commands, each request within `deadline_s`; see SlurmClient for what they do and raise.
 
     `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF,
-    PATH); None for our own. `observe(call, outcome)` is told how each request ended: ok, refused or
-    unavailable. `listings`: who answers questions, squeue and sinfo if nobody else does. `token_file`: holds
+    PATH); None for our own. `observe(call, outcome)` is called with how each request ended: ok, refused or unavailable. `listings`: what answers questions, by default squeue and sinfo. `token_file`: holds
     SLURM_JWT, read for each command. `uid`: the user that asks, None for our own: what Slurm hides from it is
     looked up, and nothing is hidden from root.
     """
@@ -82,7 +81,7 @@ class CommandLineSlurm:
 
     async def read_view(self) -> SlurmView:
         """All jobs, without their excluded nodes, and all nodes."""
-        return await self._requests.carry_out_again_and_again("read_view", self._view)
+        return await self._requests.carry_out_repeated("read_view", self._view)
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes."""
@@ -165,7 +164,7 @@ class CommandLineSlurm:
         """Undo the drain that `node` shows, and no other."""
 
         async def undrain() -> None:
-            untouched(await self._listings.node(*checked_nodes([node.name])), node)
+            require_unchanged(await self._listings.node(*checked_nodes([node.name])), node)
             await self._update_node(node.name, "State=UNDRAIN")
 
         await self._requests.carry_out("undrain_node", undrain)
@@ -208,7 +207,7 @@ class CommandLineSlurm:
         return replace(job, not_requeueable=why_not_requeue_het((await self._known_access()).version))
 
     async def _known_access(self) -> Access:
-        """Asked for again now and then: slurmctld may be reconfigured or upgraded."""
+        """Read again after ACCESS_LASTS_S: slurmctld may be reconfigured or upgraded."""
         now = clock.monotonic()
         if self._access is None or now - self._access[0] > ACCESS_LASTS_S:
             self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
@@ -223,15 +222,15 @@ class CommandLineSlurm:
     async def _requeue(self, job_id: str, only_unfinished: bool) -> None:
         before = await self._listings.job(job_id)
         await self._change("scontrol", "requeue", *(("Incomplete",) if only_unfinished else ()), job_id)
-        # Slurm says nothing when it left the job alone: see parse.py.
-        judged(requeue_outcome.judge_requeue(before, await self._listings.job(job_id)))
+        # Slurm prints nothing when it did not requeue the job: see requeue_outcome.
+        raise_unless_done(requeue_outcome.requeue_verdict(before, await self._listings.job(job_id)))
 
     async def _requeue_hold(self, job_id: str, only_unfinished: bool) -> None:
         if not only_unfinished:
             await self._change("scontrol", "requeuehold", job_id)
             return
         await self._change("scontrol", "requeuehold", "Incomplete", job_id)
-        judged(requeue_outcome.judge_requeue_hold(await self._listings.job(job_id)))
+        raise_unless_done(requeue_outcome.requeue_hold_verdict(await self._listings.job(job_id)))
 
     async def _exclude(self, job_id: str, nodes: Sequence[str]) -> None:
         await self._change("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
@@ -253,8 +252,8 @@ class CommandLineSlurm:
         return tuple(sorted(excluded))
 
     async def _send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
-        # scancel waits long for a pending job to change and ends well for one that is over: so first a look.
-        job = reachable(await self._listings.job(job_id), job_id)
+        # scancel waits long for a pending job to change, and exits with 0 for a finished one: so read the job first.
+        job = require_running(await self._listings.job(job_id), job_id)
         if to is SignalTo.BATCH and not job.is_batch:
             raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
         answer = await self._commands.run(

@@ -1,7 +1,6 @@
-"""One command of Slurm, run to its end: bounded in time by who calls, in output by us, and gone with all its children.
+"""Runs one command of Slurm to its end: the caller bounds its time, this module its output, and none of its children is left.
 
-No shell. Formats that hold the marks of the parser go by environment (SQUEUE_FORMAT2), for every user can read the
-arguments of a process while it runs, and nobody else its environment. Variables that would narrow a listing
+No shell. Formats that hold the marks of the parser go by environment (SQUEUE_FORMAT2), for every user can read a process's arguments, and only its own user its environment. Variables that would narrow a listing
 (SQUEUE_STATES, SLURM_CLUSTERS, …) are not handed on.
 """
 
@@ -28,8 +27,8 @@ OUTPUT_LIMIT = 256 * 2**20
 CHUNK = 2**16
 TOKEN_LIMIT = 65_536
 """Characters of a token."""
-KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
-DROPPED = ("SLURM_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_")
+KEPT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
+DROPPED_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_")
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,11 @@ async def feed(stream: asyncio.StreamWriter | None, given: bytes) -> None:
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` without what would narrow or reformat Slurm's answers; English messages, times since the epoch."""
-    kept = {name: value for name, value in environ.items() if name in KEPT or not name.startswith(DROPPED)}
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if name in KEPT_VARIABLES or not name.startswith(DROPPED_PREFIXES)
+    }
     return kept | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
 
 

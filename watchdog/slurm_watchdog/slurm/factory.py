@@ -1,4 +1,4 @@
-"""Which client it is: what the configuration says, or what is there."""
+"""Makes the Slurm client that the configuration names, or that works here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: the components of a heterogeneous job become one job, the first component's.
+"""Merges the components of a heterogeneous job into one job, the first component's. Pure.
 
 They start and end together, one srun may run over all of them, and every rank has the first one's id as
 SLURM_JOB_ID: to judge them one by one would tear one training apart, and one hang would be two incidents.
@@ -14,7 +14,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 
 
-def fold(jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
+def merge_components(jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
     """The jobs with each heterogeneous one folded into its first component. One whose first component is not
     listed stays as it is."""
     all_jobs = tuple(jobs)
@@ -30,12 +30,12 @@ def fold(jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
         leader = next((job for job in group if job.het_offset == 0), None)
         if leader is not None:
             others = sorted((job for job in group if job is not leader), key=lambda job: job.het_offset or 0)
-            whole[leader.job_id] = _one(leader, others)
+            whole[leader.job_id] = _merged(leader, others)
             absorbed |= {job.job_id for job in others}
     return tuple(whole.get(job.job_id, job) for job in all_jobs if job.job_id not in absorbed)
 
 
-def _one(leader: SlurmJob, others: Sequence[SlurmJob]) -> SlurmJob:
+def _merged(leader: SlurmJob, others: Sequence[SlurmJob]) -> SlurmJob:
     parts = (leader, *others)
     nodes = dict.fromkeys(node for job in parts if may_hold_nodes(job.state) for node in job.nodes)
     counts = [job.node_count for job in parts]

@@ -14,7 +14,7 @@ from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line, gather
 from slurm_watchdog.slurm.error_messages import parse_refusal
-from slurm_watchdog.slurm.het_jobs import fold
+from slurm_watchdog.slurm.het_jobs import merge_components
 
 T = TypeVar("T")
 
@@ -61,8 +61,8 @@ class CommandLineListings:
         marks = new_marks()
         jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
         return view_of(
-            await asyncio.to_thread(parse.list_jobs, whole(jobs, "squeue"), marks),
-            await asyncio.to_thread(parse.list_nodes, whole(nodes, "sinfo"), marks),
+            await asyncio.to_thread(parse.list_jobs, listing_text(jobs, "squeue"), marks),
+            await asyncio.to_thread(parse.list_nodes, listing_text(nodes, "sinfo"), marks),
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
@@ -74,19 +74,19 @@ class CommandLineListings:
                 "squeue", *LISTING, *which, SQUEUE_FORMAT=parse.short_format(parse.EXCLUDED_FIELDS, marks)
             ),
         )
-        if long.code and parse.says_unknown_job(long.stderr):
+        if long.code and parse.is_unknown_job(long.stderr):
             return None
-        found = one_job(fold(parse.parse_jobs(whole(long, "squeue"), marks)), job_id)
+        found = one_job(merge_components(parse.parse_jobs(listing_text(long, "squeue"), marks)), job_id)
         if found is None:
             return None
-        excluded = parse.parse_excluded(whole(short, "squeue"), marks, job_id)
+        excluded = parse.parse_excluded(listing_text(short, "squeue"), marks, job_id)
         return msgspec.structs.replace(found, excluded_nodes=excluded)
 
     async def node(self, name: str) -> SlurmNode | None:
         """One node."""
         marks = new_marks()
         answer = await self._nodes(marks, "--nodes", name)
-        found = parse.parse_nodes(whole(answer, "sinfo"), marks)
+        found = parse.parse_nodes(listing_text(answer, "sinfo"), marks)
         return next((one for one in found if one.name == name), None)
 
     async def close(self) -> None:
@@ -116,7 +116,7 @@ def view_of(jobs: Listed[SlurmJob], nodes: Listed[SlurmNode]) -> SlurmView:
     """One answer of both. Where a row of jobs had to be left out, a job that is not in it may exist all the same."""
     dropped = (*jobs[1], *nodes[1])
     partial = f"{len(jobs[1])} rows of Slurm's listing cannot be read, first: {jobs[1][0]}" if jobs[1] else ""
-    return SlurmView(jobs=fold(jobs[0]), nodes=nodes[0], dropped=dropped, partial=partial)
+    return SlurmView(jobs=merge_components(jobs[0]), nodes=nodes[0], dropped=dropped, partial=partial)
 
 
 def one_job(jobs: tuple[SlurmJob, ...], job_id: str) -> SlurmJob | None:
@@ -135,7 +135,7 @@ def new_marks() -> parse.Marks:
     return parse.Marks(field=f"x{secrets.token_hex(8)}f", record=f"x{secrets.token_hex(8)}r")
 
 
-def whole(answer: Answer, command: str) -> str:
+def listing_text(answer: Answer, command: str) -> str:
     """The text of a listing; raises SlurmUnavailable if the command failed."""
     if answer.code:
         refusal = parse_refusal(answer.stderr)

@@ -1,6 +1,6 @@
 """Pure: the options of sbatch that a job was submitted with, as far as a listing of it tells them.
 
-A stored script holds its #SBATCH lines and not what stood on sbatch's command line. What is the same for every job, and
+A stored script holds its #SBATCH lines and not what was given on sbatch's command line. What is the same for every job, and
 what the caller decides (name, partition, nodes to avoid, time limit, comment), is not here.
 """
 
@@ -21,7 +21,7 @@ OPTION_FIELDS = (
     "feature", "workdir", "stdout", "stderr",
 )  # fmt: skip
 """What squeue -O is asked for. All of them exist in 22.05, 24.11 and 26.05."""
-NOTHING = frozenset({"", "N/A", "(null)", "0", "*"})
+NO_VALUE = frozenset({"", "N/A", "(null)", "0", "*"})
 SHARING = {
     "NO": "--exclusive",
     "USER": "--exclusive=user",
@@ -38,17 +38,17 @@ DEFAULT_OUTPUT = re.compile(r"slurm-(\d+|%j|%A_%a|\d+_\d+)\.out", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Asked:
+class SubmitOptions:
     """One job of a listing of OPTION_FIELDS."""
 
     job_id: str
     options: tuple[str, ...]
 
 
-def parse_options(text: str, marks: Marks) -> tuple[Asked, ...]:
+def parse_options(text: str, marks: Marks) -> tuple[SubmitOptions, ...]:
     """The options of each job in a listing. Raises ParseError."""
     rows = [dict(zip(OPTION_FIELDS, row, strict=True)) for row in parse_table(text, OPTION_FIELDS, marks)]
-    return tuple(Asked(checked_id(row["jobarrayid"]), tuple(_options(row))) for row in rows)
+    return tuple(SubmitOptions(checked_id(row["jobarrayid"]), tuple(_options(row))) for row in rows)
 
 
 def _options(row: dict[str, str]) -> list[str]:
@@ -59,14 +59,14 @@ def _options(row: dict[str, str]) -> list[str]:
         number = parse_count(row[field])
         if number:
             options.append(f"{option}={number}")
-    if row["tres-per-node"] not in NOTHING:
+    if row["tres-per-node"] not in NO_VALUE:
         options.append(f"--gres={_without_gres(row['tres-per-node'])}")
     for field, option in GPUS:
         if gpus := re.fullmatch(r"(?:gres[:/])?gpu[:=]([\w:.-]+)", row[field]):
             options.append(f"{option}={gpus.group(1)}")
-    if row["licenses"] not in NOTHING:
+    if row["licenses"] not in NO_VALUE:
         options.append(f"--licenses={row['licenses']}")
-    if row["feature"] not in NOTHING:
+    if row["feature"] not in NO_VALUE:
         options.append(f"--constraint={row['feature']}")
     if row["oversubscribe"] in SHARING:
         options.append(SHARING[row["oversubscribe"]])
@@ -100,8 +100,8 @@ def _outputs(row: dict[str, str]) -> list[str]:
     """The patterns of the output files, unless they are the default; of 22.05 the errors' is the output's if
     not given."""
     options = []
-    stdout = "" if row["stdout"] in NOTHING else row["stdout"]
-    stderr = "" if row["stderr"] in NOTHING else row["stderr"]
+    stdout = "" if row["stdout"] in NO_VALUE else row["stdout"]
+    stderr = "" if row["stderr"] in NO_VALUE else row["stderr"]
     if stdout and not _is_default(stdout, row["workdir"]):
         options.append(f"--output={stdout}")
     if stderr and stderr != stdout and not _is_default(stderr, row["workdir"]):
@@ -113,7 +113,7 @@ def _is_default(path: str, workdir: str) -> bool:
     return DEFAULT_OUTPUT.fullmatch(path.removeprefix(workdir.rstrip("/") + "/")) is not None
 
 
-def options_of(asked: tuple[Asked, ...], job_id: str) -> tuple[str, ...]:
+def options_of(asked: tuple[SubmitOptions, ...], job_id: str) -> tuple[str, ...]:
     """The options of one job. Raises ParseError if the listing is not about it."""
     for one in asked:
         if one.job_id == job_id:

@@ -1,8 +1,7 @@
 """Pure: what Slurm's commands print, into values. Measured on Slurm 22.05.8.
 
 A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the
-listing prints them raw. So every field ends with a mark that is drawn anew for each call (`Marks`), and what
-stands between two marks is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as
+listing prints them raw. So every field ends with a mark that is random for each call (`Marks`), and what is between two marks is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as
 it is). For a field that squeue does not know it prints an empty column without a title and still exits with
 0: so the header is asked for and must have a title for each field (which title differs between releases), and
 an answer without a header is no empty queue.
@@ -54,7 +53,7 @@ NO_VAL = "4294967294"
 
 @dataclass(frozen=True)
 class Marks:
-    """Ends of a field and of a record: letters and digits, the first no digit, that nobody can guess."""
+    """Ends of a field and of a record: letters and digits, the first no digit, that cannot be guessed."""
 
     field: str
     record: str
@@ -135,7 +134,7 @@ def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str,
         except ParseError as error:
             dropped.append(str(error))
     listed = tuple(
-        _rest(job, unstarted[job.raw_id])
+        _unstarted_rest(job, unstarted[job.raw_id])
         if len(unstarted.get(job.raw_id, ())) > 1 and job.state == "PENDING"
         else job
         for job in jobs
@@ -143,8 +142,8 @@ def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str,
     return listed, tuple(dropped)
 
 
-def _rest(job: SlurmJob, elements: list[str]) -> SlurmJob:
-    """The job that stands for several elements, from the first of them."""
+def _unstarted_rest(job: SlurmJob, elements: list[str]) -> SlurmJob:
+    """The one job for all unstarted elements of an array, from the first of them."""
     tasks = str(RangeSet.fromlist(elements))
     if len(tasks) > REST_LIMIT:
         tasks = tasks[: tasks.rindex(",", 0, REST_LIMIT) + 1] + "..."
@@ -374,7 +373,7 @@ def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[st
 # ------------------------------------------------------------------------------------------------- outcomes
 
 
-def says_unknown_job(stderr: str) -> bool:
+def is_unknown_job(stderr: str) -> bool:
     """Whether the answer is, positively, that there is no such job."""
     return "Invalid job id specified" in stderr
 

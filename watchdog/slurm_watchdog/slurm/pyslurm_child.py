@@ -1,7 +1,7 @@
 """A process that reads from Slurm by pyslurm: `PYTHON -I pyslurm_child.py`, asked and answering by frames.
 
 It is a process of its own because libslurm ends the whole one on `import pyslurm` if it finds no slurm.conf,
-and because a request to a slurmctld that stands still cannot be given up, only killed. The interpreter is the
+and because a request to a slurmctld that hangs cannot be cancelled, only killed. The interpreter is the
 one that has pyslurm, often the system's: standard library only, Python 3.9 or later, nothing of ours. A frame
 is the length in bytes, a line feed, and JSON. On starting it sends {"pyslurm": version} or {"failed": why}.
 Then each request {"call": …} gets {"rows": …}, {"refused": Slurm's words} or {"failed": why}. It ends when
@@ -103,8 +103,7 @@ def node_rows(nodes: Any) -> list[dict[str, Any]]:
 
 
 def value_of(thing: Any, name: str) -> Any:
-    """The attribute; of one that pyslurm cannot give for this job alone what went wrong, which nobody takes
-    for a value."""
+    """The attribute; where pyslurm cannot read it for this job alone, the error in a form that is no value."""
     try:
         return getattr(thing, name)
     except AttributeError:

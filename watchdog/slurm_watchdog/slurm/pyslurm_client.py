@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm import pyslurm_child, pyslurm_rows
-from slurm_watchdog.slurm.child_process import Worker, WorkerGone
+from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import clean_environment
-from slurm_watchdog.slurm.het_jobs import fold
+from slurm_watchdog.slurm.het_jobs import merge_components
 from slurm_watchdog.slurm.listings import Listings, one_job, view_of
-from slurm_watchdog.slurm.parse import says_unknown_job
+from slurm_watchdog.slurm.parse import is_unknown_job
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class PyslurmListings:
     def __init__(self, python: str, environ: Mapping[str, str]) -> None:
         # The file and not the module: it may not be able to import ours.
         path = pyslurm_child.__file__
-        self._worker = Worker([python or sys.executable, "-I", path], clean_environment(environ))
+        self._worker = PyslurmProcess([python or sys.executable, "-I", path], clean_environment(environ))
 
     async def view(self) -> SlurmView:
         """All jobs, with their excluded nodes, and all nodes."""
@@ -55,7 +55,9 @@ class PyslurmListings:
             if rows is not None and (found := pyslurm_rows.read_jobs(rows)) and not found[0].het_job_id:
                 return one_job(found, job_id)
         rows = await self._rows({"call": "jobs"})
-        jobs = fold(await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else []))
+        jobs = merge_components(
+            await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else [])
+        )
         like = tuple(job for job in jobs if job_id in (job.job_id, job.raw_id) or job.array_job_id == job_id)
         return one_job(like, job_id)
 
@@ -78,7 +80,7 @@ class PyslurmListings:
         if "rows" in answer:
             return answer["rows"]
         said = str(answer.get("refused") or answer.get("failed") or "nothing")[:300]
-        if "refused" in answer and says_unknown_job(said):
+        if "refused" in answer and is_unknown_job(said):
             return None
         raise SlurmUnavailable(f"pyslurm: {said}")
 
@@ -86,7 +88,7 @@ class PyslurmListings:
 FIRST_ANSWER_S = 8.0
 """The first answer of a client that has never given one may take so long, well within the deadline of a
 request (slurm.deadline): one that was built for another release of Slurm may hang."""
-FAILURES = 3
+MAX_FAILURES = 3
 """So many in a row, and the other one is asked too: slurmctld may have been upgraded under it."""
 
 
@@ -94,8 +96,8 @@ class FallbackListings:
     """`first` as long as it answers at all, otherwise `second`.
 
     That Slurm does not answer is no reason to change: but as long as `first` has never once answered, or not
-    the last few times, nobody knows whether it is Slurm or `first` that is at fault (pyslurm of another
-    release than slurmctld), and so `second` is asked as well.
+    the last few times, it is unknown whether Slurm or `first` is at fault (pyslurm of another release than
+    slurmctld), and so `second` is asked as well.
     """
 
     def __init__(self, first: Listings, second: Listings) -> None:
@@ -123,10 +125,10 @@ class FallbackListings:
         except (SlurmUnavailable, TimeoutError) as error:
             self._failures += 1
             gone = isinstance(error, WorkerGone)
-            if self._answered and not gone and self._failures < FAILURES:
+            if self._answered and not gone and self._failures < MAX_FAILURES:
                 raise
             answer = await question(self._second)  # raises what is wrong with Slurm itself, if anything is
-            self._tell(str(error) or f"no answer within {FIRST_ANSWER_S:g} s", gone)
+            self._note_fallback(str(error) or f"no answer within {FIRST_ANSWER_S:g} s", gone)
             return answer
         self._answered, self._failures, self._note = True, 0, ""
         return answer
@@ -140,7 +142,7 @@ class FallbackListings:
         """That `second` is asked, and why."""
         return (self._note,) if self._note else ()
 
-    def _tell(self, why: str, gone: bool) -> None:
+    def _note_fallback(self, why: str, gone: bool) -> None:
         hint = "" if gone else "; its commands do answer: is pyslurm built for the release of slurmctld?"
         if not self._note:
             LOG.warning("Slurm is asked by its commands: %s%s", why, hint)

@@ -18,14 +18,13 @@ from slurm_watchdog.slurm.fields import ParseError
 T = TypeVar("T")
 
 Observe = Callable[[str, str], None]
-"""Is told how each request ended: its name, and ok, refused or unavailable."""
+"""Called with the name of each request and how it ended: ok, refused or unavailable."""
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-"""Between two listings that fail: a slurmctld that is overloaded gets well sooner, one that comes back is
-seen within a minute."""
+"""Between two listings that fail: an overloaded slurmctld recovers sooner, and one that answers again is noticed within a minute."""
 REASON_LIMIT = 400
 """Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it."""
-OF_THE_OLD_JOB = (
+SET_BY_SLURM = (
     "SLURM", "SBATCH_", "SRUN_", "SALLOC_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
     "GPU_DEVICE_ORDINAL", "ENVIRONMENT",
 )  # fmt: skip
@@ -57,9 +56,8 @@ class Requests:
         self._backoff.succeeded()
         return result
 
-    async def carry_out_again_and_again(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
-        """As `carry_out`, for what is asked all the time: a Slurm that does not answer is left alone for
-        longer and longer.
+    async def carry_out_repeated(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
+        """As `carry_out`, for what is requested periodically: the pauses grow while Slurm does not answer.
 
         Anything that Slurm does answer ends the pauses.
         """
@@ -131,7 +129,7 @@ def one_line(reason: str) -> str:
     return text
 
 
-def reachable(job: SlurmJob | None, job_id: str) -> SlurmJob:
+def require_running(job: SlurmJob | None, job_id: str) -> SlurmJob:
     """`job` if it has processes that a signal can reach; raises SlurmRefused."""
     if job is None:
         raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
@@ -142,7 +140,7 @@ def reachable(job: SlurmJob | None, job_id: str) -> SlurmJob:
     return job
 
 
-def untouched(now: SlurmNode | None, then: SlurmNode) -> None:
+def require_unchanged(now: SlurmNode | None, then: SlurmNode) -> None:
     """Raises SlurmRefused unless the node is drained with the reason, time and user of `then`."""
     if now is None:
         raise SlurmRefused(f"Slurm knows no node {then.name}", Refusal.NO_SUCH_NODE)
@@ -154,7 +152,7 @@ def untouched(now: SlurmNode | None, then: SlurmNode) -> None:
         )
 
 
-def judged(verdict: requeue_outcome.Verdict) -> None:
+def raise_unless_done(verdict: requeue_outcome.Verdict) -> None:
     """Returns if it was done; raises SlurmRefused if not, SlurmUnavailable if that can't be said."""
     done, why, kind = verdict
     if done is False:
@@ -165,4 +163,4 @@ def judged(verdict: requeue_outcome.Verdict) -> None:
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job without what Slurm sets in it."""
-    return {name: value for name, value in environ.items() if not name.startswith(OF_THE_OLD_JOB)}
+    return {name: value for name, value in environ.items() if not name.startswith(SET_BY_SLURM)}

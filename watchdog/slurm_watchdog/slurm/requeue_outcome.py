@@ -1,4 +1,4 @@
-"""What Slurm's words for a job mean together with its reason, and what became of a requeue. Pure.
+"""Held jobs, and whether Slurm carried out a requeue. Pure.
 
 The table of states is `slurm_watchdog.model.slurm_states`.
 
@@ -7,7 +7,7 @@ requeued in held state`, priority 0, restarts + 1; when the processes are gone P
 Exclusions may be set and the job released in both. Then PENDING with reason BeginTime until the credential's
 lifetime is over. `requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs,
 decided by slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and
-the command says nothing and exits with 0*. What became of it has to be read afterwards: `judge_requeue_hold`.
+the command says nothing and exits with 0*. What became of it has to be read afterwards: `requeue_hold_verdict`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ concluded from it."""
 
 
 def is_held(state: str, reason: str, priority: int | None) -> bool:
-    """Whether the job waits for somebody to release it. Slurm gives held jobs the priority 0."""
+    """Whether the job is held until a user releases it. Slurm gives held jobs the priority 0."""
     if state in HELD:
         return True
     return state in REQUEUED and (reason == REQUEUED_HELD or reason.startswith("JobHeld") or priority == 0)
@@ -33,21 +33,21 @@ Verdict = tuple[bool | None, str, Refusal]
 """Whether it was done (None: that can't be said yet), why, and what kind of a no it is if it was not."""
 
 
-def judge_requeue_hold(job: SlurmJob | None) -> Verdict:
+def requeue_hold_verdict(job: SlurmJob | None) -> Verdict:
     """What `requeuehold Incomplete` did, from the job as read afterwards."""
     if job is not None and job.held and job.state in REQUEUED:
         return True, f"{job.state}, {job.reason}", Refusal.OTHER
-    return _left_alone(job)
+    return _not_requeued(job)
 
 
-def judge_requeue(before: SlurmJob | None, after: SlurmJob | None) -> Verdict:
+def requeue_verdict(before: SlurmJob | None, after: SlurmJob | None) -> Verdict:
     """What `requeue` did, from the job as read before and afterwards. The restart count rises at once."""
     if before is not None and after is not None and after.restarts > before.restarts:
         return True, f"{after.state}, {after.reason}", Refusal.OTHER
-    return _left_alone(after)
+    return _not_requeued(after)
 
 
-def _left_alone(job: SlurmJob | None) -> Verdict:
+def _not_requeued(job: SlurmJob | None) -> Verdict:
     if job is None:
         return False, "Slurm no longer knows the job", Refusal.NO_SUCH_JOB
     if job.state in OVER:

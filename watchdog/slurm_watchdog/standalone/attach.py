@@ -1,7 +1,7 @@
 """`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the
 controller where it was called.
 
-No root is needed: whoever owns the job may start a step in it (`srun --overlap`), requeue it and hold it; and
+No root is needed: the job's owner may start a step in it (`srun --overlap`), requeue it and hold it; and
 that step, being the same user's, may read the stacks of its ranks. Everything that both sides need lies in
 one directory that all nodes see.
 """
@@ -44,17 +44,17 @@ from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import CommandLineListings, Listings
 from slurm_watchdog.standalone import own_runs, report
-from slurm_watchdog.standalone.run import QUIET, die_with_parent, free_port, page_password
+from slurm_watchdog.standalone.run import DETECTORS_OFF, die_with_parent, free_port, page_password
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.0
-AGAIN_S: Final = 10.0
+POLL_S: Final = 2.0
+AGENTS_RETRY_S: Final = 10.0
 """Between two tries to start agents in a job: a step that is refused is refused for some time."""
 GIVE_UP_AFTER: Final = "10min"
 """For agents without their controller: it may have been killed, and srun with it, without a word to them."""
-LAST_LOOK_S: Final = 10.0
-"""After the end of the job: its last lines are read, an action that waited for its end goes on."""
+FINAL_WAIT_S: Final = 10.0
+"""After the end of the job: its last lines are read, an action that waited for its end continues."""
 
 
 class SingleJobListings:
@@ -88,7 +88,7 @@ class SingleJobListings:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AttachRequest:
     """What the person asked for."""
 
     job_id: str
@@ -100,11 +100,10 @@ class Wanted:
     config_file: str | None
     page_listen: str
     kill_switch: str = ""
-    """Path template of what the trainer looks for; empty: what the file says, or one that nobody has told the
-    job of."""
+    """Path template of what the trainer looks for; empty: the configuration file's, or a default one that the job does not know."""
 
 
-def run(wanted: Wanted) -> int:
+def run(wanted: AttachRequest) -> int:
     """Watches until the job is over. Returns 0, or 1 if it is not there (any more).
 
     Raises OSError, ConfigError, JournalError; IdentityError without MUNGE.
@@ -113,7 +112,7 @@ def run(wanted: Wanted) -> int:
     return asyncio.run(_run(wanted))
 
 
-async def _run(wanted: Wanted) -> int:
+async def _run(wanted: AttachRequest) -> int:
     slurm = CommandLineSlurm(
         listings=SingleJobListings(CommandLineListings(Commands("", os.environ)), wanted.job_id)
     )
@@ -134,7 +133,7 @@ async def _run(wanted: Wanted) -> int:
     )  # fmt: skip
     how, restarts = "is no longer watched", 0
     journal = Journal(f"sqlite:///{wanted.directory / own_runs.JOURNAL}")
-    own_runs.note(place, started)
+    own_runs.write_run(place, started)
     try:
         notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
         controller = Controller(
@@ -147,7 +146,7 @@ async def _run(wanted: Wanted) -> int:
             asyncio.get_running_loop().add_signal_handler(number, asked.set)
         watching = asyncio.create_task(live(controller, notifier, stop))
         agents = Agents(wanted)
-        report.tell(report.greeting(started, mode=config.mode, page=config.controller.page_listen))
+        report.print_lines(report.greeting(started, mode=config.mode, page=config.controller.page_listen))
         try:
             how, restarts = await _until_over(slurm, controller, agents, job, asked)
         finally:
@@ -157,14 +156,14 @@ async def _run(wanted: Wanted) -> int:
             for door in doors:
                 await door.cleanup()
         took_s = clock.monotonic() - began
-        report.tell(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
+        report.print_lines(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
     finally:
         journal.close()
-        own_runs.ended(place, started, clock.wall())
+        own_runs.write_end(place, started, clock.wall())
     return 0
 
 
-def _configuration(wanted: Wanted, listen: str) -> Config:
+def _configuration(wanted: AttachRequest, listen: str) -> Config:
     """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
     given: dict[str, Any] = (
         yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
@@ -196,7 +195,7 @@ def _configuration(wanted: Wanted, listen: str) -> Config:
             "kill_switch_prefixes": [str(directory)],
             "partitions": [],
         },
-        "detectors": {kind: {"mode": "off"} for kind in QUIET},
+        "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
     }
     if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
         template = wanted.kill_switch or given["jobs"]["kill_switch"]
@@ -239,14 +238,13 @@ def _address_towards(nodes: Sequence[SlurmNode]) -> str:
 async def _until_over(
     slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
 ) -> tuple[str, int]:
-    """Keeps agents on the nodes of every run of the job; returns when somebody wants us to end, or when it is
-    over for good: how it ended, for a sentence with the job as its subject, and its restarts meanwhile."""
+    """Keeps agents on the nodes of every run of the job; returns when a signal asks us to end, or when the job has ended for good: how it ended, for a sentence with the job as its subject, and its restarts meanwhile."""
     newest = first
     over_since: float | None = None
     loop = asyncio.get_running_loop()
     while not asked.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), LOOK_S)
+            await asyncio.wait_for(asked.wait(), POLL_S)
         try:
             job = await slurm.read_job(first.job_id)
         except SlurmUnavailable:
@@ -257,7 +255,7 @@ async def _until_over(
             await agents.follow(job if job.state in RUNNING else None)
             continue
         over_since = over_since or loop.time()
-        if loop.time() - over_since > LAST_LOOK_S and not controller.actions.acting():
+        if loop.time() - over_since > FINAL_WAIT_S and not controller.actions.acting():
             how = "is no longer known to Slurm" if job is None else f"is {job.state}"
             log.warning("job %s %s: it is not watched any more", first.job_id, how)
             return how, newest.restarts - first.restarts
@@ -267,21 +265,21 @@ async def _until_over(
 class Agents:
     """The step that holds them: one agent a node, for one run of the job."""
 
-    def __init__(self, wanted: Wanted):
+    def __init__(self, wanted: AttachRequest):
         self._wanted = wanted
         self._step: asyncio.subprocess.Process | None = None
         self._run: tuple[int, float | None] | None = None
         self._tried_at = float("-inf")
 
     async def follow(self, job: SlurmJob | None) -> None:
-        """Sees to it that agents are in this run of the job; None: it does not run, and whoever is left is ended."""
+        """Starts agents in this run of the job; None: it does not run, and remaining agents are ended."""
         run = None if job is None else (job.restarts, job.start_at)
         lives = self._step is not None and self._step.returncode is None
         if lives and run != self._run:
             await self.stop()
             lives = False
         now = asyncio.get_running_loop().time()
-        if job is None or lives or now - self._tried_at < AGAIN_S:
+        if job is None or lives or now - self._tried_at < AGENTS_RETRY_S:
             return
         self._tried_at, self._run = now, run
         log.warning("agents are started on %s of job %s", plural(len(job.nodes), "node"), job.job_id)
@@ -306,8 +304,8 @@ class Agents:
 def command(job: SlurmJob, directory: Path) -> list[str]:
     """The step that starts an agent on every node: beside the training, without any share of it.
 
-    Rank variables are taken away again, so that nobody takes an agent for a rank. `--mem=0` asks for no
-    memory of its own.
+    Rank variables are unset, so that an agent is not taken for a rank. `--mem=0` asks for no memory of its
+    own.
     """
     nodes = str(len(job.nodes))
     ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 KILL_WAIT_S = 30.0
 """Between SIGTERM and SIGKILL, as Slurm's KillWait has it by default."""
-SETTLE_S = 15.0
+RESTART_DELAY_S = 15.0
 """A command that has failed starts again after so long: its last words have been read and judged by then."""
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 def _own_name() -> str:
@@ -62,10 +62,10 @@ class LocalSlurm:
         self.start_at: float | None = None
         self.exit_code: int | None = None
         self.over = asyncio.Event()
-        """Set while the job has ended and nothing of ours is going to start it again."""
+        """Set while the job has ended and will not be restarted."""
         self._environ, self._kill_switch = dict(environ), kill_switch
         self._max_restarts = max_restarts
-        self.kill_wait_s, self.settle_s = KILL_WAIT_S, SETTLE_S
+        self.kill_wait_s, self.settle_s = KILL_WAIT_S, RESTART_DELAY_S
         self.not_ours: set[int] = set()
         """Children of this process that are no part of the command: the agent."""
         self._process: asyncio.subprocess.Process | None = None
@@ -96,20 +96,20 @@ class LocalSlurm:
             )  # fmt: skip
         self.state, self.start_at, self.exit_code = "RUNNING", clock.wall(), None
         self.over.clear()
-        self._go(self._watch(self._process, self.restarts))
+        self._spawn(self._watch(self._process, self.restarts))
 
-    def _go(self, work: object) -> None:
+    def _spawn(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
     async def _watch(self, process: asyncio.subprocess.Process, run: int) -> None:
         code = await process.wait()
-        self._note(code)
+        self._set_exit_code(code)
         if self.state != "RUNNING" or self.restarts != run:
             return  # it was ended on purpose
         if code < 0:
-            self._write_death(process.pid, -code)
+            self._write_signal_line(process.pid, -code)
         self.state = "COMPLETED" if code == 0 else "FAILED"
         await self._end()  # as Slurm does: nothing that a job started outlives it
         if code == 0 or self.restarts >= self._max_restarts:
@@ -118,20 +118,20 @@ class LocalSlurm:
             return
         log.warning(
             "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d of at most %d)",
-            self._how(), self.settle_s, run + 1, self._max_restarts,
+            self._exit_text(), self.settle_s, run + 1, self._max_restarts,
         )  # fmt: skip
         await asyncio.sleep(self.settle_s)
         if self.state == "FAILED" and self.restarts == run:
             self.restarts += 1
             await self._begin()
 
-    def _write_death(self, pid: int, number: int) -> None:
+    def _write_signal_line(self, pid: int, number: int) -> None:
         """A process that a signal ends has no last words: a line like a shell's, below its own."""
         words = signal.strsignal(number) or f"Signal {number}"
         with contextlib.suppress(OSError), self.output.open("a") as lines:
             lines.write(f"slurm-watchdog run: line 1: {pid} {words:<22} {shlex.join(self.command)}\n")
 
-    def _how(self) -> str:
+    def _exit_text(self) -> str:
         code = self.exit_code or 0
         return (
             f"signal {signal.Signals(code - 128).name}"
@@ -141,7 +141,7 @@ class LocalSlurm:
 
     def how_it_ended(self) -> str:
         """For a sentence with the command as its subject."""
-        return "was stopped" if self.exit_code is None else f"ended with {self._how()}"
+        return "was stopped" if self.exit_code is None else f"ended with {self._exit_text()}"
 
     async def _begin(self) -> None:
         try:
@@ -152,8 +152,7 @@ class LocalSlurm:
             self.over.set()
 
     def processes(self) -> list[psutil.Process]:
-        """All that the command has started and that lives, its own process first. Orphans are ours, too: we
-        are their reaper."""
+        """All living processes that the command has started, its own first. Orphans are included: this process is their subreaper."""
         found: list[psutil.Process] = []
         for child in _children(os.getpid()):
             if child.pid in self.not_ours:
@@ -185,11 +184,11 @@ class LocalSlurm:
                 if not killed:
                     log.warning("the command did not end within %.0f s of SIGTERM: SIGKILL", self.kill_wait_s)
                 killed = True
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         if self._process is not None:
-            self._note(await self._process.wait())
+            self._set_exit_code(await self._process.wait())
 
-    def _note(self, code: int) -> None:
+    def _set_exit_code(self, code: int) -> None:
         self.exit_code = code if code >= 0 else 128 - code
 
     def _signal(self, processes: Sequence[psutil.Process], number: int) -> None:
@@ -272,7 +271,7 @@ class LocalSlurm:
         self.restarts += 1
         self.held, self.state = held, "COMPLETING"
         self.over.clear()
-        self._go(self._end_and_wait())
+        self._spawn(self._end_and_wait())
 
     async def _end_and_wait(self) -> None:
         await self._end()
@@ -296,7 +295,7 @@ class LocalSlurm:
     async def cancel(self, job_id: str) -> None:
         self._check(job_id)
         if self.state not in OVER:
-            self._go(self.stop())
+            self._spawn(self.stop())
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         self._check(job_id)

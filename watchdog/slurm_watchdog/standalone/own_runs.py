@@ -1,5 +1,4 @@
-"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them
-without being told where.
+"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them without --socket.
 
 They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share:
 a run is alive if its socket answers here.
@@ -19,8 +18,8 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-KEPT: Final = 50
-"""Runs that are remembered; older ones are forgotten, their directories stay."""
+MAX_RUNS: Final = 50
+"""Files that are kept; those of older runs are deleted, the runs' directories stay."""
 CONNECT_S: Final = 1.0
 JOURNAL: Final = "journal.sqlite"
 SOCKET: Final = "controller.sock"
@@ -54,7 +53,7 @@ def state_home(home: Path, environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state") / "slurm-watchdog"
 
 
-def note(place: Path, run: OwnRun) -> None:
+def write_run(place: Path, run: OwnRun) -> None:
     """Writes a run down, or that it has ended. Below `place`, see state_home. What fails is logged: the run
     is watched all the same."""
     directory = place / "runs"
@@ -64,7 +63,7 @@ def note(place: Path, run: OwnRun) -> None:
         new = directory / f".{name}.{os.getpid()}"
         new.write_text(json.dumps(asdict(run)))
         new.replace(directory / name)
-        for old in sorted(directory.glob("*.json"))[:-KEPT]:
+        for old in sorted(directory.glob("*.json"))[:-MAX_RUNS]:
             old.unlink(missing_ok=True)
     except OSError as error:
         if run.ended_at is not None:
@@ -72,12 +71,12 @@ def note(place: Path, run: OwnRun) -> None:
         log.warning("`slurm-watchdog status` will not find this run without --socket: %s", error)
 
 
-def ended(place: Path, run: OwnRun, at: float) -> None:
+def write_end(place: Path, run: OwnRun, at: float) -> None:
     """Writes down that a run has ended."""
-    note(place, replace(run, ended_at=at))
+    write_run(place, replace(run, ended_at=at))
 
 
-def known(place: Path) -> list[OwnRun]:
+def read_runs(place: Path) -> list[OwnRun]:
     """Every run that is remembered, the newest first; what is no such file is left out."""
     found = []
     names = {each.name for each in fields(OwnRun)}
@@ -101,15 +100,17 @@ def is_absent(path: str) -> bool:
     return False
 
 
-def alive(place: Path) -> list[OwnRun]:
+def running_runs(place: Path) -> list[OwnRun]:
     """The runs whose controllers answer on this machine, the newest first."""
-    found = {run.directory: run for run in reversed(known(place)) if run.ended_at is None}
+    found = {run.directory: run for run in reversed(read_runs(place)) if run.ended_at is None}
     return [run for run in reversed(found.values()) if not is_absent(run.socket)]
 
 
-def over(place: Path) -> list[OwnRun]:
+def ended_runs(place: Path) -> list[OwnRun]:
     """The runs that have ended and left a journal, the newest first; one that was killed is among them."""
-    found = {run.directory: run for run in reversed(known(place)) if Path(run.directory, JOURNAL).is_file()}
+    found = {
+        run.directory: run for run in reversed(read_runs(place)) if Path(run.directory, JOURNAL).is_file()
+    }
     here = socket.gethostname()
     return [
         run

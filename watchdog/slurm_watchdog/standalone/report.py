@@ -1,4 +1,4 @@
-"""What `run` and `attach` print for the person who started them: where to look, and at the end what happened."""
+"""The greeting and the summary that `run` and `attach` print."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
-SHOWN: Final = 5
-"""Incidents in the summary; the command that lists them all stands below."""
+MAX_INCIDENTS: Final = 5
+"""Incidents in the summary; the command that lists them all is printed below."""
 WIDTH: Final = 300
 
 
@@ -24,7 +24,7 @@ def command_line(words: Sequence[str]) -> str:
     return one_line(mask_text(shlex.join(words)), 120)
 
 
-def tell(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """To standard error: standard output is the command's own. A terminal that is gone ends nothing."""
     try:
         sys.stderr.write("".join(f"{mask_text(one_line(line, 4096))}\n" for line in lines))
@@ -71,7 +71,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         plural(len(wrong), "incident"),
         *([f"{f'{least:,} to ' if most > least else ''}{plural(most, 'step')} lost"] if most else []),
     ]
-    newest = sorted(wrong, key=lambda each: each.opened_at)[-SHOWN:]
+    newest = sorted(wrong, key=lambda each: each.opened_at)[-MAX_INCIDENTS:]
     more = len(wrong) - len(newest)
     return [
         f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}: {', '.join(counts)}",

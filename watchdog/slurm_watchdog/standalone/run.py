@@ -43,13 +43,13 @@ S = TypeVar("S", bound=Section)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
-LAST_LOOK_S: Final = 2.0
+FINAL_WAIT_S: Final = 2.0
 TAIL_S: Final = 0.2
 TAIL_BYTES: Final = 1 << 20
-PAGE: Final = "127.0.0.1:9767"
+PAGE_LISTEN: Final = "127.0.0.1:9767"
 AGENTS_SOCKET: Final = "agents.sock"
-QUIET: Final = tuple(spec.kind for spec in SPECS if spec.needs_cluster)
-"""Detectors that are off here: nobody knows of other jobs and nodes."""
+DETECTORS_OFF: Final = tuple(spec.kind for spec in SPECS if spec.needs_cluster)
+"""Detectors that are off here: they need other jobs or nodes."""
 
 
 AS_ROOT: Final = (
@@ -59,7 +59,7 @@ AS_ROOT: Final = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RunRequest:
     """What the person asked for."""
 
     command: tuple[str, ...]
@@ -73,7 +73,7 @@ class Wanted:
     """The command's lines go to the file only."""
 
 
-def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
+def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
     """The site's or the person's configuration, with everything that has a place put into the directory of this run."""
     directory = wanted.directory
     node = socket.gethostname().partition(".")[0]
@@ -95,25 +95,25 @@ def config_for(base: Config, wanted: Wanted, page_listen: str) -> Config:
             "partitions": [],
             "checkpoint_directories": list(wanted.checkpoint_directories) or base.jobs.checkpoint_directories,
         },
-        "detectors": {kind: {"mode": "off"} for kind in QUIET},
+        "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
     }
-    # One node, and nobody to accuse: what is known to stand still beyond its limit is started again.
+    # One node, so no culprit to find: a command that makes no progress beyond its limit is restarted.
     still = {"stalled_progress": Treatment(ladder=[Rung.EVIDENCE, Rung.REQUEUE])}
     policy = base.policy.model_copy(update={"kinds": {**still, **base.policy.kinds}})
-    return _with(base, own).model_copy(update={"policy": policy})
+    return _with_values(base, own).model_copy(update={"policy": policy})
 
 
-def _with(section: S, own: Mapping[str, Any]) -> S:
+def _with_values(section: S, own: Mapping[str, Any]) -> S:
     """A copy with some values replaced, section by section: these are ours, not a person's, and need no check."""
     update = {
-        key: _with(getattr(section, key), value) if isinstance(value, Mapping) else value
+        key: _with_values(getattr(section, key), value) if isinstance(value, Mapping) else value
         for key, value in own.items()
     }
     return section.model_copy(update=update)
 
 
 def free_port(preferred: int = 0) -> int:
-    """A port of the loopback address that nobody listens on: `preferred` if it is one."""
+    """A free port of the loopback address: `preferred` if it is free."""
     for port in (preferred, 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -121,7 +121,7 @@ def free_port(preferred: int = 0) -> int:
     raise OSError("no port is free on the loopback address")
 
 
-def run(base: Config, wanted: Wanted) -> int:
+def run(base: Config, wanted: RunRequest) -> int:
     """Runs the command until it has ended for good; returns its exit code, 128 + N after signal N. Raises
     OSError and JournalError.
 
@@ -134,7 +134,7 @@ def run(base: Config, wanted: Wanted) -> int:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     (directory / "agent").mkdir(exist_ok=True, mode=0o700)
     directory.chmod(0o700)
-    page_listen = f"127.0.0.1:{free_port(int(PAGE.rpartition(':')[2]))}" if wanted.page else ""
+    page_listen = f"127.0.0.1:{free_port(int(PAGE_LISTEN.rpartition(':')[2]))}" if wanted.page else ""
     config = config_for(base, wanted, page_listen)
     place = own_runs.state_home(Path.home(), os.environ)
     started = own_runs.OwnRun(
@@ -145,22 +145,22 @@ def run(base: Config, wanted: Wanted) -> int:
         started_at=clock.wall(),
     )
     journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
-    own_runs.note(place, started)
+    own_runs.write_run(place, started)
     try:
         return asyncio.run(_run(config, wanted, journal, started))
     finally:
         journal.close()
-        own_runs.ended(place, started, clock.wall())
+        own_runs.write_end(place, started, clock.wall())
 
 
-def notes_on(config: Config) -> list[str]:
+def page_notes(config: Config) -> list[str]:
     """What a person has to know of this run beside where it is looked at."""
     listen = config.controller.page_listen
-    taken = listen and listen != PAGE
-    return [f"{PAGE} is in use, so the page is at {listen}"] if taken else []
+    taken = listen and listen != PAGE_LISTEN
+    return [f"{PAGE_LISTEN} is in use, so the page is at {listen}"] if taken else []
 
 
-async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_runs.OwnRun) -> int:
+async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
     job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -185,9 +185,9 @@ async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_ru
     tail = None if wanted.quiet else asyncio.create_task(_tail(job.output))
     try:
         await job.start()
-        report.tell(
+        report.print_lines(
             report.greeting(
-                started, mode=config.mode, page=config.controller.page_listen, notes=notes_on(config)
+                started, mode=config.mode, page=config.controller.page_listen, notes=page_notes(config)
             )
         )
         await _until_over(job, controller, config, asked)
@@ -204,7 +204,7 @@ async def _run(config: Config, wanted: Wanted, journal: Journal, started: own_ru
             await asyncio.sleep(2 * TAIL_S)
             tail.cancel()
         took_s = clock.monotonic() - began
-        report.tell(
+        report.print_lines(
             report.summary(started, journal, how=job.how_it_ended(), took_s=took_s, restarts=job.restarts)
         )
     return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
@@ -243,7 +243,7 @@ def own_job_id(environ: Mapping[str, str]) -> str:
 
 
 async def _until_over(job: LocalSlurm, controller: Controller, config: Config, asked: asyncio.Event) -> None:
-    """Returns when somebody wants us to end, or when the command has ended, has been judged, and is not about
+    """Returns when a signal asks us to end, or when the command has ended, has been judged, and is not about
     to be started again."""
     asking = asyncio.create_task(asked.wait())
     while not asked.is_set():
@@ -252,8 +252,8 @@ async def _until_over(job: LocalSlurm, controller: Controller, config: Config, a
         over.cancel()
         if asked.is_set():
             break
-        # Its last lines are on their way; an action that waited for its end goes on.
-        await asyncio.sleep(config.agent.interval + LAST_LOOK_S)
+        # Its last lines are on their way; an action that waited for its end continues.
+        await asyncio.sleep(config.agent.interval + FINAL_WAIT_S)
         if controller.actions.acting():
             continue
         if job.over.is_set():
@@ -266,7 +266,7 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
     settings = agent_settings(config)
     with (Path(config.controller.state_directory) / "agent.log").open("ab") as lines:
         while True:
-            # Whoever runs this watches what is his own, root in a container, too.
+            # The agent watches its own user's processes only, also as root in a container.
             fd = write_settings(msgspec.structs.replace(settings, personal=True))
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -295,8 +295,7 @@ def die_with_parent() -> None:
 
 
 async def _tail(output: Path) -> None:
-    """Shows the command's lines as they come. The command itself writes to the file: a terminal that stands
-    still holds nothing up."""
+    """Shows the command's lines as they come. The command itself writes to the file: a blocked terminal delays nothing."""
     offset, out = 0, sys.stdout.fileno()
     while True:
         with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:
@@ -306,7 +305,7 @@ async def _tail(output: Path) -> None:
                 try:
                     await asyncio.to_thread(_write_all, out, data)
                 except OSError:
-                    return  # nobody reads any more; the file has it all
+                    return  # the reader is gone; the file has all lines
         await asyncio.sleep(TAIL_S)
 
 
@@ -316,6 +315,5 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def directory_for(home: Path, command: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """Where this run keeps what it knows, unless told otherwise: below the person's state directory
-    (XDG_STATE_HOME)."""
+    """The default directory of a run, below the user's state directory (XDG_STATE_HOME)."""
     return own_runs.state_home(home, environ) / f"run-{int(clock.wall())}-{os.getpid()}"

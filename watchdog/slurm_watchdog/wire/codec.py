@@ -9,7 +9,7 @@ import msgspec
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.forward_compat import read_newer
-from slurm_watchdog.wire.text_limits import cut_texts, has_long
+from slurm_watchdog.wire.text_limits import cut_texts, may_have_long_text
 
 MAX_BYTES: Final = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
@@ -65,7 +65,7 @@ def decode_report(data: bytes) -> Report:
         raise WireError(
             f"report of version {report.version}: this end reads version 1; bring both to one release"
         )
-    return cut_texts(report) if has_long(data) else report
+    return cut_texts(report) if may_have_long_text(data) else report
 
 
 def decode_reply(data: bytes) -> Reply:

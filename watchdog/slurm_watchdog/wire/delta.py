@@ -1,9 +1,9 @@
-"""Reports that carry what has changed: how an agent makes one, and how a controller makes it whole again. Pure.
+"""Delta reports: computed by the agent, made whole by the controller. Pure.
 
 Only lists of things that stay (processes, GPUs, logs, checkpoints, holders) are ever left out. What is said
 once (events, probes of mounts, results, problems) is always there. Nothing is gone because it is missing:
 what has gone is named. A report of changes builds on one report, by its number, and is of no use without it:
-whoever lacks that one asks for a full one.
+a receiver that lacks it asks for a full report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Changes, GpuNumbers, ProcessNumbers, Report
 
-TAKEN_OVER: Final = ("logs", "checkpoints", "gpu_holders")
+WHOLE_LISTS: Final = ("logs", "checkpoints", "gpu_holders")
 """Lists that are sent whole when they change, and not at all while they do not."""
 
 
@@ -26,7 +26,7 @@ def changes_between(before: Report, after: Report) -> Report | None:
     if before.changes is not None or after.changes is not None or before.agent_id != after.agent_id:
         return None
     process_rows, processes = _changed_processes(before.processes, after.processes)
-    whole = [name for name in TAKEN_OVER if getattr(before, name) != getattr(after, name)]
+    whole = [name for name in WHOLE_LISTS if getattr(before, name) != getattr(after, name)]
     gpu_rows, gpus = _changed_gpus(before.gpus, after.gpus)
     if gpus is None:
         whole.append("gpus")
@@ -46,7 +46,7 @@ def changes_between(before: Report, after: Report) -> Report | None:
             ),
             whole=tuple(whole),
         ),
-        **{name: () for name in TAKEN_OVER if name not in whole},
+        **{name: () for name in WHOLE_LISTS if name not in whole},
     )
     return small if make_whole(before, small) == after else None
 
@@ -67,7 +67,7 @@ def make_whole(before: Report, small: Report) -> Report | None:
         processes=processes,
         gpus=gpus,
         changes=None,
-        **{name: getattr(before, name) for name in TAKEN_OVER if name not in changes.whole},
+        **{name: getattr(before, name) for name in WHOLE_LISTS if name not in changes.whole},
     )
 
 
@@ -188,7 +188,7 @@ def _gpus_after(before: tuple[Gpu, ...], changed: Iterable[Gpu], changes: Change
     return tuple(after)
 
 
-def without_news(report: Report) -> Report:
+def delta_base(report: Report) -> Report:
     """What the next report of changes can build on: without what is said once, which would only be kept."""
     if not (report.events or report.node_events or report.mounts or report.results):
         return report

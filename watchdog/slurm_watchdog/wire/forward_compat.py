@@ -1,5 +1,4 @@
-"""What a newer release says in words that this one does not know: such an event or command is left out, and
-the rest is understood.
+"""Messages of a newer release: an event or command of an unknown type is left out, and the rest is decoded.
 
 Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so
 their words are closed, and new ones take a new version of the wire.
@@ -17,7 +16,7 @@ from slurm_watchdog.model.report import Report
 
 T = TypeVar("T")
 
-OPEN: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
+OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
     Report: {"events": ("kind", frozenset(EventKind)), "node_events": ("severity", frozenset(FaultSeverity))},
     Reply: {"commands": ("type", frozenset(str(each.__struct_config__.tag) for each in get_args(Command)))},
 }
@@ -29,14 +28,14 @@ def read_newer(data: bytes, kind: type[T]) -> T | None:
     with it."""
     try:
         tree: Any = msgspec.json.decode(data)
-        if not isinstance(tree, dict) or not _leave_out(tree, OPEN[kind]):
+        if not isinstance(tree, dict) or not _drop_unknown(tree, OPEN_LISTS[kind]):
             return None
         return msgspec.convert(tree, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def _leave_out(tree: dict[str, Any], lists: dict[str, tuple[str, frozenset[str]]]) -> bool:
+def _drop_unknown(tree: dict[str, Any], lists: dict[str, tuple[str, frozenset[str]]]) -> bool:
     """Takes such elements out of `tree`; whether there were any."""
     found = False
     for name, (key, known) in lists.items():

@@ -26,8 +26,8 @@ MAX_HEAD: Final = 64 * 1024
 PORTS: Final = {"http": 80, "https": 443}
 
 
-LOOK_AT_FILES_S: Final = 60.0
-"""Between two looks whether our certificate was renewed."""
+FILE_CHECK_S: Final = 60.0
+"""Time between two checks whether our certificate was renewed."""
 
 
 class AuthenticationFailed(OSError):
@@ -35,8 +35,7 @@ class AuthenticationFailed(OSError):
 
 
 class NotKept(ConnectionError):
-    """The connection on which the peer had proven itself is closed: nothing was answered, and whoever listens
-    there now is anybody."""
+    """The connection on which the peer had proven itself is closed: nothing was answered, and the listener there now has not authenticated."""
 
 
 class InvalidResponse(OSError):
@@ -76,8 +75,7 @@ class Connection:
     ):
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
-        With `files` it shows its certificate, and sends nothing to anybody whom the authority in them does
-        not vouch for. Without them it speaks no TLS.
+        With `files` it shows its certificate, and sends nothing to a server whose certificate their authority did not sign. Without them it speaks no TLS.
         """
         address = urlsplit(url)
         self._https = address.scheme == "https"
@@ -90,12 +88,12 @@ class Connection:
         self._sock: socket.socket | None = None
         self._files = files
         self._ours: Context | None = None
-        self._looked_at = now()
+        self._files_checked_at = now()
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
     ) -> Response:
-        """Sends `body` and returns the answer. Raises OSError, BadAnswer among them; then there is no
+        """Sends `body` and returns the answer. Raises OSError, InvalidResponse among them; then there is no
         connection any more.
 
         `connect_s` bounds the connecting, name look-up apart, and `answer_s` all the rest.
@@ -138,9 +136,9 @@ class Connection:
         certificates, or before they were used."""
         return {} if self._ours is None else self._ours.expires
 
-    def look_at_files(self) -> None:
+    def recheck_files(self) -> None:
         """A certificate that was renewed is used from the next report on. For any thread."""
-        self._looked_at = float("-inf")
+        self._files_checked_at = float("-inf")
 
     def close(self) -> None:
         if self._sock is not None:
@@ -174,7 +172,7 @@ class Connection:
         return wrapped
 
     def _tls(self) -> ssl.SSLContext:
-        """Raises Unproven if our own files can't be used."""
+        """Raises AuthenticationFailed if our own files can't be used."""
         if self._files is None:
             raise AuthenticationFailed(
                 "agent.controller_url begins with https://, and security.mode is not tls"
@@ -195,17 +193,17 @@ class Connection:
         return self._ours.current
 
     def _renew(self) -> None:
-        """Every minute, or when `look_at_files` asked for it."""
+        """Every minute, or when `recheck_files` asked for it."""
         now = self._now()
-        if self._ours is None or now - self._looked_at < LOOK_AT_FILES_S:
+        if self._ours is None or now - self._files_checked_at < FILE_CHECK_S:
             return
-        self._looked_at = now
+        self._files_checked_at = now
         if self._ours.refresh():
             self.close()
 
 
 class _Closed(ConnectionError):
-    """The server hung up before it said anything."""
+    """The server closed the connection without an answer."""
 
 
 class _Reader:
@@ -231,7 +229,7 @@ class _Reader:
         return bool(data)
 
     def until(self, mark: bytes, limit: int) -> bytes:
-        """Everything before `mark`, which is taken, too. Raises BadAnswer if that is more than `limit` bytes."""
+        """Everything before `mark`, which is taken, too. Raises InvalidResponse if that is more than `limit` bytes."""
         while (at := self.inbox.find(mark)) < 0:
             if len(self.inbox) > limit:
                 raise InvalidResponse(f"its answer has more than {limit} bytes without an end of its headers")
@@ -246,7 +244,7 @@ class _Reader:
         return found
 
     def exactly(self, size: int) -> bytes:
-        """`size` bytes. Raises BadAnswer if the stream ends before."""
+        """`size` bytes. Raises InvalidResponse if the stream ends before."""
         while len(self.inbox) < size:
             if not self.more():
                 raise InvalidResponse("the answer broke off")
@@ -293,7 +291,7 @@ def _read_chunks(reader: _Reader, max_body: int) -> bytes:
 
 
 def parse_head(head: bytes) -> tuple[bytes, int, str, dict[bytes, bytes]]:
-    """Version, status, reason and headers of an answer's first lines. Raises BadAnswer."""
+    """Version, status, reason and headers of an answer's first lines. Raises InvalidResponse."""
     first, *lines = head.split(b"\r\n")
     version, _, rest = first.partition(b" ")
     code, _, reason = rest.partition(b" ")
@@ -308,7 +306,7 @@ def parse_head(head: bytes) -> tuple[bytes, int, str, dict[bytes, bytes]]:
 
 
 def parse_size(text: bytes, base: int) -> int:
-    """A length, decimal or hexadecimal. Raises BadAnswer for anything else, signs and underscores included."""
+    """A length, decimal or hexadecimal. Raises InvalidResponse for anything else, signs and underscores included."""
     text = text.strip()
     digits = b"0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
     if not text or len(text) > 16 or text.strip(digits):

@@ -33,7 +33,7 @@ class Answer:
 
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
-"""Answers at once, or, where it has to ask somebody first, later. Raises nothing."""
+"""Answers at once, or later where it has to wait for another answer. Raises nothing."""
 Admission = Callable[["Head", str], "Answer | None"]
 """(head, address): an answer that refuses a request before its body is taken, None if it may come."""
 Refusal = Callable[[str, int, str], Answer]
@@ -45,7 +45,7 @@ class BadRequest(Exception):
 
 
 class Refused(Exception):
-    """A request that is not to send its body."""
+    """A request that is refused before its body."""
 
     def __init__(self, answer: Answer):
         super().__init__(answer.status)
@@ -62,7 +62,7 @@ class Head:
     authorization: str = ""
     size: int = 0
     expects: bool = False
-    """It waits to be told to go on."""
+    """The client waits for `100 Continue`."""
 
 
 def parse_head(data: bytes) -> Head:

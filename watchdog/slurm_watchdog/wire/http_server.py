@@ -1,8 +1,8 @@
 """The agents' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus and health checks speak, and not more.
 
 Ten thousand kept connections and two thousand requests a second leave no room for a framework: a connection
-here is one small object without a task of its own, and a request is parsed where it lies. Everything is
-bounded: the head, the body, the time for both, the answers that somebody does not fetch. What is not
+here is one small object without a task of its own, and a request is parsed in its buffer. Everything is
+bounded: the head, the body, the time for both, the answers that a client does not read. What is not
 understood is refused, and the connection closed.
 """
 
@@ -37,19 +37,19 @@ from slurm_watchdog.wire.tls_transport import TlsConnection
 
 log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 5.0
-"""Time between two looks for connections that are too slow, or are not used any more."""
-PULSE_S: Final = 0.5
-"""Between two looks at how long this loop is held up itself."""
+SWEEP_INTERVAL_S: Final = 5.0
+"""Time between two sweeps over connections that are too slow or idle."""
+LAG_CHECK_S: Final = 0.5
+"""Time between two measurements of this loop's own lag."""
 IDLE_S: Final = 120.0
 """A connection on which nothing has been asked for so long is closed; agents report every few seconds."""
-REMEMBERED_S: Final = 300.0
-"""No request and no pause between two takes longer."""
+LAG_MEMORY_S: Final = 300.0
+"""Lag is remembered for so long: no request takes longer."""
 MAX_UNREAD: Final = 4 * 1024**2
-"""Bytes of answers that wait for somebody who does not read them; beyond, the connection is closed."""
+"""Bytes of answers that a client has not read; beyond, the connection is closed."""
 MAX_HELD: Final = 512 * 1024**2
 """Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
-SAY_AGAIN_S: Final = 60.0
+LOG_INTERVAL_S: Final = 60.0
 """A refusal of the same kind is written to the log once in this time; the metric counts them all."""
 
 
@@ -69,7 +69,7 @@ class Server:
         limits: Limits | None = None,
         only_uid: int | None = None,
     ):
-        """With `tls` clients have to show a certificate. `count` hears why connections were refused.
+        """With `tls` clients have to show a certificate. `count` is called with the reason of each refused connection.
 
         With `only_uid` it listens on a unix socket, and no process of another user gets a connection.
         """
@@ -87,9 +87,9 @@ class Server:
         self.held = 0
         """Bytes of requests that are not whole yet."""
         self.ends: Callable[[], Awaitable[None]] | None = None
-        """What is to be closed with it."""
+        """Closed together with the server."""
         self._count = count
-        self._said: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         self._late: deque[tuple[float, float]] = deque()
         """(when, by how many seconds) this loop was late, of the last minutes."""
         self._server: asyncio.Server | None = None
@@ -138,7 +138,7 @@ class Server:
         """A client connected; False if it can't stay. Each has to be `closed`."""
         reason = self.limits.opened(address, clock.monotonic())
         if reason:
-            self.turned_away(reason, address)
+            self.count_refused(reason, address)
         return not reason
 
     def is_own(self, transport: asyncio.Transport) -> bool:
@@ -149,36 +149,35 @@ class Server:
             check_peer(transport.get_extra_info("socket"), self.only_uid)
         except OSError as error:
             log.warning("%s", error)
-            self.turned_away("another_user", "")
+            self.count_refused("another_user", "")
             return False
         return True
 
     def closed(self, address: str) -> None:
         self.limits.closed(address)
 
-    def turned_away(self, reason: str, address: str) -> None:
+    def count_refused(self, reason: str, address: str) -> None:
         """Counts a connection that came to nothing."""
         now = clock.monotonic()
         self._count(reason)
         if not reason.startswith("too_many"):
             self.limits.failed(address, now)
-        if now - self._said.get(reason, float("-inf")) >= SAY_AGAIN_S:
-            self._said[reason] = now
+        if now - self._logged_at.get(reason, float("-inf")) >= LOG_INTERVAL_S:
+            self._logged_at[reason] = now
             log.warning("a connection from %s was refused: %s", address, CONNECTION_REASONS[reason])
 
     def refresh(self) -> None:
-        """Takes over certificates that were replaced. Whom the authority of before let in has to come again."""
+        """Takes over certificates that were replaced. Clients of the previous authority have to reconnect."""
         if self.tls is None or not self.tls.refresh():
             return
         if self.tls.new_authority:
             for connection in list(self.secured):
                 connection.close()
 
-    def held_up_s(self, since: float) -> float:
+    def lag_s(self, since: float) -> float:
         """How long this loop was busy with others since then: time that no client can be blamed for.
 
-        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and be
-        tried again for ever.
+        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and retried without end.
         """
         total_s = 0.0
         for when, late_s in reversed(self._late):
@@ -187,21 +186,21 @@ class Server:
             total_s += late_s
         return total_s
 
-    def note_pause(self, now: float, late_s: float) -> None:
-        """The loop came to this moment so much later than it wanted to."""
-        if late_s > PULSE_S:
+    def record_lag(self, now: float, late_s: float) -> None:
+        """Records that the loop reached this moment so many seconds late."""
+        if late_s > LAG_CHECK_S:
             self._late.append((now, late_s))
-        while self._late and self._late[0][0] < now - REMEMBERED_S:
+        while self._late and self._late[0][0] < now - LAG_MEMORY_S:
             self._late.popleft()
 
     async def _sweep(self) -> None:
         swept = clock.monotonic()
         while True:
             before = clock.monotonic()
-            await asyncio.sleep(PULSE_S)
+            await asyncio.sleep(LAG_CHECK_S)
             now = clock.monotonic()
-            self.note_pause(now, now - before - PULSE_S)
-            if now - swept < SWEEP_S:
+            self.record_lag(now, now - before - LAG_CHECK_S)
+            if now - swept < SWEEP_INTERVAL_S:
                 continue
             swept = now
             self.refresh()
@@ -270,7 +269,7 @@ class Connection(asyncio.Protocol):
             self._server.refuse("cut_off", 400, "the connection broke before the report had arrived")
 
     def pause_writing(self) -> None:
-        """It asks and asks and does not fetch its answers."""
+        """The client sends requests and does not read its answers."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -293,7 +292,7 @@ class Connection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what takes too long."""
-        age_s = now - self._since - self._server.held_up_s(self._since)
+        age_s = now - self._since - self._server.lag_s(self._since)
         if self._inbox and self._task is None and age_s > self._server.deadline_s:
             limit_s = self._server.deadline_s
             sentence = f"a report has to arrive within {limit_s:.0f} s"
@@ -312,10 +311,10 @@ class Connection(asyncio.Protocol):
     # -- requests ----------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Answers whatever has arrived whole, in its order."""
+        """Answers all requests that have arrived whole, in order."""
         while self._inbox and self._transport is not None and self._task is None:
             try:
-                found = self._take()
+                found = self._next_request()
             except BadRequest as error:
                 self._give_up(self._server.refuse(*error.args))
                 return
@@ -357,12 +356,12 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def _give_up(self, answer: Answer) -> None:
-        """Where the next request would begin is not known any more."""
+        """Answers and closes: where the next request would begin is unknown."""
         self._inbox.clear()
         self._arriving = None
         self._answer(answer, False)
 
-    def _take(self) -> tuple[Request | Answer, bool] | None:
+    def _next_request(self) -> tuple[Request | Answer, bool] | None:
         """The first request of the inbox, or what refuses it, and whether the connection stays; None: not all
         of it is there.
 

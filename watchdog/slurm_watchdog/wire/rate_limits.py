@@ -1,6 +1,6 @@
 """How much of the agents' port one address may take: connections, and failures to prove who it is.
 
-Pure bookkeeping, bounded: what it does not remember any more, it allows.
+Pure and bounded: forgotten addresses are allowed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TokenBuckets:
     _known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
     """Name -> (tokens left, when)."""
 
-    def take(self, name: str, now: float, cost: float = 1.0) -> bool:
+    def acquire(self, name: str, now: float, cost: float = 1.0) -> bool:
         """Takes `cost`; False, and nothing is taken, where less is left."""
         left = self.left(name, now)
         self._known[name] = (left - cost if left >= cost else left, now)
@@ -96,12 +96,12 @@ class RateLimit:
     reports: TokenBuckets
     bytes: TokenBuckets = field(default_factory=lambda: TokenBuckets(BYTES_AT_ONCE, BYTES_A_SECOND))
 
-    def take(self, name: str, size: int, now: float) -> bool:
+    def acquire(self, name: str, size: int, now: float) -> bool:
         """Whether `name` may send a report of `size` bytes now."""
-        return self.reports.take(name, now) and self.bytes.take(name, now, float(size))
+        return self.reports.acquire(name, now) and self.bytes.acquire(name, now, float(size))
 
 
-def pace(interval_s: float) -> RateLimit:
+def report_rate(interval_s: float) -> RateLimit:
     """For agents that report every `interval_s`: faster where a site asks for it."""
     return RateLimit(TokenBuckets(REPORTS_AT_ONCE, max(REPORTS_A_SECOND, 4.0 / interval_s)))
 
@@ -120,7 +120,7 @@ class Limits:
     total: int = 0
     _open: Counter[str] = field(default_factory=Counter)
     _failures: TokenBuckets = field(default_factory=lambda: TokenBuckets(burst=20, per_s=1 / 3))
-    """A handshake costs us a millisecond: whoever fails twenty times has to wait, 3 s for each further try."""
+    """A handshake costs us a millisecond: after twenty failures an address has to wait 3 s for each further try."""
 
     def opened(self, address: str, now: float) -> str:
         """Counts a connection; why it can't stay, or empty. Each one that was counted has to be `closed`."""
@@ -143,4 +143,4 @@ class Limits:
     def failed(self, address: str, now: float) -> None:
         """This address could not prove who it is, or made no sense."""
         if not is_loopback(address):
-            self._failures.take(address, now)
+            self._failures.acquire(address, now)

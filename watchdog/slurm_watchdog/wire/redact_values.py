@@ -33,7 +33,7 @@ from slurm_watchdog.model.observations import (
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import JobDirectives, ProcessNumbers, Report
 
-NAMES: Final[Mapping[type, frozenset[str]]] = {
+UNMASKED_FIELDS: Final[Mapping[type, frozenset[str]]] = {
     cls: frozenset(fields.split())
     for cls, fields in (
         (Report, "node boot_id agent_id agent_version changes wishes"),
@@ -128,7 +128,7 @@ def _has_key(lines: Any) -> bool:
 @cache
 def text_fields(cls: type) -> tuple[str, ...]:
     """The fields of a struct that may hold text, in values of their own too, without the NAMES."""
-    hints, names = get_type_hints(cls), NAMES.get(cls, frozenset())
+    hints, names = get_type_hints(cls), UNMASKED_FIELDS.get(cls, frozenset())
     return tuple(name for name, hint in hints.items() if name not in names and holds_text(hint))
 
 

@@ -19,18 +19,18 @@ MAX_NAME: Final = 256
 MAX_SENTENCE: Final = 1024
 MAX_PATH: Final = 4096
 """linux/limits.h"""
-LENGTHS: Final[dict[str, int]] = {
+MAX_LENGTHS: Final[dict[str, int]] = {
     **dict.fromkeys(
         ("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH
     ),
     **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
 }
 """Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most."""
-SKIPPED: Final = frozenset({"results"})
-CUT: Final = "…"
+UNCUT_FIELDS: Final = frozenset({"results"})
+ELLIPSIS: Final = "…"
 
 
-def has_long(data: bytes) -> bool:
+def may_have_long_text(data: bytes) -> bool:
     """Whether a text longer than the shortest limit may be in this JSON. May be wrong only in saying yes."""
     if len(data) <= MAX_NAME:
         return False
@@ -50,7 +50,7 @@ def cut_texts(report: Report) -> Report:
 def _cut(value: Any, limit: int) -> Any:
     match value:
         case str():
-            return value if len(value) <= limit else value[: limit - 1] + CUT
+            return value if len(value) <= limit else value[: limit - 1] + ELLIPSIS
         case tuple():
             cut = tuple([_cut(each, limit) for each in value])
             return cut if any(new is not old for new, old in zip(cut, value, strict=True)) else value
@@ -58,7 +58,7 @@ def _cut(value: Any, limit: int) -> Any:
             found = {}
             for name in value.__struct_fields__:
                 old = getattr(value, name)
-                new = old if name in SKIPPED else _cut(old, LENGTHS.get(name, MAX_NAME))
+                new = old if name in UNCUT_FIELDS else _cut(old, MAX_LENGTHS.get(name, MAX_NAME))
                 if new is not old:
                     found[name] = new
             return msgspec.structs.replace(value, **found) if found else value

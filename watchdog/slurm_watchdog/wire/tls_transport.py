@@ -1,7 +1,7 @@
 """TLS for the agents' port, between the socket and what reads requests: each refused handshake is seen, with
 its reason, and bounded.
 
-The event loop's own TLS tells nobody why a handshake failed. Here OpenSSL works on bytes in memory.
+The event loop's own TLS does not report why a handshake failed. Here OpenSSL works on bytes in memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ HANDSHAKE_S: Final = 10.0
 """For a whole handshake: two round trips and some milliseconds of computing."""
 MAX_HANDSHAKE: Final = 64 * 1024
 """Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
-READ: Final = 16 * 1024
+READ_BYTES: Final = 16 * 1024
 """OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
-LINGER_S: Final = 1.0
-SLICE: Final = 2 * 1024
+CLOSE_DELAY_S: Final = 1.0
+SLICE_BYTES: Final = 2 * 1024
 """Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: with
 8 KiB each connection took 36 KiB, with 2 it takes 28, and no more time."""
-KEPT: Final = ("subject", "subjectAltName")
+PEER_FIELDS: Final = ("subject", "subjectAltName")
 """What of a certificate is kept as long as its connection."""
 
 
 class Inner(Protocol):
-    """What is spoken within: it believes to be on a socket."""
+    """The protocol inside of TLS."""
 
     def connection_made(self, transport: Any) -> None: ...
     def connection_lost(self, error: Exception | None) -> None: ...
@@ -38,14 +38,14 @@ class Inner(Protocol):
 
 
 class Port(Protocol):
-    """Who keeps the connections."""
+    """The port that owns the connections."""
 
     secured: set[TlsConnection]
 
     def opened(self, address: str) -> bool: ...
     def closed(self, address: str) -> None: ...
-    def turned_away(self, reason: str, address: str) -> None: ...
-    def held_up_s(self, since: float) -> float: ...
+    def count_refused(self, reason: str, address: str) -> None: ...
+    def lag_s(self, since: float) -> float: ...
 
 
 class TlsConnection(asyncio.Protocol):
@@ -68,7 +68,7 @@ class TlsConnection(asyncio.Protocol):
         self._closed = False
         self._expires_at = 0.0
         self.peer: dict[str, Any] | None = None
-        """The client's certificate, as ssl tells it; None until the handshake is over."""
+        """The client's certificate, as the ssl module gives it; None until the handshake is over."""
 
     # -- the socket's side -------------------------------------------------------------------------------------
 
@@ -87,18 +87,18 @@ class TlsConnection(asyncio.Protocol):
         if self.peer is not None:
             self._inner.connection_lost(error)
         elif not self._closed and self._left < MAX_HANDSHAKE:
-            self._port.turned_away("handshake", self._remote)
+            self._port.count_refused("handshake", self._remote)
 
     def pause_writing(self) -> None:
         self._inner.pause_writing()
 
     def data_received(self, data: bytes) -> None:
         # In slices: the buffer below never shrinks again, and there is one for each agent.
-        for at in range(0, len(data), SLICE):
+        for at in range(0, len(data), SLICE_BYTES):
             if not self._closed:
-                self._take_in(data[at : at + SLICE])
+                self._decrypt(data[at : at + SLICE_BYTES])
 
-    def _take_in(self, data: bytes) -> None:
+    def _decrypt(self, data: bytes) -> None:
         self._incoming.write(data)
         if self.peer is None:
             self._left -= len(data)
@@ -106,7 +106,7 @@ class TlsConnection(asyncio.Protocol):
                 return
         try:
             while not self._closed:
-                chunk = self._tls.read(READ)
+                chunk = self._tls.read(READ_BYTES)
                 if not chunk:
                     self.close()
                     return
@@ -128,7 +128,7 @@ class TlsConnection(asyncio.Protocol):
                 self._give_up("handshake")
             return False
         except ssl.SSLError as error:
-            self._flush()  # it is told why
+            self._flush()  # with the alert that says why
             self._give_up(reason_of(error))
             return False
         self._flush()
@@ -139,25 +139,24 @@ class TlsConnection(asyncio.Protocol):
             self._give_up("bad_certificate")
             return False
         shown = cast("dict[str, Any]", self._tls.getpeercert() or {})
-        self.peer = {name: shown[name] for name in KEPT if name in shown}
+        self.peer = {name: shown[name] for name in PEER_FIELDS if name in shown}
         self._inner.connection_made(self)
         return True
 
     def _give_up(self, reason: str) -> None:
-        """It is refused, and has a moment to read why: closed at once, what it has sent meanwhile would
-        destroy that on its way."""
+        """Refuses the client after a moment: closed at once, its unread bytes would reset the connection before it has read the alert."""
         self._closed = True
-        self._port.turned_away(reason, self._remote)
+        self._port.count_refused(reason, self._remote)
         transport = self._transport
         if transport is not None:
             if transport.can_write_eof():
                 transport.write_eof()
-            asyncio.get_running_loop().call_later(LINGER_S, transport.close)
+            asyncio.get_running_loop().call_later(CLOSE_DELAY_S, transport.close)
 
     def check(self, now: float) -> None:
         """Ends a handshake that takes too long, and a connection whose certificate has expired meanwhile."""
         if self.peer is None:
-            if now - self._since - self._port.held_up_s(self._since) > HANDSHAKE_S and not self._closed:
+            if now - self._since - self._port.lag_s(self._since) > HANDSHAKE_S and not self._closed:
                 self._give_up("slow_handshake")
             return
         if self._expires_at < clock.wall():
@@ -177,7 +176,7 @@ class TlsConnection(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Says goodbye, and closes once all has been sent."""
+        """Sends close_notify, and closes once all has been sent."""
         if self._closed:
             return
         self._closed = True

@@ -45,7 +45,7 @@ class Channel(Protocol):
         """See Connection.certificates."""
         ...
 
-    def look_at_files(self) -> None: ...
+    def recheck_files(self) -> None: ...
 
 
 class DirectChannel:
@@ -67,8 +67,8 @@ class DirectChannel:
     def certificates(self) -> dict[str, float]:
         return self._inner.certificates()
 
-    def look_at_files(self) -> None:
-        self._inner.look_at_files()
+    def recheck_files(self) -> None:
+        self._inner.recheck_files()
 
 
 def tls_channel(

@@ -22,9 +22,9 @@ from slurm_watchdog.identity.munge_protocol import (
     Session,
     answer_mac,
     authorization,
-    encode_beginning,
+    encode_offer,
+    macs_equal,
     new_session,
-    same,
 )
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, NotKept, Response
 
@@ -148,7 +148,7 @@ class ProvenConnection:
 
     def _believe(self, session: Session, answer: Response) -> None:
         given = answer.headers.get(b"authentication-info", b"").decode("latin-1")
-        if not same(given, answer_mac(session.key, answer.status, session.counter, answer.body)):
+        if not macs_equal(given, answer_mac(session.key, answer.status, session.counter, answer.body)):
             self._session = None
             self._inner.close()
             raise AuthenticationFailed(
@@ -167,7 +167,7 @@ class ProvenConnection:
                 f"the controller takes no sessions ({offer.status}): is security.mode the same there?"
             )
         session = new_session(self._node, self._now())
-        credential = self._encode(encode_beginning(session, epoch))
+        credential = self._encode(encode_offer(session, epoch))
         answer = self._inner.post_kept(
             where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s
         )
@@ -182,8 +182,8 @@ class ProvenConnection:
     def certificates(self) -> dict[str, float]:
         return self._inner.certificates()
 
-    def look_at_files(self) -> None:
-        self._inner.look_at_files()
+    def recheck_files(self) -> None:
+        self._inner.recheck_files()
 
 
 def _sentence(answer: Response) -> str:

@@ -27,7 +27,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
-from slurm_watchdog.wire.delta import changes_between, without_news
+from slurm_watchdog.wire.delta import changes_between, delta_base
 from slurm_watchdog.wire.http_client import Response
 
 log = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Sender:
 
     def _changes(self, report: Report, agreed: int) -> bytes:
         """The report as changes since the one before, if the controller has that one; else nothing."""
-        base, self._base = self._base, without_news(report)
+        base, self._base = self._base, delta_base(report)
         if base is None or base.sequence != agreed or self._since_full >= FULL_EVERY:
             self._since_full = 0
             return b""
@@ -203,9 +203,9 @@ class Sender:
         this sender was made."""
         return self._heard_at
 
-    def look_at_files(self) -> None:
+    def recheck_files(self) -> None:
         """The certificates are looked at before the next report."""
-        self._channel.look_at_files()
+        self._channel.recheck_files()
 
     # -- in the thread -----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from slurm_watchdog.agent.logs.followed_job import FollowedJob, LogMemory, Plan
 from slurm_watchdog.agent.logs.open_logs import OpenLogs
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
+from slurm_watchdog.agent.processes.reader import IDENTIFY, RESTART_DELAY_S
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
@@ -89,7 +89,7 @@ class JobLogs:
         self._note_jobs(mine, now)
         requests = self.open_logs.ask(mine, now, deadline_s)
         if requests:
-            self.probes.settle(SETTLE_S, requests)
+            self.probes.settle(RESTART_DELAY_S, requests)
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
         rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
         self._rows = {key: row for key, row in self._rows.items() if key in followed}
@@ -269,7 +269,7 @@ class JobLogs:
             for (key, uid), each in plan.items()
             if uid < 0 or uid in here or key in self.probes.names()
         ]
-        self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
+        self.probes.settle(RESTART_DELAY_S, [request for request in requests if request is not None])
         for key in self.probes.names():
             if (
                 key.startswith("files:")
@@ -384,7 +384,7 @@ class JobLogs:
             asked = self.probes.ask(IDENTIFY, "list_mounts", [], deadline_s, now, self._take_mounts)
             if asked is not None:
                 self._mounts_at, self._mounts_old = now, False
-                self.probes.settle(SETTLE_S, [asked])
+                self.probes.settle(RESTART_DELAY_S, [asked])
 
     def _take_mounts(self, answer: Answer) -> None:
         mounts = tuple(Mount(*each) for each in answer.value or ())

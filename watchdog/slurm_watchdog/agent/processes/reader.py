@@ -45,9 +45,9 @@ from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
 from slurm_watchdog.model.report import JobDirectives
 
-__all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
+__all__ = ["IDENTIFY", "RESTART_DELAY_S", "ProcessReader"]
 
-SETTLE_S = 0.15
+RESTART_DELAY_S = 0.15
 """The loop gives its children this long for answers that improve the present report. It never waits for more."""
 OTHERS_EVERY = 3
 """Ticks between two looks at the system call of a process that is no rank and not in D."""
@@ -97,7 +97,7 @@ class ProcessReader:
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:
-            self.probes.settle(SETTLE_S, requests)
+            self.probes.settle(RESTART_DELAY_S, requests)
         seats = self.read_seats()
         all_again = seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
         if self.table.changed or all_again or self.owners != self._assigned_for:
@@ -335,7 +335,7 @@ class ProcessReader:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
         request = self.identities.resolve(tracks, now, deadline_s)
         if request is not None:
-            self.probes.settle(SETTLE_S, [request])
+            self.probes.settle(RESTART_DELAY_S, [request])
         for track in tracks.values():
             if track.guess is None and is_storage(track.path):
                 track.guess = CallTarget(**describe_mount(track.path or "", self.read_mounts()))

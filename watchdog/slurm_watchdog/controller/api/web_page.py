@@ -93,7 +93,7 @@ def _guarded(listen: str, token: str) -> Any:
             answer.headers["Retry-After"] = "60"
         elif token and not _knows(given := request.headers.get("Authorization", ""), token):
             if given:  # a browser asks without one first
-                wrong.take(peer, clock.monotonic())
+                wrong.acquire(peer, clock.monotonic())
             answer = web.json_response(
                 {"error": "the page's token is needed (as password, any user name)"}, status=401
             )

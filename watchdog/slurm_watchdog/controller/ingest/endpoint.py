@@ -24,7 +24,7 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
 from slurm_watchdog.wire.http_messages import Answer, Head, Request
 from slurm_watchdog.wire.http_server import Server
-from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, pace
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, report_rate
 
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ class ReportEndpoint:
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)
         """Sessions that one address may begin: an agent needs one an hour."""
         self._resolved: dict[str, frozenset[str]] = {}
-        self._by_address, self._by_node = pace(interval_s), pace(interval_s)
+        self._by_address, self._by_node = report_rate(interval_s), report_rate(interval_s)
         if tls is not None:
             metrics.show_certificates(lambda: tls.expires)
 
@@ -115,7 +115,7 @@ class ReportEndpoint:
             except AuthenticationError as doubt:
                 return self._doubted(doubt, remote)
         one_node = self._address_of is not None and not is_loopback(remote)
-        if one_node and not self._by_address.take(remote, head.size, clock.monotonic()):
+        if one_node and not self._by_address.acquire(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
         return None
 
@@ -145,7 +145,7 @@ class ReportEndpoint:
         """A session for who shows a credential of MUNGE, if he comes from the address of the node that he names."""
         match = CREDENTIAL.fullmatch(request.authorization)
         remote = request.remote
-        if not is_loopback(remote) and not self._beginnings.take(remote, clock.monotonic()):
+        if not is_loopback(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
             return self._doubted(
@@ -155,7 +155,7 @@ class ReportEndpoint:
             return self._refuse("busy", 503, TOO_EARLY)
         try:
             credential = await self._decode(match[1])
-            beginning = sessions.examine(credential)
+            beginning = sessions.check_credential(credential)
         except BadCredential as error:
             return self._doubted(
                 AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"),
@@ -199,7 +199,7 @@ class ReportEndpoint:
         if self._sessions is None:
             return self._look_at(request, request.names)
         try:
-            session, counter = self._sessions.believe(
+            session, counter = self._sessions.authenticate(
                 request.authorization, request.remote, request.path, request.body
             )
         except AuthenticationError as doubt:
@@ -235,7 +235,7 @@ class ReportEndpoint:
         if problem:
             return self._refuse("wrong_node", 403, problem)
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
-        if not self._by_node.take(report.node, size, clock.monotonic()):
+        if not self._by_node.acquire(report.node, size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         return Answer(encode_reply(self._accept(report, size)))
 

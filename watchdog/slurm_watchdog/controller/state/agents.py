@@ -12,7 +12,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES
-from slurm_watchdog.wire.delta import make_whole, without_news
+from slurm_watchdog.wire.delta import delta_base, make_whole
 
 MAX_STRANGERS: Final = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
@@ -109,7 +109,7 @@ class Agents:
     def _base(self, report: Report) -> Report | None:
         """What reports of changes may build on; None where it is too much to be kept: then each has to be whole."""
         if len(report.processes) <= MAX_BASE_ROWS:
-            return without_news(report)
+            return delta_base(report)
         self._left_out.note("report_base", report.node, len(report.processes))
         return None
 

@@ -232,7 +232,7 @@ def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     if past is None:
         past = _Past(seen_at=now)
         node.gpus.put(gpu.uuid, past, name)
-    node.gpus.touch(gpu.uuid)
+    node.gpus.mark_newest(gpu.uuid)
     if past.view is not None and past.view.gpu is gpu and not past.rising:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:

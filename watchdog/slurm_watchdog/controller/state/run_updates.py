@@ -177,7 +177,7 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     if len(log.path) > MAX_PATH:
         return
     if log.offset is not None and run.log_offsets.put(key, log.offset, run.name, node):
-        run.log_offsets.touch(key)
+        run.log_offsets.mark_newest(key)
     if not run.logs.put(key, (log, at), run.name, node):
         run.logs_missed = True
 

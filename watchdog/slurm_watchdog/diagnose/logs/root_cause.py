@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.shortened import SAID, shortened
+from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
@@ -176,7 +176,7 @@ def last_error_before_end(job: JobView, rank: int | None, now: float) -> str:
         or cause.pattern in log_table().headers
     ):
         return ""
-    return shortened(split_prefix(cause.error.line)[0], SAID).rstrip(".:")
+    return shortened(split_prefix(cause.error.line)[0], EXCERPT_CHARS).rstrip(".:")
 
 
 def logged_error(event: Event, node: str, at: float) -> LoggedError:

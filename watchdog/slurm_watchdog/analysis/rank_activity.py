@@ -8,12 +8,13 @@ speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the build
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
 
@@ -133,6 +134,9 @@ def activities(
         if process.process.role is Role.WORKER and process.alive:
             workers.setdefault(process.process.rank, []).append(process)
     counted = any(p.io_bytes_s is not None for p in job.processes)
+    dumped: dict[tuple[str, int, int], list[ProcessStack]] = {}
+    for stack in (each for snapshot in job.snapshots for each in snapshot.stacks):
+        dumped.setdefault((stack.node, stack.pid, stack.start_ticks), []).append(stack)
     return tuple(
         _activity(
             rank,
@@ -142,7 +146,7 @@ def activities(
             idle_for_s,
             has_gpus=bool(job.gpus),
             counted=counted,
-            computed=_computed(job, rank),
+            computed=_computed(dumped.get((rank.node, rank.process.pid, rank.process.start_ticks), [])),
         )
         for rank in ranks
     )
@@ -186,11 +190,9 @@ def _activity(
     return RankActivity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)
 
 
-def _computed(job: JobView, rank: ProcessView) -> bool:
-    """Whether each of the dumps found this rank running, or waiting for a core, and using time in between:
-    however little it got."""
-    key = (rank.node, rank.process.pid, rank.process.start_ticks)
-    seen = [s for d in job.snapshots for s in d.stacks if (s.node, s.pid, s.start_ticks) == key]
+def _computed(seen: Sequence[ProcessStack]) -> bool:
+    """Whether each of a rank's dumps, oldest first, found it running, or waiting for a core, and using time in
+    between: however little it got."""
     if len(seen) < 2 or any(each.state != "R" for each in seen):
         return False
     return seen[-1].cpu_s > seen[0].cpu_s or (seen[-1].main_cpu_s or 0.0) > (seen[0].main_cpu_s or 0.0)

@@ -22,7 +22,7 @@ class ThreadStack(Struct, frozen=True, kw_only=True):
     """Whether it held the interpreter's lock at the moment of the dump."""
 
 
-class ProcessStack(Struct, frozen=True, kw_only=True):
+class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """The Python stacks of one process, or why there are none."""
 
     node: str

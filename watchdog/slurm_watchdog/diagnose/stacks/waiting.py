@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from slurm_watchdog.diagnose.stacks.places import (
     WAITS_FOR_PEERS,
@@ -14,6 +15,7 @@ from slurm_watchdog.diagnose.stacks.places import (
     place_of,
 )
 from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.evidence import Frame
 
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers."""
@@ -120,7 +122,12 @@ def _together(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> list
 
 def frames_key(place: RankPlace) -> tuple[str, ...]:
     """The functions a rank stands in, without lines and what differs between machines."""
-    return tuple(frame_key(frame) for frame in place.frames)
+    return _keys_of(place.frames)
+
+
+@lru_cache(maxsize=4096)
+def _keys_of(frames: tuple[Frame, ...]) -> tuple[str, ...]:
+    return tuple(frame_key(frame) for frame in frames)
 
 
 def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:

@@ -102,8 +102,9 @@ test: $(STAMP)
 else
 test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part, SLURM=DIR for another release)
 ifeq ($(strip $(ARGS)),)
+	@$(BIN)/python -m compileall -q -j 2 --invalidation-mode checked-hash $(COMPILED)
 	@code=0; mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); \
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVE:%=--ignore=%) || code=$$?; \
+	$(BIN)/python -m pytest -n 2 $(SPREAD) $(LIVE:%=--ignore=%) || code=$$?; \
 	$(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) || code=$$?; \
 	$(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
 	exit $$code
@@ -113,7 +114,12 @@ endif
 endif
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
 LIVE_WORKERS ?= 4
-WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' --dist loadscope --no-loadscope-reorder
+WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' $(SPREAD)
+# tests/conftest.py says what goes to one worker together, and with what to begin.
+SPREAD := --dist loadscope --no-loadscope-reorder
+# Tests start some thousand interpreters; compiling the package anew in each of them takes 0.3 s (agent) to 1 s (controller),
+# wherever PYTHONDONTWRITEBYTECODE is set. checked-hash: what was edited since is compiled again, whatever its time says.
+COMPILED := watchdog deploy/demo tests tools hooks
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More such
 # tests than tests/conftest.py allows fail the run; it counts them over the parts, in this file.
 RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5

@@ -263,6 +263,24 @@ def test_nothing_is_mocked() -> None:
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
 
 
+STILL_IMPORT_TESTS = tuple(
+    f"tests/{part}/" for part in ("attacks", "bench", "captures/explain", "integration", "replay", "unit")
+)
+"""Folders whose owners are at it."""
+
+
+def test_no_test_imports_another_test() -> None:
+    bad = {
+        f"{path.relative_to(CHECKOUT)}: {name}"
+        for folder in ("watchdog", "deploy", "tests", "tools")
+        for path in sorted((CHECKOUT / folder).rglob("*.py"))
+        for name in parse_imports(path.read_text())
+        if re.match(r"tests\..*\btest_\w+$", name)
+        and not str(path.relative_to(CHECKOUT)).startswith(STILL_IMPORT_TESTS)
+    }
+    assert not bad, "What tests share goes to tests/builders/:\n" + "\n".join(sorted(bad))
+
+
 @pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.service"])
 def test_a_compute_node_needs_no_package_of_the_controller(module: str) -> None:
     blocked = "".join(f"sys.modules[{name!r}] = None; " for name in (*CONTROLLER_PACKAGES, "pyslurm"))

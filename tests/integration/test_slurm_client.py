@@ -2,7 +2,7 @@
 
 The one that lists by pyslurm is here if the interpreter in SLURM_WATCHDOG_TEST_PYSLURM, or ours, has a
 pyslurm that was built
-for the installed Slurm. Otherwise one test says so, by being skipped.
+for the installed Slurm. Otherwise the test that compares both is skipped, and says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.slurm.client import (
     Refusal,
     SignalTo,
@@ -94,12 +94,6 @@ def job_when(
             return job
         assert time.monotonic() < end, f"still {job}"
         time.sleep(0.1)
-
-
-@pytest.mark.hardware  # CI has no pyslurm: none is published for the Slurm that Debian has
-def test_a_client_by_pyslurm_is_held_to_the_same_contract() -> None:
-    if "pyslurm" not in CLIENTS:
-        pytest.skip("no pyslurm here; SLURM_WATCHDOG_TEST_PYSLURM can name an interpreter that has it")
 
 
 def test_jobs_with_hostile_names_are_listed_as_they_are(
@@ -599,17 +593,26 @@ def test_the_log_of_an_arrays_element_is_where_the_client_says_without_an_option
         wait_for(lambda: read(path) == b"here\n")  # noqa: B023 - called at once
 
 
-@pytest.mark.skipif("pyslurm" not in CLIENTS, reason="told above")
-@pytest.mark.hardware
-def test_both_clients_say_the_same_of_one_moment(cluster: Cluster, make: Make, do: Do) -> None:
+@pytest.mark.skipif(
+    "pyslurm" not in CLIENTS,
+    reason="no pyslurm here; SLURM_WATCHDOG_TEST_PYSLURM can name an interpreter that has it",
+)
+@pytest.mark.hardware  # CI has no pyslurm: none is published for the Slurm that Debian has
+def test_client_by_pyslurm_lists_the_same_jobs_and_nodes_as_the_one_by_commands(
+    cluster: Cluster, make: Make, do: Do
+) -> None:
     array = cluster.sbatch(SLEEP, "--array=0-5%2", "--output=/dev/null", "--time=5")
     cluster.sbatch(SLEEP, "--begin=now+1hour", "--nodelist=n1", "--job-name=a  b", "--comment=line\nbreak")
     over = cluster.sbatch("#!/bin/bash\ntrue\n", "--output=/dev/null")
     views = [make(choice, 30.0) for choice in CLIENTS]
     job_when(do, views[0], over, lambda job: job.state == "COMPLETED")
 
-    def seen(client: SlurmClient) -> list[SlurmJob]:
-        jobs = [job for job in do(client.read_view()).jobs if int(job.raw_id) >= int(array)]
-        return sorted(jobs, key=lambda job: job.job_id)
+    def listed(client: SlurmClient) -> tuple[list[SlurmJob], list[SlurmNode]]:
+        view = do(client.read_view())
+        jobs = [job for job in view.jobs if int(job.raw_id) >= int(array)]
+        return sorted(jobs, key=lambda job: job.job_id), sorted(view.nodes, key=lambda node: node.name)
 
-    wait_for(lambda: seen(views[0]) == seen(views[1]))
+    wait_for(lambda: listed(views[0]) == listed(views[1]))
+    jobs, nodes = listed(views[1])
+    assert len(jobs) >= 4, "an array that runs two at once, one job that waits, one that is over"
+    assert [node.name for node in nodes] == ["n1", "n2", "n3"]

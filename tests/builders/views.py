@@ -116,7 +116,13 @@ def slurm_job(**changes: Any) -> SlurmJob:
 
 
 def progress(age_s: float, **changes: Any) -> Progress:
-    given = {"step": 500, "age_s": age_s, "rose_age_s": age_s, "steps_seen": 50, "intervals_s": (10.0,) * 20}
+    given = {
+        "step": 500,
+        "age_s": age_s,
+        "last_increase_age_s": age_s,
+        "steps_seen": 50,
+        "intervals_s": (10.0,) * 20,
+    }
     return Progress(**{**given, **changes})
 
 

@@ -176,7 +176,9 @@ def test_the_only_process_that_raised_and_cannot_exit_is_named_with_its_exceptio
     found = hang(alone(RAISED, errors=(raised(800.0),)))
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
     assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
-    with_steps = alone(RAISED, errors=(raised(70.0),), progress=progress(80.0, rose_age_s=80.0), motion=None)
+    with_steps = alone(
+        RAISED, errors=(raised(70.0),), progress=progress(80.0, last_increase_age_s=80.0), motion=None
+    )
     assert [c.rank for c in hang(with_steps).culprits] == [0]
     before = replace(with_steps, errors=(raised(90.0),))
     assert hang(before).truth is Truth.UNKNOWN, "a step was made after the error"

@@ -46,7 +46,7 @@ def says(truth: Truth, kind: IncidentKind = IncidentKind.COLLECTIVE_HANG, **chan
         "subject": "job:7",
         "summary": str(truth),
         "job_ids": ("7",),
-        "lasted_s": 70.0,
+        "duration_s": 70.0,
         "actionable": truth == "bad",
     }
     return Finding(**{"kind": kind, "truth": truth, **given, **changes})
@@ -305,7 +305,7 @@ def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> Non
 def test_who_stays_in_its_teardown_is_told_although_those_that_left_are_a_suspicion_of_their_own() -> None:
     story = Story()
     suspicion = replace(
-        UNKNOWN, kind=IncidentKind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), lasted_s=200.0
+        UNKNOWN, kind=IncidentKind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), duration_s=200.0
     )
     assert story.after(0, suspicion, bad(IncidentKind.WEDGED_TEARDOWN)) == [
         (IncidentKind.WEDGED_TEARDOWN, FIRING)

@@ -36,7 +36,7 @@ PLACES = {IncidentKind.GPU_FAULT: "gpu:GPU-1", IncidentKind.NODE_DOWN: "node:n1"
 
 def finding(kind: IncidentKind, truth: Truth, at: float) -> Finding:
     return Finding(
-        kind=kind, subject=PLACES.get(kind, "job:7"), truth=truth, summary="wrong", job_ids=("7",), lasted_s=at + 1,
+        kind=kind, subject=PLACES.get(kind, "job:7"), truth=truth, summary="wrong", job_ids=("7",), duration_s=at + 1,
         culprits=(Culprit(node="n1"),), wanted=(StackRequest(job_id="7", apart_s=5.0),),
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_what_begins_after_an_incident_has_ended_is_news_at_once() -> None:
     replay = Replay()
     for at in range(0, 220, 10):
         replay.fired(at, finding(IncidentKind.COLLECTIVE_HANG, Truth.BAD if at < 200 else Truth.OK, at))
-    again = replace(finding(IncidentKind.STALLED_PROGRESS, Truth.BAD, 0.0), lasted_s=5.0)
+    again = replace(finding(IncidentKind.STALLED_PROGRESS, Truth.BAD, 0.0), duration_s=5.0)
     for at in range(300, 300 + int(HOLDS[IncidentKind.STALLED_PROGRESS]) + 20, 10):
-        fired = replay.fired(at, replace(again, lasted_s=5.0 + at - 300))
+        fired = replay.fired(at, replace(again, duration_s=5.0 + at - 300))
     assert fired == {IncidentKind.STALLED_PROGRESS}

@@ -123,7 +123,7 @@ def test_a_fraction_of_epochs_is_progress_and_never_a_step() -> None:
     end = feed(clocks, [event(count=number / 100, pattern="hf_trainer_epoch") for number in range(30)])
     seen = progress(clocks, end + 50)
     assert (seen.step, seen.step_known, seen.first_step, seen.total_steps) == (0, False, None, None)
-    assert (seen.age_s, seen.rose_age_s, seen.steps_seen) == (60.0, 60.0, 30)
+    assert (seen.age_s, seen.last_increase_age_s, seen.steps_seen) == (60.0, 60.0, 30)
     assert seen.intervals_s == (10.0,) * 28
     assert seen.step_s is None
 

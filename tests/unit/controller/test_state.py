@@ -203,7 +203,7 @@ def test_a_job_that_runs_again_after_a_rest_has_its_time_again(state: str) -> No
     cluster.slurm()
     assert cluster.job.progress is not None
     assert (cluster.job.progress.age_s, cluster.job.run_age_s) == (0, 0)
-    assert cluster.job.progress.rose_age_s == 7200
+    assert cluster.job.progress.last_increase_age_s == 7200
 
 
 def test_a_grace_starts_the_clock_anew_and_leaves_the_age_of_the_last_step() -> None:
@@ -214,7 +214,7 @@ def test_a_grace_starts_the_clock_anew_and_leaves_the_age_of_the_last_step() -> 
     cluster.state.grant_grace(cluster.now)
     cluster.now += 30
     assert cluster.job.progress is not None
-    assert (cluster.job.progress.age_s, cluster.job.progress.rose_age_s) == (30, 530)
+    assert (cluster.job.progress.age_s, cluster.job.progress.last_increase_age_s) == (30, 530)
 
 
 def test_after_its_own_sleep_the_controller_takes_nobody_for_silent() -> None:
@@ -396,7 +396,7 @@ def test_a_checkpoint_that_only_the_disk_tells_of_starts_the_clock_of_the_step_a
     assert (cluster.job.growing_age_s, cluster.job.progress and cluster.job.progress.age_s) == (100.0, 200.0)
     look(62)
     assert cluster.job.progress is not None
-    assert (cluster.job.progress.age_s, cluster.job.progress.rose_age_s) == (0.0, 300.0)
+    assert (cluster.job.progress.age_s, cluster.job.progress.last_increase_age_s) == (0.0, 300.0)
     look(900)  # somebody else's
     assert cluster.job.progress is not None
     assert cluster.job.progress.age_s == 100.0

@@ -109,7 +109,7 @@ def test_a_hardware_xid_is_a_fault_of_the_card_at_that_address(number: int) -> N
     (found,) = faults(nodes(gpus=(card(0), card(1)), events=(xid(number, FaultSeverity.CRITICAL),)))
     assert found.culprits[0].gpu_uuid == "GPU-n1-0"
     assert f"Xid {number}" in found.summary
-    assert found.lasted_s == 5.0
+    assert found.duration_s == 5.0
 
 
 @pytest.mark.parametrize(

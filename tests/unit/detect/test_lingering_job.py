@@ -64,7 +64,7 @@ def test_a_zombie_is_dead_since_it_became_one() -> None:
 
 def test_after_a_grace_the_steps_before_the_death_are_still_before_it() -> None:
     assert (
-        judge(**{**LINGERS, "progress": progress(31.0, rose_age_s=45.0), "run_age_s": 31.0}).truth
+        judge(**{**LINGERS, "progress": progress(31.0, last_increase_age_s=45.0), "run_age_s": 31.0}).truth
         is Truth.BAD
     )
 

@@ -35,7 +35,7 @@ from tests.unit.detect.test_gpu import xid
 CLEARS = frozenset(
     {
         # Whether there were steps at all, and the log's word for why none comes.
-        "progress", "phase", "total_steps", "rose_age_s",
+        "progress", "phase", "total_steps", "last_increase_age_s",
         # A filesystem that is in the way is told by its own name; without it the job simply stands.
         "blocked", "mount", "storage_age_s",
         # Whether the process is there at all, and whose it is.

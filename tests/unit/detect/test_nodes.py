@@ -120,7 +120,7 @@ def test_with_slurms_word_it_is_the_node_that_is_down(state: str) -> None:
 def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> None:
     found = [f for f in node_down.detect(cluster(0, of=4, states={"n2": "DOWN*"})) if f.truth is Truth.BAD]
     assert "yet its agent reports" in found[0].summary
-    assert found[0].lasted_s == 0.0
+    assert found[0].duration_s == 0.0
 
 
 @pytest.mark.parametrize(

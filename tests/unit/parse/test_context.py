@@ -22,7 +22,7 @@ WHOLE = Path(__file__).parents[2] / "captures/logs" / "whole"
 def facts_of(text: str) -> list[LogFact]:
     context = Context()
     found = scan(LineBuffer().feed(text.encode() + b"\n"), ShapeMemory(steps_in_full=10**6))
-    return [context.take(fact) for _, fact in found.facts]
+    return [context.with_context(fact) for _, fact in found.facts]
 
 
 def steps_of(text: str) -> list[int]:
@@ -164,5 +164,5 @@ def test_no_number_of_bars_takes_memory() -> None:
     context = Context()
     for total in range(2, 500):
         for fact in facts_of(bar(1, total)):
-            context.take(fact)
+            context.with_context(fact)
     assert len(context._bars) <= 32

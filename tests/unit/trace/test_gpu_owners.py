@@ -28,7 +28,7 @@ def after(
 ) -> tuple[GpuHolder, ...]:
     """Who holds what so long after the job of two ranks has ended."""
     seen = GpuHolders()
-    seen.note([rank(0), rank(1)], [card(0, (100,)), card(1, (101,))])
+    seen.remember([rank(0), rank(1)], [card(0, (100,)), card(1, (101,))])
     ended = OVER if over is None else over
     seen.orphans(processes, cards, ended, 1000.0)
     return seen.orphans(processes, cards, ended, 1000.0 + seconds)

@@ -63,10 +63,10 @@ def _with_what_holds(job: JobView, culprit: Culprit) -> Culprit:
     living = [each for each in job.processes if each.alive and each.node == culprit.node]
     rank = next((each for each in living if each.process.pid == culprit.pid), None)
     if rank is not None and is_held(rank):
-        words = held_by(rank)
+        held = held_by(rank)
         if culprit.reason.startswith(Place.OTHER):
-            return replace(culprit, reason=words + culprit.reason.removeprefix(Place.OTHER))
-        return replace(culprit, reason=f"{culprit.reason}; it {words}")
+            return replace(culprit, reason=held + culprit.reason.removeprefix(Place.OTHER))
+        return replace(culprit, reason=f"{culprit.reason}; it {held}")
     worker = next(
         (
             each

@@ -34,12 +34,13 @@ def had_steps_to_make(job: JobView) -> bool:
 
 def last_error(job: JobView) -> ErrorLine | None:
     """The newest line since the last step with which a training ends."""
-    if job.progress is None or job.progress.rose_age_s is None:
+    if job.progress is None or job.progress.last_increase_age_s is None:
         return None
     since = [
         each
         for each in job.errors
-        if each.event.pattern in FATAL and each.age_s <= min(job.progress.rose_age_s, job.progress.age_s)
+        if each.event.pattern in FATAL
+        and each.age_s <= min(job.progress.last_increase_age_s, job.progress.age_s)
     ]
     return min(since, key=lambda each: each.age_s, default=None)
 

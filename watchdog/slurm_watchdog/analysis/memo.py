@@ -15,9 +15,9 @@ MAX_REMEMBERED = 2048
 
 
 def by_identity(
-    judge: Callable[Concatenate[tuple[T, ...], P], R],
+    function: Callable[Concatenate[tuple[T, ...], P], R],
 ) -> Callable[Concatenate[tuple[T, ...], P], R]:
-    """`judge`, which has to be pure, remembering its answers for the newest KEPT tuples, each with one set of
+    """`function`, which has to be pure, remembering its answers for the newest KEPT tuples, each with one set of
     further arguments.
 
     The state hands out the same tuple until it grows. To compare identities is exact, for a tuple that is
@@ -26,13 +26,13 @@ def by_identity(
     """
     known: dict[int, tuple[tuple[T, ...], object, R]] = {}
 
-    @wraps(judge)
+    @wraps(function)
     def remembered(values: tuple[T, ...], /, *args: P.args, **kwargs: P.kwargs) -> R:
         rest = (args, tuple(sorted(kwargs.items())))
         found = known.get(id(values))
         if found is not None and found[0] is values and found[1] == rest:
             return found[2]
-        answer = judge(values, *args, **kwargs)
+        answer = function(values, *args, **kwargs)
         known.pop(id(values), None)
         known[id(values)] = (values, rest, answer)
         while len(known) > MAX_REMEMBERED:

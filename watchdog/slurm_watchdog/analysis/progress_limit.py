@@ -171,12 +171,12 @@ def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
 
 def makes_steps(view: JobView, settings: LimitSettings) -> bool:
     """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the
-    controller, a restart, a filesystem that recovered) is no step: `age_s` is short then, and `rose_age_s` is
+    controller, a restart, a filesystem that recovered) is no step: `age_s` is short then, and `last_increase_age_s` is
     not."""
     progress = view.progress
-    if progress is None or progress.rose_age_s is None:
+    if progress is None or progress.last_increase_age_s is None:
         return False
-    return progress.rose_age_s < progress_limit(view, settings).seconds
+    return progress.last_increase_age_s < progress_limit(view, settings).seconds
 
 
 def wants_stacks(view: JobView, limit: Limit, age_s: float) -> bool:

@@ -235,12 +235,12 @@ def _odd_among_busy(seen: tuple[RankActivity, ...]) -> bool:
     """Few idle ranks, while the GPUs of all others are busy and none is known to compute: those wait for these."""
     idle = [a for a in seen if a.doing is RankState.IDLE]
     busy = [a for a in seen if a.doing in (RankState.SPINS, RankState.BUSY)]
-    told = any(a.doing is RankState.SPINS for a in seen)
+    spins_known = any(a.doing is RankState.SPINS for a in seen)
     return (
         bool(_odd_if_few(idle, seen))
         and len(idle) + len(busy) == len(seen)
         and all(a.gpu is not None for a in idle)
-        and not (told and any(a.doing is RankState.BUSY for a in busy))
+        and not (spins_known and any(a.doing is RankState.BUSY for a in busy))
     )
 
 

@@ -91,9 +91,9 @@ def stepped(before: Motion) -> Motion:
 def is_training(job: JobView) -> bool:
     """Whether anything shows that the job trains, apart from steps: that it saves, its log's phase, an
     earlier run, its stacks."""
-    told = job.phase is not None or any(run.steps_seen for run in job.past)
+    log_shows_training = job.phase is not None or any(run.steps_seen for run in job.past)
     saves = job.saved_age_s is not None or job.growing_age_s is not None or job.saving_age_s is not None
-    return told or saves or is_proven(job.motion) or is_in_training_code(job)
+    return log_shows_training or saves or is_proven(job.motion) or is_in_training_code(job)
 
 
 def is_in_training_code(job: JobView) -> bool:

@@ -37,7 +37,7 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
     return replace(
         finding,
         truth=Truth.BAD,
-        lasted_s=job.run_age_s,
+        duration_s=job.run_age_s,
         summary=f"Job {job.job.job_id} does not start: after {job.run_age_s:.0f} s {there} "
         f"{'rank waits' if there == 1 else 'ranks wait'} for the others to join, and of "
         f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no process has been seen{where}.",

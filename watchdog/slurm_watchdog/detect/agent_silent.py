@@ -133,7 +133,7 @@ def _node_finding(
         facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share))
         if truth is Truth.BAD
         else (),
-        lasted_s=age_s if silent else 0.0,
+        duration_s=age_s if silent else 0.0,
     )
 
 

@@ -68,7 +68,7 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
         summary=f"job {job.job_id} is {job.state}",
         job_ids=(job.job_id,),
         severity=SPEC.severity,
-        lasted_s=age_s,
+        duration_s=age_s,
     )
     if ended.succeeded_by:
         return replace(finding, summary=f"job {ended.succeeded_by[0]} continues job {job.job_id}")

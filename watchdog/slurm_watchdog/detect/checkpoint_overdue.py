@@ -42,7 +42,12 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = SPEC.about_job(job_id)
-    if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.rose_age_s is None:
+    if (
+        job.job.state != "RUNNING"
+        or job.silent_nodes
+        or progress is None
+        or progress.last_increase_age_s is None
+    ):
         return finding.unknown(f"job {job_id} is {job.job.state}, or not everything of it is known")
     if any(each.error for each in job.checkpoints_on_disk):
         return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")
@@ -56,7 +61,7 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
         return finding.unknown(f"job {job_id} is saving, or has just been found again")
     if newer:
         return finding.unknown(f"there is a checkpoint of job {job_id} that its log did not announce")
-    if not progress.step_known or progress.step <= checkpoint.step or progress.rose_age_s > usual_s:
+    if not progress.step_known or progress.step <= checkpoint.step or progress.last_increase_age_s > usual_s:
         return finding.unknown(f"job {job_id} makes no steps that could be saved")
     return replace(
         finding,
@@ -66,7 +71,7 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
         facts=(
             f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most {max(job.checkpoint_intervals_s):.0f} s apart",
         ),
-        lasted_s=max(0.0, age_s - limit_s),
+        duration_s=max(0.0, age_s - limit_s),
     )
 
 

@@ -109,7 +109,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
         return finding.unknown(unjudged)
     ranks = job.ranks
     wanted = stacks_wanted(job, clock, settings)
-    finding = replace(finding, wanted=wanted, lasted_s=age_s)
+    finding = replace(finding, wanted=wanted, duration_s=age_s)
     absent = not_joined(job, finding, settings.stepless_limit)
     if absent is not None:
         return replace(absent, facts=_facts(job, vote(job.snapshots, ranks)))
@@ -137,19 +137,19 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
-    alone = _alone(job, voted, loop_state(job, now, limit.seconds), error_window_s(job, clock, settings))
+    window_s = error_window_s(job, clock, settings)
+    alone = _alone(job, voted, loop_state(job, now, limit.seconds), window_s)
     clock = replace(clock, limit=limit)
-    but = doubt(
+    objection = doubt(
         job,
         clock,
         alone or (*voted.outside, *voted.undumped),
         now,
         ended=any(each.reason.startswith(Place.TEARDOWN) for each in alone),
     )
-    if but and age_s >= limit.seconds:
-        return finding.unknown(f"{clock.words}, and {but}")
-    said_s = error_window_s(job, clock, settings)
-    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), said_s, alone)
+    if objection and age_s >= limit.seconds:
+        return finding.unknown(f"{clock.words}, and {objection}")
+    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
 
 
 def _why_unjudged(job: JobView) -> str:
@@ -176,7 +176,7 @@ def _accuse_spinning(
 ) -> Finding:
     """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late
     as before: it may be work that shows nothing of itself."""
-    age_s, first = finding.lasted_s, culprits[0]
+    age_s, first = finding.duration_s, culprits[0]
     more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
     place = job.progress.place if job.progress else "its start"
     return replace(
@@ -190,10 +190,10 @@ def _accuse_spinning(
     )
 
 
-def _alone(job: JobView, voted: Vote, seen: LoopState, said_s: float) -> tuple[Culprit, ...]:
+def _alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
     and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
-    `said_s`: see `_logged_error`."""
+    `window_s`: see `_logged_error`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if (
         len(job.ranks) != 1
@@ -205,7 +205,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, said_s: float) -> tuple[C
     group, rank = voted.groups[0], job.ranks[0]
     reason = f"{group.place}, in {group.frames[0]}"
     culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
-    raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), said_s))
+    raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), window_s))
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
@@ -214,7 +214,7 @@ def _accuse_by_gpus(
 ) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
     with a culprit: an upload that uses no time and no file looks like a rank that idles."""
-    age_s, limit, progress = finding.lasted_s, clock.limit, job.progress
+    age_s, limit, progress = finding.duration_s, clock.limit, job.progress
     # An error of which is not known what it says may be the end of a training.
     unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
     stuck, failed = rank_on_storage(job), unknown or last_error(job) is not None
@@ -244,7 +244,7 @@ def _accuse(
     clock: LoopClock,
     voted: Vote,
     busy_limit_s: float,
-    said_s: float,
+    window_s: float,
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
     """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang
@@ -253,7 +253,7 @@ def _accuse(
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
     that is down, or a log that is not written while the job goes on: time has to tell these two apart.
     """
-    age_s, limit = finding.lasted_s, clock.limit
+    age_s, limit = finding.duration_s, clock.limit
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
@@ -281,23 +281,23 @@ def _accuse(
     if clock.unread and progress is None:
         last = "after it had trained"
     if alone:
-        who = f"{describe(culprits[0])} {culprits[0].reason}, and does nothing"
+        named = f"{describe(culprits[0])} {culprits[0].reason}, and does nothing"
     elif culprits:
         first = culprits[0]
         more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         it = "them" if more else "it"
-        who = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
+        named = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
     elif voted.elsewhere:
-        who = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
+        named = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
-        who = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
-    said = _logged_error(job, culprits, said_s)
+        named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
+    error = _logged_error(job, culprits, window_s)
     held = process_on_storage(job)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} hangs {last}: {clock.words} "
-        f"(limit {limit.seconds:.0f} s, {limit.reason}); {who}{f'. It said before: {said}' if said else ''}.",
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
         culprits=culprits,
         facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
         actionable=(progress is not None or has_trained(job) or clock.unread)
@@ -315,7 +315,7 @@ def error_window_s(job: JobView, clock: LoopClock, settings: CollectiveHang) -> 
         return clock.age_s + look_apart_s(job, settings, moving=True)
     if progress is None:
         return job.run_age_s
-    return min(progress.age_s, progress.rose_age_s or progress.age_s)
+    return min(progress.age_s, progress.last_increase_age_s or progress.age_s)
 
 
 def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:

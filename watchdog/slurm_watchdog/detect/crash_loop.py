@@ -157,7 +157,7 @@ def _accuse(
             *(_line(run, cause) for run, cause in zip(runs, causes, strict=True)),
             f"scontrol hold {job.job.job_id}",
         ),
-        lasted_s=max(0.0, now - runs[0].began_at),
+        duration_s=max(0.0, now - runs[0].began_at),
         actionable=True,
     )
 
@@ -186,10 +186,10 @@ def _by_contrast(
 
 
 def _line(run: PastRun, cause: Cause | None) -> str:
-    said = "nothing" if cause is None else shortened(cause.error.line, 160)
+    logged = "nothing" if cause is None else shortened(cause.error.line, 160)
     step = "no step" if run.last_step is None else f"step {run.last_step}"
     lasted = "over before it was seen" if run.unseen else f"{run.ended_at - run.began_at:.0f} s"
-    return f"run {run.restarts}: {lasted}, {step}, said {said}"
+    return f"run {run.restarts}: {lasted}, {step}, said {logged}"
 
 
 SPEC = DetectorSpec(

@@ -69,7 +69,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(f"job {job_id} has not begun, or has made its last step")
     first = max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
-    if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
+    if progress.last_increase_age_s is not None and progress.last_increase_age_s + PROGRESS_SLACK_S < age_s:
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
     if _are_many(len(dead) + unseen, len(ranks)):
@@ -87,18 +87,18 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         )
         for r in dead
     )
-    words = last_words(job, first)
+    last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
-    said = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, after {progress.place}; "
-        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {said}.' if said else ''}",
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
-        facts=tuple(f"last words: {line}" for line in words),
-        lasted_s=age_s,
+        facts=tuple(f"last words: {line}" for line in last_lines),
+        duration_s=age_s,
     )
 
 

@@ -57,7 +57,7 @@ class _FullDisk:
 
     name: str
     where: str
-    said: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
     culprits: list[Culprit] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
     stands: bool = False
@@ -127,7 +127,7 @@ def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         if not full:
             place.writable = True
             continue
-        place.said.append(f"a probe of {probe.mount} on {node.name}: {probe.error}")
+        place.evidence.append(f"a probe of {probe.mount} on {node.name}: {probe.error}")
         place.culprits.append(Culprit(node=node.name, mount=probe.mount, reason=f"a probe: {probe.error}"))
         place.since = max(place.since, view.now - seen.at)
 
@@ -148,7 +148,7 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         )
         if age_s > recent_s or place.writable:
             continue
-        place.said.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
+        place.evidence.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
         mount = probe.mount if probe is not None else event.mount
         place.culprits.append(
             Culprit(node=node.name, mount=mount, path=event.device, reason=shortened(event.line, 200))
@@ -165,16 +165,16 @@ def _from_log(
 ) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
-    rose_age_s = None if job.progress is None else job.progress.rose_age_s
+    last_increase_age_s = None if job.progress is None else job.progress.last_increase_age_s
     saved_age_s = float("inf") if job.checkpoint is None else job.checkpoint.age_s
     said_so = any(error.pattern in log_table().storage_full for error in run.errors)
-    for said in attributed_errors(run) if said_so else ():
-        error = said.error
+    for evidence in attributed_errors(run) if said_so else ():
+        error = evidence.error
         if error.pattern not in log_table().storage_full:
             continue
         age_s = view.now - error.at
         path = _path(error.line)
-        found = _mount_of(view, job, said.node, path)
+        found = _mount_of(view, job, evidence.node, path)
         if found is None:
             place = places.setdefault(
                 f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where="")
@@ -189,15 +189,15 @@ def _from_log(
             continue
         if job_id not in place.jobs:
             place.jobs.append(job_id)
-        place.said.append(f"job {job_id}, {age_s:.0f} s ago: {error.line}")
+        place.evidence.append(f"job {job_id}, {age_s:.0f} s ago: {error.line}")
         place.culprits.append(
             Culprit(
-                node=said.node, rank=said.rank, pid=said.pid, path=path,
+                node=evidence.node, rank=evidence.rank, pid=evidence.pid, path=path,
                 mount=found[1].mount if found is not None else None, reason=shortened(error.line, 200),
             )
         )  # fmt: skip
         place.since = max(place.since, age_s)
-        place.stands = place.stands or rose_age_s is None or rose_age_s > age_s
+        place.stands = place.stands or last_increase_age_s is None or last_increase_age_s > age_s
 
 
 def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:
@@ -256,9 +256,9 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
         truth=Truth.OK,
         summary=f"{place.name}{place.where} can be written to",
     )
-    if not place.said:
+    if not place.evidence:
         return finding
-    quota = all("uota" in line for line in place.said)
+    quota = all("uota" in line for line in place.evidence)
     nodes = sorted({c.node for c in place.culprits if c.node})
     jobs = f" It concerns job {', '.join(place.jobs[:8])}." if place.jobs else ""
     what = "The quota is used up on" if quota else "No space is left on"
@@ -267,12 +267,12 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
         kind=finding.kind,
         subject=key,
         truth=Truth.BAD,
-        summary=f"{what} {place.name}{place.where}{seen}: {place.said[0]}.{jobs} Nothing that is written there is kept.",
+        summary=f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
         job_ids=tuple(place.jobs),
         severity=Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING,
         culprits=tuple(_unique(place.culprits))[:16],
-        facts=tuple(place.said[:8]),
-        lasted_s=max(0.0, place.since),
+        facts=tuple(place.evidence[:8]),
+        duration_s=max(0.0, place.since),
     )
 
 

@@ -78,7 +78,7 @@ def filesystem_finding(
         truth=Truth.OK,
         summary=f"{filesystem.mount} answers",
         job_ids=_jobs_concerned(view, filesystem),
-        lasted_s=state.blocked_s,
+        duration_s=state.blocked_s,
         mounts=(filesystem.mount,),
     )
     reporting = set(view.reporting_nodes)
@@ -149,10 +149,10 @@ def _makes_steps(view: ClusterView, filesystem: FilesystemView, job_id: str) -> 
     """
     mine = [p for p in filesystem.blocked if p.process.job_id == job_id]
     job = next((job for job in view.jobs if job.job.job_id == job_id), None)
-    if job is None or job.progress is None or job.progress.rose_age_s is None:
+    if job is None or job.progress is None or job.progress.last_increase_age_s is None:
         return not any(p.process.role is Role.RANK for p in mine)
     longest_s = max(blocked_call(p).seconds for p in mine)
-    return job.progress.rose_age_s + STEP_SLACK_S < longest_s
+    return job.progress.last_increase_age_s + STEP_SLACK_S < longest_s
 
 
 def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> str:

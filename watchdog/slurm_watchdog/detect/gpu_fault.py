@@ -128,7 +128,7 @@ def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
         if bad
         else (),
         facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",) if bad else (),
-        lasted_s=seconds,
+        duration_s=seconds,
     )
 
 
@@ -159,8 +159,8 @@ def _judge_gpu(
     loud = _loud(view, events, recent_s)
     ranks = jobs.ranks_on(node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
     facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
-    lasted_s = view.now - loud[0].at if loud else 0.0
-    finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, lasted_s)
+    duration_s = view.now - loud[0].at if loud else 0.0
+    finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, duration_s)
     finding = _with_rank(finding, ranks, loud)
     if _stops_programs(view, gpu, events, recent_s):
         finding = replace(finding, job_ids=_jobs_of(ranks))
@@ -233,14 +233,14 @@ def _judge_stranger(
 ) -> Finding:
     """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
     loud = _loud(view, events, recent_s)
-    told = [_line(view, seen) for seen in loud]
-    if not told:
+    lines = [_line(view, seen) for seen in loud]
+    if not lines:
         return _finding(node, place, Truth.OK, "nothing is wrong with it")
-    severity = max((each[0] for each in told), key=list(Severity).index)
-    sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {told[0][1]}."
+    severity = max((each[0] for each in lines), key=list(Severity).index)
+    sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {lines[0][1]}."
     ranks = jobs.ranks_on(node.name, "", _pids(loud))
-    facts = tuple(text for _, text in told[1:9]) + _computing(ranks)
-    finding = _finding(node, place, Truth.BAD, sentence, severity, told[0][1], facts, view.now - loud[0].at)
+    facts = tuple(text for _, text in lines[1:9]) + _computing(ranks)
+    finding = _finding(node, place, Truth.BAD, sentence, severity, lines[0][1], facts, view.now - loud[0].at)
     stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
     finding = _with_rank(finding, ranks, loud)
     return _to_avoid(replace(finding, job_ids=_jobs_of(ranks)), node, loud) if stops else finding
@@ -349,7 +349,7 @@ def _finding(
     severity: Severity = Severity.WARNING,
     reason: str = "",
     facts: tuple[str, ...] = (),
-    lasted_s: float = 0.0,
+    duration_s: float = 0.0,
 ) -> Finding:
     is_uuid = ":" not in place
     return Finding(
@@ -362,7 +362,7 @@ def _finding(
         if truth is Truth.BAD
         else (),
         facts=facts,
-        lasted_s=max(0.0, lasted_s),
+        duration_s=max(0.0, duration_s),
     )
 
 

@@ -99,7 +99,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
         f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),
-        lasted_s=now - min(each.view.idle_since or now for each in quiet),
+        duration_s=now - min(each.view.idle_since or now for each in quiet),
     )
 
 
@@ -166,8 +166,8 @@ def _fact(each: RankGpu) -> str:
         ("{:.0f} W", gpu.power_w),
         ("{:.0f} C", gpu.temperature_c),
     )
-    told = ", ".join(form.format(value) for form, value in values if value is not None)
-    return f"GPU {gpu.index} of {each.view.node}, rank {each.rank}: {told}"
+    values_text = ", ".join(form.format(value) for form, value in values if value is not None)
+    return f"GPU {gpu.index} of {each.view.node}, rank {each.rank}: {values_text}"
 
 
 SPEC = DetectorSpec(

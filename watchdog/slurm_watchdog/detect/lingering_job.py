@@ -96,12 +96,12 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.unknown(f"job {job_id} has made its last step and is ending")
     if (
         progress
-        and progress.rose_age_s is not None
-        and progress.rose_age_s + PROGRESS_SLACK_S < dead_for_s(first)
+        and progress.last_increase_age_s is not None
+        and progress.last_increase_age_s + PROGRESS_SLACK_S < dead_for_s(first)
     ):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
-    finding = replace(finding, lasted_s=age_s)
+    finding = replace(finding, duration_s=age_s)
     if age_s >= STACKS_FROM_SHARE * settings.grace:
         apart_s = max(2.5, SPACING * settings.grace)
         finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
@@ -172,7 +172,7 @@ def _accuse(
     few survivors that wait for nobody are an ending. If most are left, or the last step was known and is not
     made while nobody does anything, there is an alert, after ten times the grace.
     """
-    first, age_s, voted = dead[0], finding.lasted_s, waiting.voted
+    first, age_s, voted = dead[0], finding.duration_s, waiting.voted
     ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"
     if voted.moving:
         return finding.unknown(f"{ended}, the others still work")
@@ -183,19 +183,19 @@ def _accuse(
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
-    words = last_words(job, first)
+    last_lines = last_words(job, first)
     how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
-    said = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
-        f"{_what_they_do(waiting)}.{f' It said before: {said}.' if said else ''}",
+        f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
-            *(f"last words: {line}" for line in words),
+            *(f"last words: {line}" for line in last_lines),
             *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
         ),
@@ -229,10 +229,10 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     job_id, progress = job.job.job_id, job.progress
     age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
     nobody = f"no rank of job {job_id} is left since {age_s:.0f} s"
-    finding = replace(finding, lasted_s=age_s, summary=nobody)
+    finding = replace(finding, duration_s=age_s, summary=nobody)
     if progress is None or not job.job.is_batch or has_ended(job):
         return finding.unknown(f"{nobody}; that its training was not over is not known")
-    if progress.rose_age_s is not None and progress.rose_age_s + PROGRESS_SLACK_S < age_s:
+    if progress.last_increase_age_s is not None and progress.last_increase_age_s + PROGRESS_SLACK_S < age_s:
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
@@ -250,12 +250,12 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     culprits = _named(dead)
     more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
     how = how_they_ended(job, [rank.process.rank for rank in dead], now)
-    said = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe(culprits[0])}{more} {how} after "
-        f"{progress.place}{of}, and {rest}.{f' It said before: {said}.' if said else ''}",
+        f"{progress.place}{of}, and {rest}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),

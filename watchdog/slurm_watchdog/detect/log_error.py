@@ -157,8 +157,8 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     what = f"Run {run.restarts} of job {job_id} ended {after}"
-    told = _accuse(finding, cause, run, what, age_s, ("it was requeued",))
-    return replace(told, severity=Severity.WARNING)  # it goes on; what it cost is in the facts
+    finding_of_run = _accuse(finding, cause, run, what, age_s, ("it was requeued",))
+    return replace(finding_of_run, severity=Severity.WARNING)  # it goes on; what it cost is in the facts
 
 
 def _is_named(cause: Cause | None) -> bool:
@@ -196,7 +196,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
             summary=f"{ended_so}: that is Slurm's word, its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
-            lasted_s=age_s,
+            duration_s=age_s,
         )
     facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
     return _accuse(finding, cause, run, ended_so, age_s, facts)
@@ -230,19 +230,19 @@ def _rank_words(cause: Cause) -> str:
 
 
 def _accuse(
-    finding: Finding, cause: Cause, run: PastRun, what: str, lasted_s: float, facts: tuple[str, ...]
+    finding: Finding, cause: Cause, run: PastRun, what: str, duration_s: float, facts: tuple[str, ...]
 ) -> Finding:
     culprit = culprit_of(cause)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
     if cause.how:
-        said = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
+        explanation = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
     elif cause.only_consequence:
-        said = f"no line says why; the first of what follows is {cause.words}"
+        explanation = f"no line says why; the first of what follows is {cause.words}"
         if cause.rank is not None:
-            said = f"no line says why; {_rank_words(cause)} ended first: {cause.words}"
+            explanation = f"no line says why; {_rank_words(cause)} ended first: {cause.words}"
         if cause.suspects:
             ranks = ", ".join(str(culprit.rank) for culprit in cause.suspects[:8])
-            said = f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
+            explanation = f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
             named = cause.suspects
     else:
         alike = (
@@ -250,18 +250,18 @@ def _accuse(
             if cause.alike > 1
             else ""
         )
-        said = f"{_rank_words(cause)} said first{alike}: {cause.words}"
+        explanation = f"{_rank_words(cause)} said first{alike}: {cause.words}"
         if cause.rank is None and cause.alike > 1:
-            said = f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
+            explanation = f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
     return replace(
         finding,
         truth=Truth.BAD,
         severity=Severity.CRITICAL,
-        summary=f"{what}; {said}: {shortened(cause.error.line, 200)}",
+        summary=f"{what}; {explanation}: {shortened(cause.error.line, 200)}",
         culprits=named,
         facts=tuple(fact for fact in (*facts, *work_lost(run), cause.error.line, more) if fact),
-        lasted_s=max(0.0, lasted_s),
+        duration_s=max(0.0, duration_s),
     )
 
 

@@ -49,7 +49,7 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         truth=Truth.BAD,
         summary=f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
         facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
-        lasted_s=max(0.0, now - first.at),
+        duration_s=max(0.0, now - first.at),
     )
 
 

@@ -57,7 +57,7 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
         facts=(
             "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
         ),
-        lasted_s=max(0.0, now - first.at),
+        duration_s=max(0.0, now - first.at),
     )
 
 

@@ -75,7 +75,7 @@ def _node_finding(
         severity=Severity.CRITICAL if job_ids else Severity.WARNING,
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
-        lasted_s=age_s if silent else 0.0,
+        duration_s=age_s if silent else 0.0,
     )
 
 

@@ -123,18 +123,18 @@ def _holder_finding(subject: str, group: _Leftovers, back: set[str]) -> Finding:
 
 def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     held = sorted(group.held, key=lambda each: (each[0].name, _gpus(each[1]), each[1].pid))
-    first, lasted_s = held[0][1], max(holder.orphan_for_s or 0.0 for _, holder in held)
+    first, duration_s = held[0][1], max(holder.orphan_for_s or 0.0 for _, holder in held)
     one = len(held) == 1
     gpus = [f"{node.name} {gpu}" for node, holder in held for gpu in _gpus(holder)]
     names = _gpu_names([gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)])
-    who = f"pid {first.pid} ({first.comm}), " if one else ""
+    process_words = f"pid {first.pid} ({first.comm}), " if one else ""
     processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
     return Finding(
         kind=SPEC.kind,
         subject=subject,
         truth=Truth.BAD,
         summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still hold{'s' if one else ''} {names} on "
-        f"{_node_names(held)}: {who}{_memory([holder for _, holder in held])}, for {duration(lasted_s)}.",
+        f"{_node_names(held)}: {process_words}{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
         severity=SPEC.severity,
         culprits=tuple(
             Culprit(
@@ -148,7 +148,7 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
             for uuid in (holder.gpu_uuids or (None,))
         ),
         facts=tuple(_facts(held, group.unknown)),
-        lasted_s=lasted_s,
+        duration_s=duration_s,
         processes=processes,
         actionable=bool(processes),
     )

@@ -62,7 +62,7 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
                 for node in missing[:NAMED]
             ),
             facts=(f"the last of them fell silent {shortest_s:.0f} s ago", "compare with: sinfo -R"),
-            lasted_s=shortest_s,
+            duration_s=shortest_s,
         )
     ]
 

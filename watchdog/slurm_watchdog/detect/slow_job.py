@@ -120,7 +120,7 @@ def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) ->
             f"{slow.steps} steps since, {slow.compared} before to compare with",
             *_bisection(job.job.nodes),
         ),
-        lasted_s=max(0.0, now - slow.first.at),
+        duration_s=max(0.0, now - slow.first.at),
     )
 
 

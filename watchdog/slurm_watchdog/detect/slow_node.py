@@ -76,7 +76,7 @@ class Sign(Struct, frozen=True, kw_only=True):
     """One thing in which a node, or a GPU of it, is unlike the others."""
 
     node: str
-    about: str
+    signal: str
     """What kind of thing: signs of one kind on many nodes accuse nobody."""
     text: str
     gpu: RankGpu | None = None
@@ -108,11 +108,11 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     finding = replace(finding, truth=Truth.UNKNOWN)
     if missing:
         return finding.unknown(f"no report from {', '.join(missing[:8])}: nobody can be compared")
-    since = view.now - slow.lasted_s - AROUND_S
+    since = view.now - slow.duration_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
     signs += [*_corrections(job, view.now, since), *_kernel(nodes, since)]
     few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
-    odd = [sign for sign in signs if len({s.node for s in signs if s.about == sign.about}) <= few]
+    odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named:
         return finding.unknown(
@@ -202,13 +202,13 @@ def _clocks(job: JobView) -> list[Sign]:
         ):
             continue
         text = f"{_gpu(each)} runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
-        found.append(Sign(node=each.view.node, about="clock", text=text, gpu=each))
+        found.append(Sign(node=each.view.node, signal="clock", text=text, gpu=each))
     return found
 
 
 def _held_back(job: JobView) -> list[Sign]:
     return [
-        Sign(node=each.view.node, about="throttle", text=f"{_gpu(each)} is held back by {', '.join(sorted(reasons))}", gpu=each)
+        Sign(node=each.view.node, signal="throttle", text=f"{_gpu(each)} is held back by {', '.join(sorted(reasons))}", gpu=each)
         for each in _busy(job)
         if (reasons := HELD_BACK & set(each.view.gpu.throttle or ()))
     ]  # fmt: skip
@@ -222,7 +222,7 @@ def _power(job: JobView) -> list[Sign]:
         if others is None or change >= LOW_POWER * others:
             continue
         text = f"{_gpu(each)} draws {100 * change:.0f} % of its usual power, those of other nodes {100 * others:.0f} %"
-        found.append(Sign(node=each.view.node, about="power", text=text, gpu=each))
+        found.append(Sign(node=each.view.node, signal="power", text=text, gpu=each))
     return found
 
 
@@ -233,7 +233,7 @@ def _heat(job: JobView) -> list[Sign]:
         others_c = _others(each, known)
         if others_c is not None and celsius >= HOT_C and celsius >= others_c + HOTTER_C:
             text = f"{_gpu(each)} is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C"
-            found.append(Sign(node=each.view.node, about="heat", text=text, gpu=each))
+            found.append(Sign(node=each.view.node, signal="heat", text=text, gpu=each))
     return found
 
 
@@ -249,17 +249,17 @@ def _links(job: JobView, now: float) -> list[Sign]:
         ):
             if used is not None and full is not None and 0 < used < full:
                 text = f"the PCIe link of {_gpu(each)} runs with {used} of {full} {what} under load"
-                found.append(Sign(node=each.view.node, about=f"pcie {what}", text=text, gpu=each))
+                found.append(Sign(node=each.view.node, signal=f"pcie {what}", text=text, gpu=each))
         if gpu.nvlinks_down:
             text = f"{gpu.nvlinks_down} NVLinks of {_gpu(each)} are down"
-            found.append(Sign(node=each.view.node, about="nvlink", text=text, gpu=each))
+            found.append(Sign(node=each.view.node, signal="nvlink", text=text, gpu=each))
     return found
 
 
 def _corrections(job: JobView, now: float, since: float) -> list[Sign]:
     return [
         Sign(
-            node=each.view.node, about=rise.counter, gpu=each,
+            node=each.view.node, signal=rise.counter, gpu=each,
             text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and continues ({rise.times} times)",
         )
         for each in job.gpus
@@ -288,7 +288,7 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
         for name, count in counts.items():
             if name in HEAT_EVENTS or count >= STREAM:
                 text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
-                found.append(Sign(node=node.name, about=name, text=text))
+                found.append(Sign(node=node.name, signal=name, text=text))
     return found
 
 

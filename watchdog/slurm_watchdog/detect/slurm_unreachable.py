@@ -44,7 +44,7 @@ def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
             )
             if silent
             else (),
-            lasted_s=age_s if silent else 0.0,
+            duration_s=age_s if silent else 0.0,
         )
     ]
 

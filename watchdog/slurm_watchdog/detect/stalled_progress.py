@@ -104,7 +104,7 @@ def _job_finding(
         return finding.unknown(f"job {job_id} has made its last step")
     limit = progress_limit(job, hang)
     age_s = progress.age_s
-    finding = replace(finding, lasted_s=age_s)
+    finding = replace(finding, duration_s=age_s)
     if age_s < limit.seconds and progress.shared:
         return finding.unknown(
             f"two programs count in {progress.source}: whether each makes progress does not show"
@@ -133,8 +133,8 @@ def _patient_s(
     still = _stands_still(job, voted, now, limit.seconds)
     patient_s = max(with_a_step(job, settings.still_limit if still else settings.busy_limit), limit.seconds)
     saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
-    told = job.progress is not None and job.progress.phase == "checkpointing"
-    if saved or told or voted.checkpointing:
+    log_says_saving = job.progress is not None and job.progress.phase == "checkpointing"
+    if saved or log_says_saving or voted.checkpointing:
         patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
     return patient_s
 
@@ -157,7 +157,7 @@ def _without_steps(
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it
     is known that no rank does anything. Acted on only where a ladder is configured for it, and where the
     stacks themselves show that every rank hangs."""
-    finding = replace(finding, lasted_s=clock.age_s)
+    finding = replace(finding, duration_s=clock.age_s)
     beside = collective_hang.hang_finding(job, now, hang)
     if beside.truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
@@ -194,7 +194,7 @@ def _before_the_first_step(
     none = f"no step of job {job_id} has been seen"
     if age_s < limit_s:
         return finding.unknown(f"{none} yet")
-    finding = replace(finding, lasted_s=age_s)
+    finding = replace(finding, duration_s=age_s)
     if job.log is None or not job.log.whole:
         return finding.unknown(f"{none}: its log cannot be read")
     if job.phase is None and not any(run.steps_seen for run in job.past):

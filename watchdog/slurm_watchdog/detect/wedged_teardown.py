@@ -71,7 +71,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: Wedged
     age_s = progress.age_s if error is None else error.age_s
     if progress.phase == "finishing":
         age_s = min(age_s, progress.phase_age_s)
-    finding = replace(finding, lasted_s=age_s)
+    finding = replace(finding, duration_s=age_s)
     limit_s = progress_limit(job, hang).seconds
     if error is not None:
         if len(alive) < len(ranks):
@@ -102,7 +102,7 @@ def _finding_without_last_step(
     named = tuple(_still_there(rank) for rank in alive[:NAMED])
     what = f"made its last step {age_s:.0f} s ago, as its stacks say,"
     why = _by_stacks(voted)[1] + _have_left(gone, len(job.ranks))
-    finding = replace(finding, lasted_s=age_s, actionable=True)
+    finding = replace(finding, duration_s=age_s, actionable=True)
     return _wedged_finding(job, finding, what, named, why, _places(voted))
 
 
@@ -115,7 +115,7 @@ def _torn_down(voted: Vote, ranks: int) -> bool:
 
 def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
     """An error ended the loop, and every rank is still there: told if it is known that nobody does anything."""
-    if vote(job.snapshots, job.ranks).groups or finding.lasted_s < limit_s:
+    if vote(job.snapshots, job.ranks).groups or finding.duration_s < limit_s:
         return finding.unknown(f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
     seen = loop_state(job, now, limit_s)
     if not seen.stands:
@@ -132,7 +132,7 @@ def _after_last_step(
 ) -> Finding:
     """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
-    if finding.lasted_s >= STACKS_FROM_SHARE * min(settings.grace, settings.teardown_limit):
+    if finding.duration_s >= STACKS_FROM_SHARE * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)
     seen = loop_state(job, now, settings.grace)
@@ -141,14 +141,14 @@ def _after_last_step(
     if stands:
         gone_quiet = loop_state(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
-    if finding.lasted_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
-        summary = f"job {job.job.job_id} made its last step {finding.lasted_s:.0f} s ago; {why}"
+    if finding.duration_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
+        summary = f"job {job.job.job_id} made its last step {finding.duration_s:.0f} s ago; {why}"
         return finding.unknown(summary)
     finding = replace(finding, actionable=stands is True)
     named = voted.outside or seen.culprits or tuple(_still_there(rank) for rank in alive[:NAMED])
     gone = _have_left(len(job.ranks) - len(alive), len(job.ranks))
     return _wedged_finding(
-        job, finding, f"made its last step {finding.lasted_s:.0f} s ago", named, why + gone, _places(voted)
+        job, finding, f"made its last step {finding.duration_s:.0f} s ago", named, why + gone, _places(voted)
     )
 
 
@@ -176,11 +176,11 @@ def _wedged_finding(
     job: JobView, finding: Finding, what: str, named: tuple[Culprit, ...], why: str, facts: tuple[str, ...]
 ) -> Finding:
     more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
-    who = f"; {describe(named[0])} {named[0].reason}{more}" if named else ""
+    culprits_text = f"; {describe(named[0])} {named[0].reason}{more}" if named else ""
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} {what} and does not end: {why}{who}.",
+        summary=f"Job {job.job.job_id} {what} and does not end: {why}{culprits_text}.",
         culprits=named,
         facts=(*facts, f"nothing is left to save: scancel {job.job.job_id} frees its nodes"),
     )

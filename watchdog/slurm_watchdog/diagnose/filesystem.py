@@ -70,16 +70,16 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
         for node, answer in filesystem.answers
         if answer.age_s <= (CLEARS_FOR_S if answer.responding else CONVICTS_FOR_S)
     ]
-    words = {uid: _answers(fresh, uid) for uid in nodes_of}
-    scopes = {uid: _scope(nodes, words[uid]) for uid, nodes in nodes_of.items()} or {
+    answers = {uid: _answers(fresh, uid) for uid in nodes_of}
+    scopes = {uid: _scope(nodes, answers[uid]) for uid, nodes in nodes_of.items()} or {
         -1: _scope(set(), _answers(fresh, None))
     }
-    said = [*words.values()] or [_answers(fresh, None)]
+    all_answers = [*answers.values()] or [_answers(fresh, None)]
     return Assessment(
         scope=_common(list(scopes.values()), set().union(*nodes_of.values())),
         blocked_s=max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0),
-        answering=tuple(sorted(set().union(*(each.answering for each in said)))),
-        unanswering=tuple(sorted(set().union(*(each.unanswering for each in said)))),
+        answering=tuple(sorted(set().union(*(each.answering for each in all_answers)))),
+        unanswering=tuple(sorted(set().union(*(each.unanswering for each in all_answers)))),
     )
 
 
@@ -102,17 +102,17 @@ def _answers(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Answers:
     )
 
 
-def _scope(blocked: set[str], words: _Answers) -> Scope:
+def _scope(blocked: set[str], answers: _Answers) -> Scope:
     """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word
     makes no outage of it."""
-    affected = (blocked - words.answering) | words.unanswering
-    others = words.unanswering - blocked
-    reaching = (words.answering | words.strangers) - affected
+    affected = (blocked - answers.answering) | answers.unanswering
+    others = answers.unanswering - blocked
+    reaching = (answers.answering | answers.strangers) - affected
     if affected and (len(blocked) >= 2 or len(others) >= 2):
         return (
             Scope.OUTAGE
         )  # also where one of them answers a probe: a part of the storage, and no node's fault
-    if blocked and blocked <= words.answering:
+    if blocked and blocked <= answers.answering:
         return Scope.ONE_FILE
     if blocked and affected and len(reaching) > len(others):
         return Scope.ONE_NODE

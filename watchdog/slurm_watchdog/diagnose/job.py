@@ -365,7 +365,7 @@ def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[File
             if lock.holder_pid
             else "held on another node"
         )
-        who = Culprit(
+        culprit = Culprit(
             node=process.node,
             rank=process.process.rank,
             pid=process.process.pid,
@@ -373,7 +373,10 @@ def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[File
         )
         found.append(
             FilesystemVerdict(
-                mount=lock.file, scope="lock", summary=f"{describe(who)} {who.reason}", blocked=(who,)
+                mount=lock.file,
+                scope="lock",
+                summary=f"{describe(culprit)} {culprit.reason}",
+                blocked=(culprit,),
             )
         )
     return found

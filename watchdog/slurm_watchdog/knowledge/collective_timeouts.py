@@ -63,9 +63,9 @@ def timeout_in(environ: Mapping[str, str], argv: Sequence[str]) -> Timeout | Non
     The shortest of several options: Megatron waits longer while it starts. Where the environment switches
     NCCL's time-outs off, there is none.
     """
-    said = _of_options(argv) or _of_variables(environ)
-    if said:
-        return Timeout(min(said), assumed=False)
+    named = _of_options(argv) or _of_variables(environ)
+    if named:
+        return Timeout(min(named), assumed=False)
     if MEETING not in environ or _is_switched_off(environ):
         return None
     beat_s = _seconds(environ.get(HEARTBEAT, ""), 1.0)

@@ -82,19 +82,19 @@ def ending_of(text: str) -> Ending | None:
     match = next((found for row in _ROWS if (found := row.search(text)) is not None), None)
     if match is None:
         return None
-    said = match.groupdict()
-    code = _number(said.get("code"))
-    if said.get("signal"):
-        code = -int(said["signal"])
-    elif said.get("name"):
-        code = -getattr(signal, said["name"], 0) or None
+    groups = match.groupdict()
+    code = _number(groups.get("code"))
+    if groups.get("signal"):
+        code = -int(groups["signal"])
+    elif groups.get("name"):
+        code = -getattr(signal, groups["name"], 0) or None
     elif code is not None and code > SHELL and code - SHELL in KILLS:
         code = SHELL - code
     return Ending(
-        rank=_number(said.get("rank")),
-        local=_number(said.get("local")),
-        pid=_number(said.get("pid")),
-        host=said.get("host"),
+        rank=_number(groups.get("rank")),
+        local=_number(groups.get("local")),
+        pid=_number(groups.get("pid")),
+        host=groups.get("host"),
         code=code,
     )
 

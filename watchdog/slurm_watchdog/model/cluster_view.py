@@ -61,7 +61,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     turns; which step it is nobody knows."""
     age_s: float
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
-    rose_age_s: float | None = None
+    last_increase_age_s: float | None = None
     """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
     steps_seen: int
     """How many times it rose in this run, with the line in which it was seen first."""
@@ -269,22 +269,22 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     def collective_timeout(self) -> CollectiveTimeout | None:
         """The shortest that a rank's command line or environment tells of, else one that is assumed; None:
         nothing points to one."""
-        said = [
+        named = [
             (each.process.collective_timeout_assumed, each.process.collective_timeout_s)
             for each in islice(self.ranks, ASKED_RANKS)
             if each.process.collective_timeout_s is not None
         ]
-        if not said:
+        if not named:
             return None
-        assumed, seconds = min(said)
+        assumed, seconds = min(named)
         return CollectiveTimeout(seconds=seconds, assumed=assumed)
 
     @cached_property
     def every_rank_known(self) -> bool:
         """Whether as many ranks are known as its processes say that there are; True where none of them says."""
         ranks = self.ranks
-        said = max((rank.process.world_size or 0 for rank in ranks), default=0)
-        return len({rank.process.rank for rank in ranks if rank.process.rank is not None}) >= said
+        world = max((rank.process.world_size or 0 for rank in ranks), default=0)
+        return len({rank.process.rank for rank in ranks if rank.process.rank is not None}) >= world
 
     @cached_property
     def gpu_uuids(self) -> frozenset[str]:
@@ -297,7 +297,7 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
         has started them anew."""
         if self.progress is None:
             return False
-        since_s = min(self.progress.age_s, self.progress.rose_age_s or self.progress.age_s)
+        since_s = min(self.progress.age_s, self.progress.last_increase_age_s or self.progress.age_s)
         ended = {
             each.process.rank
             for each in self.processes

@@ -124,7 +124,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
     facts: tuple[str, ...] = ()
     """The evidence, a sentence each."""
-    lasted_s: float = 0.0
+    duration_s: float = 0.0
     """For how long the condition has held already."""
     wanted: tuple[Wanted, ...] = ()
     actionable: bool = False

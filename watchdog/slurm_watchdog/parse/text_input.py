@@ -125,12 +125,12 @@ class _Unpacking:
         self._process.wait()
 
 
-def _chunks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:
+def _chunks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:
     """The file's bytes in UTF-8 (or in something whose line ends are the same)."""
     decoder: codecs.IncrementalDecoder | None = None
     first = True
     while chunk := _chunk(file, on_damage):
-        tell()
+        on_read()
         if first:
             first, encoding = False, _encoding(chunk[:_PROBE])
             decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
@@ -177,9 +177,9 @@ def _encoding(head: bytes) -> str | None:
     return None
 
 
-def _blocks(file: IO[bytes], tell: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
+def _blocks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
     rest, number = b"", 1
-    for chunk in _chunks(file, tell, on_damage):
+    for chunk in _chunks(file, on_read, on_damage):
         end = chunk.rfind(b"\n") + 1
         if not end and len(rest) + len(chunk) < LONGEST_LINE:
             rest += chunk

@@ -44,7 +44,7 @@ class ReplayJournal:
     """What the controller that wrote the recording said of itself last."""
     written: list[Decision] = field(default_factory=list)
     """All of them, in the order in which they were made."""
-    _about: dict[str, list[Decision]] = field(default_factory=dict)
+    _by_incident: dict[str, list[Decision]] = field(default_factory=dict)
     """By incident."""
     _allowed: list[Decision] = field(default_factory=list)
     _ends: dict[str, ActionEnd] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class ReplayJournal:
         return [each for each in self._allowed if each.decided_at >= at]
 
     def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]:
-        return {incident_id: list(self._about.get(incident_id, ())) for incident_id in incident_ids}
+        return {incident_id: list(self._by_incident.get(incident_id, ())) for incident_id in incident_ids}
 
     def actions(self, incident_id: str) -> list[ActionRun]:
         return [
@@ -65,7 +65,7 @@ class ReplayJournal:
     def add_decision(self, decision: Decision) -> None:
         self._works()
         self.written.append(decision)
-        self._about.setdefault(decision.incident_id, []).append(decision)
+        self._by_incident.setdefault(decision.incident_id, []).append(decision)
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
             self._allowed.append(decision)
 
@@ -240,9 +240,9 @@ class ReplayDecisions:
             for each in self._journal.written
         )
 
-    def take(self, said: Iterable[Any_ | BadLine]) -> None:
+    def follow_controller(self, records: Iterable[Any_ | BadLine]) -> None:
         """Takes over what the recorded controller says of itself."""
-        for record in said:
+        for record in records:
             self._at = record.t
             if isinstance(record, Controller):
                 self._journal.own = record

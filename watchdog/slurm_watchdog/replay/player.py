@@ -89,7 +89,7 @@ class TracePlayer:
             tally,
             new_id,
             has_all_nodes=lambda: self._recorded,
-            on_change=self._note,
+            on_change=self._keep_change,
         )
         self._listing = SlurmListing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
@@ -113,18 +113,18 @@ class TracePlayer:
         """Lets the time until this moment go by, takes it over, and judges."""
         own = [record for record in moment.records if isinstance(record, OF_THE_CONTROLLER)]
         if len(own) == len(moment.records):  # between two ticks: there is nothing new to be judged
-            self._decisions.take(own)
+            self._decisions.follow_controller(own)
             return
         if self._now is not None:
             self._wait(self._now, moment.t)
         self._now = now = moment.t
         for of_controller, part in groupby(moment.records, lambda each: isinstance(each, OF_THE_CONTROLLER)):
             if of_controller:  # in their order: what was asked before Slurm answered was decided before that
-                self._decisions.take(part)
+                self._decisions.follow_controller(part)
             else:
                 self._apply(Moment(now, list(part)))
         if own or (not self._quiet() and not self._steady()):
-            self._judge(now)
+            self._judge_at(now)
 
     def _quiet(self) -> bool:
         return not self.judge.incidents and not self._dumps
@@ -148,7 +148,7 @@ class TracePlayer:
         tick_s, before = self.config.controller.tick, until - 0.001
         if self._recorded and until - since > self.judge.slurm_patience_s:
             # Neither an agent nor Slurm said a word: the controller stood still, or was not running.
-            self._judge(since)
+            self._judge_at(since)
             self.state.grant_grace(until)
             self.state.forget_silence(until)
             self._looked_at = until
@@ -158,7 +158,7 @@ class TracePlayer:
                 return
             fine = self._foresee(since, before) == []
             if not fine or until - since > self._interval_s + tick_s:
-                self._judge(since)
+                self._judge_at(since)
             self._looked_at = until
             if fine and self._quiet():
                 self._calm_until = until + skip_ahead_s(self.judge.view, self.judge.limits_s)
@@ -168,12 +168,12 @@ class TracePlayer:
             if findings is not None and bad_ones(findings) == self._bad:
                 self._conclude(findings, before)
                 return
-            self._judge(since)
+            self._judge_at(since)
         at = since
         while (at := at + _step_s(at - since, tick_s)) < until:
             self._dumps.end_those_due(at)
             self._ask_slurm(at)
-            self._judge(at)
+            self._judge_at(at)
 
     def _is_calm(self, until: float) -> bool:
         """Whether nothing can have changed by then of what was looked at last."""
@@ -190,7 +190,7 @@ class TracePlayer:
             return None
         last = self.state.slurm_at
         self.state.slurm_at = last if self._recorded else until
-        findings = self._look(until)
+        findings = self._findings_at(until)
         self.state.slurm_at = last
         return findings if bad_ones(findings) else []
 
@@ -198,7 +198,7 @@ class TracePlayer:
         """Everything there is to say at the end of the trace."""
         if self._now is not None:
             self._dumps.end_those_due(self._now)
-            self._judge(self._now)
+            self._judge_at(self._now)
         for incident in self.judge.incidents:
             self._seen[incident.id] = incident
         decided, by_incident = self._decisions.numbered(), dict[str, list[Decision]]()
@@ -222,15 +222,15 @@ class TracePlayer:
         slurm_said = False
         for record in moment.records:
             if not isinstance(record, OF_A_NODE):
-                if self._take(record, by_node, damaged):
+                if self._take_over_record(record, by_node, damaged):
                     slurm_said = True
                 if isinstance(record, NOT_OF_A_NODE):
                     continue
-            said = by_node.get(record.node)
-            if said is None:
+            lines = by_node.get(record.node)
+            if lines is None:
                 by_node[record.node] = [record]
             else:
-                said.append(record)
+                lines.append(record)
         self._listing.note_use(by_node)
         self._ask_slurm(moment.t, force=slurm_said)
         restarts = {job.process_id: job.restarts for job in self._listing.jobs.values()}
@@ -251,12 +251,12 @@ class TracePlayer:
             self.state.apply_report(report, moment.t)
         for record in moment.records:
             if isinstance(record, records.Stack):
-                self._dumps.take(record, moment.t)
+                self._dumps.add_stack(record, moment.t)
         self._dumps.end_those_due(moment.t)
         if slurm_said or not all(view.quiet for name in by_node if (view := self.state.nodes.view(name))):
             self._calm_until = float("-inf")
 
-    def _take(
+    def _take_over_record(
         self, record: records.Any_ | BadLine, by_node: dict[str, list[records.Any_]], damaged: set[str | None]
     ) -> bool:
         """Takes over what a record says beyond its node. Returns whether it is Slurm's word."""
@@ -282,9 +282,9 @@ class TracePlayer:
         """A run of this job is over: who was listed before that, in the same moment, was of that run as well."""
         for node in self._nodes.values():
             node.forget(job_id)
-        for name, said in by_node.items():
+        for name, lines in by_node.items():
             by_node[name] = [
-                each for each in said if not isinstance(each, records.Proc) or str(each.job_id) != job_id
+                each for each in lines if not isinstance(each, records.Proc) or str(each.job_id) != job_id
             ]
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
@@ -298,10 +298,10 @@ class TracePlayer:
 
     # ------------------------------------------------------------------------------------ judging
 
-    def _judge(self, now: float) -> None:
-        self._conclude(self._look(now), now)
+    def _judge_at(self, now: float) -> None:
+        self._conclude(self._findings_at(now), now)
 
-    def _look(self, now: float) -> list[Finding]:
+    def _findings_at(self, now: float) -> list[Finding]:
         for name, node in self._nodes.items():
             if not node.speaks:
                 self.state.agents.hear(name, now)
@@ -311,10 +311,10 @@ class TracePlayer:
         self._looked_at = now
         self._bad = bad_ones(findings)
         for change in self.judge.conclude(findings, now, now, self._decisions.acting()):
-            self._note(change, now)
+            self._keep_change(change, now)
         self._decisions.decide(now)
 
-    def _note(self, change: Change, now: float) -> None:
+    def _keep_change(self, change: Change, now: float) -> None:
         incident = change.after
         if incident.state is not IncidentState.PENDING:
             self._seen[incident.id] = incident

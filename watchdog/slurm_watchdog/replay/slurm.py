@@ -43,7 +43,7 @@ class SlurmListing:
         if old is None and record.state is None:
             self.tally.ignore("a job whose state was never said")
             return None
-        said = {
+        given = {
             "state": None if record.state is None else record.state.upper(),
             "nodes": None if record.nodes is None else tuple(record.nodes),
             "restarts": record.restarts,
@@ -51,7 +51,7 @@ class SlurmListing:
             "user": record.user,
             "batch_host": record.batch_host,
         }
-        fields = {name: value for name, value in said.items() if value is not None}
+        fields = {name: value for name, value in given.items() if value is not None}
         job = SlurmJob(job_id=job_id, **fields) if old is None else replace(old, **fields)  # type: ignore[arg-type]
         if record.more:
             try:
@@ -72,11 +72,11 @@ class SlurmListing:
                 self.tally.ignore("`more` that is no SlurmNode of ours")
         self._nodes[record.node] = node
 
-    def note_use(self, said: Mapping[str, Sequence[records.Any_]]) -> None:
+    def note_use(self, given: Mapping[str, Sequence[records.Any_]]) -> None:
         """Where a job without a list of nodes has processes, and what is said of jobs that nobody knows."""
         known = {job.process_id: job for job in self.jobs.values()}
         settled = {job_id for job_id, job in known.items() if job.nodes}
-        for name, lines in said.items():
+        for name, lines in given.items():
             for record in lines:
                 if type(record) is not records.Proc and type(record) is not records.Log:
                     continue

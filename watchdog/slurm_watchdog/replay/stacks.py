@@ -37,7 +37,7 @@ class StackDumps:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def take(self, record: Stack, now: float) -> None:
+    def add_stack(self, record: Stack, now: float) -> None:
         """One process's stacks."""
         try:
             stack = msgspec.convert(record.stack, ProcessStack)

@@ -33,7 +33,7 @@ class GpuHolders:
     _over_at: dict[str, float] = field(default_factory=dict)
     """Job -> when it was first known to be over."""
 
-    def note(self, processes: Iterable[Process], gpus: Iterable[Gpu]) -> None:
+    def remember(self, processes: Iterable[Process], gpus: Iterable[Gpu]) -> None:
         """Remembers whose process is whose, and on which GPU it was seen."""
         job_of, uuids_of = self._job_of, self._uuids_of
         for process in processes:

@@ -44,7 +44,7 @@ class _Dates:
     last: tuple[float, int] | None = None
     """(time, step) of the last one that counted on."""
 
-    def take(self, t: float, step: int, with_others: bool) -> float | None:
+    def step_seconds(self, t: float, step: int, with_others: bool) -> float | None:
         """The time of a step since the line before, None where that is not exact or not known."""
         self.seen += 1
         self.read_with_others += with_others
@@ -100,7 +100,9 @@ class Logs:
             if _is_news(file, fact):
                 if fact.kind is EventKind.PROGRESS and fact.step is not None and fact.step_s is None:
                     dates = file.dates.setdefault(fact.pattern, _Dates())
-                    fact = replace(fact, step_s=dates.take(record.t, fact.step, record.t in sampled_at))
+                    fact = replace(
+                        fact, step_s=dates.step_seconds(record.t, fact.step, record.t in sampled_at)
+                    )
                 yield _event(key, line, fact, now - record.t)
 
     def _facts(self, file: _File, record: Log) -> Iterable[tuple[str, LogFact]]:

@@ -127,7 +127,7 @@ class _Order:
             self.waiting += batch
             self.newest = max(self.newest, batch[-1][0])
             if self.newest - self.floor > 3 * WINDOW_S:
-                yield self.take(self.newest - WINDOW_S)
+                yield self.ready_before(self.newest - WINDOW_S)
             return
         for each in batch:
             yield from self._put(each)
@@ -156,9 +156,9 @@ class _Order:
         if t > self.newest:
             self.newest = t
             if t - self.floor > 3 * WINDOW_S:
-                yield self.take(t - WINDOW_S)
+                yield self.ready_before(t - WINDOW_S)
 
-    def take(self, until: float) -> list[Numbered]:
+    def ready_before(self, until: float) -> list[Numbered]:
         """What is older than `until`, in order."""
         self.waiting.sort(key=itemgetter(0, 1))
         count = bisect_left(self.waiting, until, key=itemgetter(0))
@@ -169,11 +169,11 @@ class _Order:
 
     def end(self) -> list[Numbered]:
         self._forget_ahead()
-        return self.take(float("inf"))
+        return self.ready_before(float("inf"))
 
     def _leap(self) -> Iterator[list[Numbered]]:
         """The trace goes on at another time: where most of the lines say."""
-        yield self.take(float("inf"))
+        yield self.ready_before(float("inf"))
         group, self.ahead = self.ahead, []
         self.newest = median(t for t, _, _ in group)
         self.floor = self.newest - LEAP_S

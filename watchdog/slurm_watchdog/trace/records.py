@@ -219,11 +219,11 @@ class ParseStats:
     """The same for single fields, and for records that say nothing that can be used."""
 
     def skip(self, why: str, number: int) -> None:
-        _note(self.skipped, why, number)
+        _count(self.skipped, why, number)
 
     def ignore(self, why: str, number: int = 0) -> None:
         """`number` 0: which line it was is not known any more."""
-        _note(self.ignored, why, number)
+        _count(self.ignored, why, number)
 
     @property
     def skipped_lines(self) -> int:
@@ -241,7 +241,7 @@ class ParseStats:
         ]
 
 
-def _note(table: dict[str, list[int]], why: str, number: int) -> None:
+def _count(table: dict[str, list[int]], why: str, number: int) -> None:
     found = table.setdefault(why, [0])
     found[0] += 1
     if number and len(found) <= SHOWN_LINES:

@@ -93,7 +93,7 @@ class Node:
 
     def reports(
         self,
-        said: Sequence[records.Any_],
+        lines: Sequence[records.Any_],
         now: float,
         *,
         damaged: bool,
@@ -106,21 +106,21 @@ class Node:
         `damaged`: lines were lost around this moment, so nobody counts as missing.
         """
         procs: list[records.Proc] = []
-        words: list[records.Report] = []
+        report_lines: list[records.Report] = []
         gpus: list[records.Gpu] = []
         others: list[records.Any_] = []
-        kept: dict[type, list[Any]] = {records.Proc: procs, records.Report: words, records.Gpu: gpus}
-        for each in said:
+        kept: dict[type, list[Any]] = {records.Proc: procs, records.Report: report_lines, records.Gpu: gpus}
+        for each in lines:
             kept.get(type(each), others).append(each)
-        self.heard_at, self.speaks = now, self.speaks or bool(procs or words or gpus)
+        self.heard_at, self.speaks = now, self.speaks or bool(procs or report_lines or gpus)
         listed = self.processes.list(procs, now, restarts, mounts)
-        more = next((each.more for each in reversed(words) if each.more), None) or {}
-        count = next((each.listed for each in reversed(words) if each.listed is not None), None)
+        more = next((each.more for each in reversed(report_lines) if each.more), None) or {}
+        count = next((each.listed for each in reversed(report_lines) if each.listed is not None), None)
         self.boot_id = str(more.get("boot_id", self.boot_id)) or self.name
         late: list[Report] = []
         if count is not None and count == len(listed) and not damaged:
             self.processes.all_listed(listed)
-        elif (procs or words) and count is None and not damaged:
+        elif (procs or report_lines) and count is None and not damaged:
             computing = self._note_ended(gpus, others, {pid for _, pid in listed})
             since = self.processes.miss(listed, now, self._ended, computing)
             if since is not None and since < now:
@@ -129,7 +129,9 @@ class Node:
             self._recorded = True
             self._gpus.clear()  # a recording has them all, every time
             self._logs.rows.clear()
-        self._sampled_at = {each.t for table in (procs, words, gpus) for each in table} if others else set()
+        self._sampled_at = (
+            {each.t for table in (procs, report_lines, gpus) for each in table} if others else set()
+        )
         for gpu in gpus:
             self._gpu(gpu)
         return [*late, self._whole(others, now, more)]
@@ -163,7 +165,7 @@ class Node:
         holders: tuple[GpuHolder, ...] = ()
         if not self._recorded:
             gpus = assign_gpus(gpus, processes, self._seats)
-            self._holders.note(processes, gpus)
+            self._holders.remember(processes, gpus)
             if self.over:
                 lately = self.processes.listed_since(now - self._fresh_s)
                 holders = self._holders.orphans(lately, gpus, self.over, now)
@@ -202,11 +204,11 @@ class Node:
     def _fresh_s(self) -> float:
         return max(30.0, 1.5 * self.interval_s)
 
-    def _whole(self, said: Iterable[records.Any_], now: float, more: dict[str, Any]) -> Report:
+    def _whole(self, lines: Iterable[records.Any_], now: float, more: dict[str, Any]) -> Report:
         events: list[Event] = []
         node_events: list[NodeEvent] = []
         probes: list[MountProbe] = []
-        for each in said:
+        for each in lines:
             if isinstance(each, records.Log):
                 events.extend(self._log(each, now))
             elif isinstance(each, records.Kmsg):

@@ -356,7 +356,7 @@ class LogFollower:
 
     def _note(self, line: str, alone: LogFact, age_s: float) -> None:
         assert self.place is not None
-        steps, fact = self.place.last_steps, self.place.context.take(alone)
+        steps, fact = self.place.last_steps, self.place.context.with_context(alone)
         number = fact.count if fact.step is None else fact.step
         if fact.kind is EventKind.PROGRESS and number is not None:
             if steps.get(fact.pattern) == number:

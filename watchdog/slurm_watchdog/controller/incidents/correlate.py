@@ -103,7 +103,7 @@ def correlate(
     for (kind, subject), finding in by_subject.items():
         if finding.truth is Truth.BAD and (kind, subject) not in known:
             after.append(_open(finding, moment, new_id()))
-    suspected = [f for f in findings if f.truth is not Truth.OK and f.lasted_s > 0 and f.wanted]
+    suspected = [f for f in findings if f.truth is not Truth.OK and f.duration_s > 0 and f.wanted]
     bad = {subject for subject, finding in by_subject.items() if finding.truth is Truth.BAD}
     causes = _by_what_they_explain(after, moment)
     ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
@@ -127,7 +127,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
         state=IncidentState.PENDING,
         severity=finding.severity,
         job_ids=finding.job_ids,
-        opened_at=moment.wall - finding.lasted_s,
+        opened_at=moment.wall - finding.duration_s,
         pending_mono=moment.mono,
         summary=finding.summary,
         summary_at=moment.wall,
@@ -281,7 +281,7 @@ def _inhibit(
             and incident.state is IncidentState.PENDING
             and finding.kind in kinds
             and finding.kind not in spec_of(incident.kind).not_delayed_by
-            and finding.lasted_s > 0
+            and finding.duration_s > 0
             and finding.wanted
             and set(finding.job_ids) & set(incident.job_ids)
         ):

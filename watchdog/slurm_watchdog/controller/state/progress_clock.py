@@ -387,7 +387,7 @@ def read_progress(
         step=main.step,
         step_known=main.is_step,
         age_s=max(0.0, now - max(newest, grace_from)),
-        rose_age_s=max(0.0, now - max(rises)) if rises else None,
+        last_increase_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
         rises=main.rose,
         intervals_s=tuple(main.intervals_s),

@@ -261,7 +261,7 @@ def past_run(run: Run, now: float) -> PastRun:
     """What is remembered of a run that is over."""
     progress = read_progress(run.clocks, None, run.grace_from, now)
     last_step = progress.step if progress is not None and progress.step_known else None
-    rose_age_s = None if progress is None else progress.rose_age_s
+    last_increase_age_s = None if progress is None else progress.last_increase_age_s
     return PastRun(
         restarts=run.job.restarts,
         began_at=run.began_at,
@@ -272,7 +272,7 @@ def past_run(run: Run, now: float) -> PastRun:
         start_s=None if run.stepped_at is None else max(0.0, run.stepped_at - run.began_at),
         stride=1 if progress is None else progress.widest_stride,
         total_steps=None if progress is None else progress.total_steps,
-        rose_at=None if rose_age_s is None else now - rose_age_s,
+        rose_at=None if last_increase_age_s is None else now - last_increase_age_s,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=_checkpoint_step(run, last_step),
         state=run.job.state,

@@ -173,15 +173,15 @@ class KernelScan:
         loud = {shape for shape in new if any(needle in shape for needle in needles)} if needles else set()
         if len(self._speaks) > MAX_SHAPES:
             self._speaks.clear()
-        told = dict(self._speaks)
+        speaks_of = dict(self._speaks)
         places = dict(zip(shapes, range(len(shapes)), strict=True)) if new else {}
         for shape in new:
             at = places[shape]
             speaks = _is_stamped(lines[at]) or _speaks(lines[at])
-            told[shape] = speaks
+            speaks_of[shape] = speaks
             if shape not in loud and len(shape) <= MAX_SHAPE_BYTES:
                 self._speaks[shape] = speaks
-        self.counted += sum(times for shape, times in counts.items() if told[shape])
+        self.counted += sum(times for shape, times in counts.items() if speaks_of[shape])
         return loud
 
 
@@ -191,5 +191,5 @@ def _is_stamped(line: bytes) -> bool:
 
 
 def _speaks(line: bytes) -> bool:
-    words = kernel_text_of(line[:MAX_LINE_BYTES].decode("utf-8", "replace"))
-    return words is not None and bool(words.text)
+    text = kernel_text_of(line[:MAX_LINE_BYTES].decode("utf-8", "replace"))
+    return text is not None and bool(text.text)

@@ -59,23 +59,23 @@ def suspects_of(
     """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None;
     `known`: ranks seen anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks
     that said so as well, in lines that were not kept."""
-    told = _told(errors)
-    if told is not None:
-        return told
+    suspects = _named_by_library(errors)
+    if suspects is not None:
+        return suspects
     timeouts = [
         place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")
     ]
-    said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None} | more
-    if len(said) < LEAST_SAID:
+    ranks_that_said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None} | more
+    if len(ranks_that_said) < LEAST_SAID:
         return None
     return (
         _mismatched(errors, timeouts, rank_of)
-        or _behind(errors, timeouts, rank_of, len(said))
-        or _missing(said, set(known), world)
+        or _behind(errors, timeouts, rank_of, len(ranks_that_said))
+        or _missing(ranks_that_said, set(known), world)
     )
 
 
-def _told(errors: Sequence[FoundError]) -> Suspects | None:
+def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
     """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
     for error in errors:
         for text in (error.raw_text, *error.detail):
@@ -152,7 +152,7 @@ def _mismatched(
 
 
 def _behind(
-    errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None], said: int
+    errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None], ranks_that_said: int
 ) -> Suspects | None:
     """The few whose last collective is before that of all others of their group."""
     enqueued: dict[str, dict[int, int]] = {}
@@ -171,7 +171,7 @@ def _behind(
     for table in (completed, enqueued, numbers):
         for by_rank in table.values():
             odd = _lower_than_all(by_rank)
-            if odd and len(by_rank) == said:
+            if odd and len(by_rank) == ranks_that_said:
                 return Suspects(odd, "is behind: its last collective is before that of all others")
     return None
 
@@ -185,13 +185,17 @@ def _lower_than_all(by_rank: dict[int, int]) -> tuple[int, ...]:
     return odd if few and times + len(odd) == len(by_rank) else ()
 
 
-def _missing(said: set[int], known: set[int], world: int | None) -> Suspects | None:
-    everybody = set(range(world)) if world is not None else set(range(max(known | said) + 1))
-    if not said <= everybody:
+def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> Suspects | None:
+    everybody = set(range(world)) if world is not None else set(range(max(known | ranks_that_said) + 1))
+    if not ranks_that_said <= everybody:
         return None
-    missing = tuple(sorted(everybody - said))
-    if world is None and not set(missing) <= known and len(said) < SURELY_MANY:
+    missing = tuple(sorted(everybody - ranks_that_said))
+    if world is None and not set(missing) <= known and len(ranks_that_said) < SURELY_MANY:
         return None  # an excerpt, perhaps
-    if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(said) < LEAST_SAID:
+    if (
+        not missing
+        or len(missing) > max(1, int(FEW_SILENT * len(everybody)))
+        or len(ranks_that_said) < LEAST_SAID
+    ):
         return None
     return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)

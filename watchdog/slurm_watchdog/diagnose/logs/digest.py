@@ -128,7 +128,7 @@ class Collector:
             if fact.kind is EventKind.ERROR:
                 errors.append(place)
             else:
-                self._note(number(place), text, self._context.take(fact))
+                self._add_fact(number(place), text, self._context.with_context(fact))
         steps = [
             p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS
         ]
@@ -147,7 +147,7 @@ class Collector:
         self._bytes += len(data)
         self._lines = number(count - 1)
 
-    def _note(self, number: int, text: str, fact: LogFact) -> None:
+    def _add_fact(self, number: int, text: str, fact: LogFact) -> None:
         if max(fact.step or 0, fact.count or 0) > MAX_STEP:
             return  # no run makes so many
         if len(self._facts) >= MAX_FACTS:

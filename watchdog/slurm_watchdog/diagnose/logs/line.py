@@ -269,16 +269,22 @@ def host_word(raw: str) -> str | None:
 
 
 def _from_json(number: int, text: str, stamp: Stamp | None, whole: str) -> Line:
-    words = _JSON_WORDS.search(text)
+    message_match = _JSON_WORDS.search(text)
     rank, host, level = _JSON_RANK.search(text), _JSON_HOST.search(text), _JSON_LEVEL.search(text)
     who = Who(rank=int(rank["rank"]) if rank else None, host=host["host"] if host else None)
     raised = _JSON_RAISED.search(text)
-    both = words["text"] if words else text
-    if words and raised and raised["text"] != words["text"]:
+    both = message_match["text"] if message_match else text
+    if message_match and raised and raised["text"] != message_match["text"]:
         both = f"{both}\\n{raised['text']}"
-    said = both.replace('\\"', '"').replace("\\n", LINE_END) if words else text
+    message = both.replace('\\"', '"').replace("\\n", LINE_END) if message_match else text
     return Line(
-        number, said, who, stamp, _LEVELS.get(level["level"].upper(), "error") if level else None, None, whole
+        number,
+        message,
+        who,
+        stamp,
+        _LEVELS.get(level["level"].upper(), "error") if level else None,
+        None,
+        whole,
     )
 
 

@@ -240,12 +240,12 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
 def _read_ray(line: Line, ranks: Ranks) -> None:
     """Which rank a process of Ray is, and which of them died."""
     who = line.who
-    seat = seat_of(line.text) if "world_rank=" in line.text else None
-    if seat is not None:
-        ranks.by_pid.setdefault(str(seat.pid), set()).add((seat.rank, seat.address))
+    row = seat_of(line.text) if "world_rank=" in line.text else None
+    if row is not None:
+        ranks.by_pid.setdefault(str(row.pid), set()).add((row.rank, row.address))
     if who.pid is not None:
-        told = _RAY_RANK.search(line.text) if who.rank is None and "rank=" in line.text else None
-        rank = int(told["rank"]) if told else who.rank
+        rank_match = _RAY_RANK.search(line.text) if who.rank is None and "rank=" in line.text else None
+        rank = int(rank_match["rank"]) if rank_match else who.rank
         if rank is not None:
             ranks.by_pid.setdefault(who.pid, set()).add((rank, who.host))
     died = died_of(line.raw) if "Worker PID: " in line.raw else None

@@ -69,13 +69,15 @@ class ReportedRun(Struct, frozen=True):
 def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
     """`lines` of `run`, which are in the order of their coming."""
     began = lines[0].at if lines else 0.0
-    placed = []
+    reported_lines = []
     for place, error in enumerate(lines):
         seconds = round(error.at - began)
-        placed.append(
+        reported_lines.append(
             ReportedLine(place + 1 + seconds, seconds, error.line, error.pattern, error.source, error.read_on)
         )
-    return ReportedRun(tuple(placed), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
+    return ReportedRun(
+        tuple(reported_lines), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks
+    )
 
 
 def case_of(run: ReportedRun) -> LogCase:
@@ -148,7 +150,7 @@ def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
     """The ranks of rows of which more ranks were counted than lines are kept; of the others the lines tell it
     better."""
     kept = Counter(line.pattern for line in run.lines)
-    return {pattern: frozenset(said) for pattern, said in run.error_ranks if len(said) > kept[pattern]}
+    return {pattern: frozenset(ranks) for pattern, ranks in run.error_ranks if len(ranks) > kept[pattern]}
 
 
 def _source(path: str, lines: list[Line]) -> Source:

@@ -137,7 +137,9 @@ def running(job: JobView, now: float) -> PastRun:
         first_step=None if progress is None else progress.first_step,
         last_step=last_step,
         total_steps=None if progress is None else progress.total_steps,
-        rose_at=None if progress is None or progress.rose_age_s is None else now - progress.rose_age_s,
+        rose_at=None
+        if progress is None or progress.last_increase_age_s is None
+        else now - progress.last_increase_age_s,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=max((s for s in steps if last_step is None or s <= last_step), default=None),
         state=job.job.state,

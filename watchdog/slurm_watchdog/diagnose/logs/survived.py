@@ -39,7 +39,7 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     rises = rises_after(error, case)
     if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
         return True
-    if error.goes_on and is_root(error):
+    if error.retried and is_root(error):
         return True
     finished, trained = source.progress.finished_line, source.progress.trained_line
     later = trained is not None and trained > error.line + (0 if not is_root(error) else LONG_AFTER)

@@ -94,7 +94,7 @@ class FoundError:
     """Said in passing: at the level of a warning, by a thread beside, or by a destructor."""
     ignored: bool = False
     """Python says itself that it goes on."""
-    goes_on: bool = False
+    retried: bool = False
     """What its stream says next is that it tries again."""
     chained: bool = False
     """It was raised because of the one before it in its stream."""
@@ -135,17 +135,17 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
     found: list[FoundError] = []
     latest: float | None = None
     for line in _apart(lines):
-        placed = _believed(line, clock.place(line.stamp), latest)
-        latest = placed if placed is not None else latest
+        dated_at = _believed(line, clock.place(line.stamp), latest)
+        latest = dated_at if dated_at is not None else latest
         stream = streams.setdefault(line.who, _Stream())
         if line.number - stream.number > GAP_LINES:
             streams[line.who] = stream = _Stream(at=stream.at)
         stream.number = line.number
-        own = placed is not None
-        if placed is not None:
-            stream.at = placed
-        at = placed if own else stream.at if line.who.named and stream.at is not None else latest
-        error = _take(line, stream, at, own)
+        own = dated_at is not None
+        if dated_at is not None:
+            stream.at = dated_at
+        at = dated_at if own else stream.at if line.who.named and stream.at is not None else latest
+        error = _read_error(line, stream, at, own)
         if (
             error is None
             and found
@@ -180,7 +180,7 @@ def _apart(lines: Iterable[Line]) -> Iterator[Line]:
             yield replace(line, text=text)
 
 
-def _take(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundError | None:
+def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundError | None:
     """What one line adds to its stream."""
     text = line.text
     lower = text.lower()
@@ -312,7 +312,7 @@ def _detail(line: Line, stream: _Stream) -> None:
     if stream.since <= AFTER_LINES and _GOES_ON.search(line.text) and not _GIVES_UP.search(line.text):
         tries = _LAST_TRY.search(line.text)
         if tries is None or int(tries[1]) < int(tries[2]):
-            error.goes_on = True
+            error.retried = True
 
 
 def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:

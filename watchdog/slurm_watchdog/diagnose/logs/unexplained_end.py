@@ -33,61 +33,65 @@ _SLURMS_HOW = (
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
-def of_consequences(case: LogCase, told: list[FoundError], ended_by: FoundError | None) -> LogVerdict | None:
+def of_consequences(
+    case: LogCase, felt_errors: list[FoundError], ended_by: FoundError | None
+) -> LogVerdict | None:
     """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
 
     `ended_by` is the line with which somebody ended the run from outside.
     """
-    timeouts = [error for error in told if error.name in TIMED_OUT]
+    timeouts = [error for error in felt_errors if error.name in TIMED_OUT]
     felt = [
         error
-        for error in told
+        for error in felt_errors
         if error.name in log_table().felt and error.name not in LAST_CHOICE and not error.weak
     ]
-    if ended_by is not None and not timeouts and not _failed_before(ended_by, told):
+    if ended_by is not None and not timeouts and not _failed_before(ended_by, felt_errors):
         return None
     row = _killed_first(case.ranks.failures)
     if row is not None and not timeouts:
-        return _of_row(case, row, told)
+        return _of_row(case, row, felt_errors)
     if timeouts:
-        return _of_timeouts(case, timeouts, told)
+        return _of_timeouts(case, timeouts, felt_errors)
     if any(task.signal for task in case.ranks.tasks):
-        return _of_tasks(case, told)
-    died = [error for error in told if error.name == "ray_actor_died"]
+        return _of_tasks(case, felt_errors)
+    died = [error for error in felt_errors if error.name == "ray_actor_died"]
     if died and rank_of_dead_process(case)[0] not in (
         None,
         *(case.ranks.rank_of(error.who) for error in felt),
     ):
-        return _of_ends(case, died, told)
+        return _of_ends(case, died, felt_errors)
     if felt:
-        return _of_lost(case, felt, told) or _unexplained(case, felt[0], told)
+        return _of_lost(case, felt, felt_errors) or _unexplained(case, felt[0], felt_errors)
     last = [
-        error for error in told if error.name not in log_table().from_outside and error.name != "terminated"
+        error
+        for error in felt_errors
+        if error.name not in log_table().from_outside and error.name != "terminated"
     ]
     if not last:
         return None
     failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
     if failed and len({row.rank for row in failed}) == 1:
-        return _of_row(case, failed[0], told)
-    return _of_ends(case, last, told)
+        return _of_row(case, failed[0], felt_errors)
+    return _of_ends(case, last, felt_errors)
 
 
-def _failed_before(ended_by: FoundError, told: Sequence[FoundError]) -> bool:
+def _failed_before(ended_by: FoundError, felt_errors: Sequence[FoundError]) -> bool:
     """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption
     needs no such reason, and some programs end with a code of their own when they are told to end."""
     if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
         return False
-    return any(_FAILED.search(error.raw_text) for error in told if error.name == "task_exit")
+    return any(_FAILED.search(error.raw_text) for error in felt_errors if error.name == "task_exit")
 
 
-def _of_timeouts(case: LogCase, timeouts: list[FoundError], told: Sequence[FoundError]) -> LogVerdict:
+def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
     for place, error in enumerate(timeouts):
         if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
             by_place[place] = error.group_rank
     suspects = suspects_of(
         timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
-    ) or lost_rank(told, case.ranks)
+    ) or lost_rank(felt_errors, case.ranks)
     if (
         suspects is not None
         and suspects.silent
@@ -95,7 +99,7 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], told: Sequence[Found
         and not set(suspects.ranks) <= case.ranks.files
     ):
         suspects = None  # its file is not here
-    said = sorted(
+    logged_by = sorted(
         {rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT)
     )
     first = timeouts[0]
@@ -109,11 +113,11 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], told: Sequence[Found
     host = (
         case.ranks.rank_hosts.get(rank)
         if rank is not None
-        else _marked_dead(told)
+        else _marked_dead(felt_errors)
         if suspects is None
         else None
     )
-    waited = f"{len(said)} ranks said so" if len(said) > 1 else "no line says why"
+    waited = f"{len(logged_by)} ranks said so" if len(logged_by) > 1 else "no line says why"
     suspected = (
         _suspected(suspects)
         if host is None or rank is not None
@@ -122,7 +126,7 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], told: Sequence[Found
     summary = f"{log_table().means[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
     return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
-        first_ranks=(), followed=len(told) - 1, missing=suspects.ranks if suspects is not None else (),
+        first_ranks=(), followed=len(felt_errors) - 1, missing=suspects.ranks if suspects is not None else (),
         suspected=suspects.reason if suspects is not None else "", explained=False,
     )  # fmt: skip
 
@@ -132,13 +136,15 @@ def _ranks_that_logged(case: LogCase, names: Iterable[str]) -> frozenset[int]:
     return frozenset[int]().union(*(case.said.get(name, frozenset()) for name in names))
 
 
-def _marked_dead(told: Sequence[FoundError]) -> str | None:
+def _marked_dead(felt_errors: Sequence[FoundError]) -> str | None:
     """The only node that Ray says is dead."""
-    hosts = {match["host"] for error in told if (match := _DEAD_NODE.search(error.raw_text))}
+    hosts = {match["host"] for error in felt_errors if (match := _DEAD_NODE.search(error.raw_text))}
     return hosts.pop() if len(hosts) == 1 else None
 
 
-def _of_lost(case: LogCase, felt: Sequence[FoundError], told: Sequence[FoundError]) -> LogVerdict | None:
+def _of_lost(
+    case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[FoundError]
+) -> LogVerdict | None:
     """Ranks say in a program's own words whom they lost, and no line says why."""
     suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
     if suspects is None:
@@ -149,7 +155,7 @@ def _of_lost(case: LogCase, felt: Sequence[FoundError], told: Sequence[FoundErro
     summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
     return LogVerdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
-        followed=len(told) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
+        followed=len(felt_errors) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
     )  # fmt: skip
 
 
@@ -181,23 +187,23 @@ def _killed_first(failures: Sequence[Failure]) -> Failure | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def _of_row(case: LogCase, row: Failure, told: Sequence[FoundError]) -> LogVerdict:
+def _of_row(case: LogCase, row: Failure, felt_errors: Sequence[FoundError]) -> LogVerdict:
     name = SIGNAL_NAMES.get(row.code or 0, "launcher")
-    who = rank_words(row.rank, row.host) or "a worker"
+    rank_text = rank_words(row.rank, row.host) or "a worker"
     how = Ending(code=row.code).words
-    for error in told:
+    for error in felt_errors:
         if abs(error.line - row.line) <= 8:
             case.role[id(error)] = "cause"
             break
-    summary = f"{who} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
-    source = next((e.source for e in told if abs(e.line - row.line) <= 400), 0)
+    summary = f"{rank_text} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
+    source = next((e.source for e in felt_errors if abs(e.line - row.line) <= 400), 0)
     return LogVerdict(
         name, row.line, source, sentence(summary), row.host, row.rank, how,
-        followed=max(0, len(told) - 1), explained=row.code in SIGNAL_NAMES, how=how,
+        followed=max(0, len(felt_errors) - 1), explained=row.code in SIGNAL_NAMES, how=how,
     )  # fmt: skip
 
 
-def _of_tasks(case: LogCase, told: Sequence[FoundError]) -> LogVerdict | None:
+def _of_tasks(case: LogCase, felt_errors: Sequence[FoundError]) -> LogVerdict | None:
     """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
     died = [task for task in case.ranks.tasks if task.signal]
     first = died[0]
@@ -212,19 +218,19 @@ def _of_tasks(case: LogCase, told: Sequence[FoundError]) -> LogVerdict | None:
         else None
     )
     source = 0
-    for error in told:
+    for error in felt_errors:
         if error.line == first.line:
             case.role[id(error)], source = "cause", error.source
     name = first.signal or "killed"
-    who = rank_words(rank, host)
-    summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    rank_text = rank_words(rank, host)
+    summary = f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
     return LogVerdict(
         name, first.line, source, sentence(summary), host, rank, first.what,
-        followed=max(0, len(told) - 1), explained=False, how=how_slurm_says(first.what),
+        followed=max(0, len(felt_errors) - 1), explained=False, how=how_slurm_says(first.what),
     )  # fmt: skip
 
 
-def _of_ends(case: LogCase, last: list[FoundError], told: Sequence[FoundError]) -> LogVerdict:
+def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
     """Only the launcher or Slurm says that something ended."""
     first = last[0]
     ranks = case.ranks
@@ -238,11 +244,11 @@ def _of_ends(case: LogCase, last: list[FoundError], told: Sequence[FoundError]) 
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
-    who = rank_words(rank, host)
-    summary = f"{log_table().means[name]}{f' ({who})' if who else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+    rank_text = rank_words(rank, host)
+    summary = f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
     return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
-        followed=len(told) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
+        followed=len(felt_errors) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
     )  # fmt: skip
 
 
@@ -270,13 +276,13 @@ def _lost_daemon(error: FoundError) -> str | None:
 
 
 def _of_own_call(
-    case: LogCase, first: FoundError, rank: int | None, told: Sequence[FoundError]
+    case: LogCase, first: FoundError, rank: int | None, felt_errors: Sequence[FoundError]
 ) -> LogVerdict:
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
-    who = rank_words(rank, host)
-    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {who} alone says that its own call of CUDA failed"
+    rank_text = rank_words(rank, host)
+    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {rank_text} alone says that its own call of CUDA failed"
     return LogVerdict(
         first.name,
         first.line,
@@ -285,20 +291,20 @@ def _of_own_call(
         host,
         rank,
         first.text,
-        followed=len(told) - 1,
+        followed=len(felt_errors) - 1,
         explained=False,
     )
 
 
-def _unexplained(case: LogCase, first: FoundError, told: Sequence[FoundError]) -> LogVerdict:
+def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundError]) -> LogVerdict:
     host = _lost_daemon(first)
     own = {
         case.ranks.rank_of(error.who)
-        for error in told
+        for error in felt_errors
         if error.name == "nccl_error" and OWN_CUDA.search(error.text)
     }
     if len(own) == 1 and None not in own:
-        return _of_own_call(case, first, own.pop(), told)
+        return _of_own_call(case, first, own.pop(), felt_errors)
     summary = (
         f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
         "and no line says from what"
@@ -311,6 +317,6 @@ def _unexplained(case: LogCase, first: FoundError, told: Sequence[FoundError]) -
         host,
         None,
         first.text,
-        followed=len(told) - 1,
+        followed=len(felt_errors) - 1,
         explained=False,
     )

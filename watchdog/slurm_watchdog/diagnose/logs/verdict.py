@@ -264,7 +264,7 @@ def _late_cause(case: LogCase) -> FoundError | None:
     found = [
         error
         for error in case.errors
-        if is_root(error) and error.name not in log_table().headers and not error.ignored and not error.goes_on and not error.weak
+        if is_root(error) and error.name not in log_table().headers and not error.ignored and not error.retried and not error.weak
         and not error.chained and error.traceback and ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES
     ]  # fmt: skip
     return found[0] if found else None

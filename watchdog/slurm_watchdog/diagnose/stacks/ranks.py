@@ -56,11 +56,11 @@ Key = tuple[str, int, int, str]
 
 def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignment:
     """Sorts dumps into ranks and others. `world` is the number of ranks, if it is known."""
-    told = [_with_command(dump) for dump in _with_pids_of_files(dumps)]
-    world = world or max((dump.header.world for dump in told), default=0)
+    with_commands = [_with_command(dump) for dump in _with_pids_of_files(dumps)]
+    world = world or max((dump.header.world for dump in with_commands), default=0)
     candidates: list[Dump] = []
     others: list[tuple[str, Dump]] = []
-    for dump in told:
+    for dump in with_commands:
         reason = no_rank(dump)
         if reason:
             others.append((reason, dump))

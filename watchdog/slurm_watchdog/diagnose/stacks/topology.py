@@ -70,14 +70,14 @@ def parse_topology(text: str, world: int) -> Topology | None:
 def topology_of(commands: Iterable[str], world: int) -> Topology | None:
     """What the command lines say; None if they differ, say nothing, use another order, or do not fit the
     number of ranks."""
-    told = set()
+    sizes_found = set()
     for command in commands:
         if _OTHER_ORDER.search(command):
             return None
         found = {name: int(match[1]) for name, regex in _OPTIONS.items() if (match := regex.search(command))}
         if found:
-            told.add(tuple(sorted(found.items())))
-    return _fitting(dict(told.pop()), world) if len(told) == 1 else None
+            sizes_found.add(tuple(sorted(found.items())))
+    return _fitting(dict(sizes_found.pop()), world) if len(sizes_found) == 1 else None
 
 
 def _fitting(sizes: dict[str, int], world: int) -> Topology | None:

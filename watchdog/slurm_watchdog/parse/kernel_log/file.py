@@ -41,12 +41,12 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
 
 def read_line(number: int, line: str) -> Message | None:
     """One line of a file; None if it is a program's, or empty."""
-    words = kernel_text_of(line[:MAX_LINE])
-    if words is None or not words.text:
+    text = kernel_text_of(line[:MAX_LINE])
+    if text is None or not text.text:
         return None
-    if match := _REPEATED.match(words.text):
-        words = replace(words, text=match["text"])
-    return _understood(Message(number, words.text, words.node, parse_time(words.stamp)))
+    if match := _REPEATED.match(text.text):
+        text = replace(text, text=match["text"])
+    return _understood(Message(number, text.text, text.node, parse_time(text.stamp)))
 
 
 def _understood(message: Message) -> Message:
@@ -69,9 +69,9 @@ _ENOUGH = 3
 
 def is_kernel_log(lines: Iterable[str]) -> bool:
     """Whether most of these lines are the kernel's own: then somebody gave a kernel log for a job's."""
-    told = [line for line in lines if line.strip()]
-    own = sum(1 for line in told if _KERNELS_OWN.match(line))
-    return own >= _ENOUGH and own >= _MOSTLY * len(told)
+    filled = [line for line in lines if line.strip()]
+    own = sum(1 for line in filled if _KERNELS_OWN.match(line))
+    return own >= _ENOUGH and own >= _MOSTLY * len(filled)
 
 
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
@@ -123,12 +123,12 @@ def _from_json(text: str) -> KernelText | None:
     message = next((_text(record[key]) for key in _MESSAGE_KEYS if record.get(key)), None)
     if not message:
         return None
-    words = split_line(message)
-    if words is None:
+    found = split_line(message)
+    if found is None:
         return None
     host = next((record[key] for key in _HOST_KEYS if isinstance(record.get(key), str)), None)
-    stamp = next((record[key] for key in _TIME_KEYS if isinstance(record.get(key), str)), words.stamp)
-    return replace(words, node=host or words.node, stamp=stamp)
+    stamp = next((record[key] for key in _TIME_KEYS if isinstance(record.get(key), str)), found.stamp)
+    return replace(found, node=host or found.node, stamp=stamp)
 
 
 _MESSAGE_KEYS = ("MESSAGE", "message", "msg", "log", "MSG")

@@ -95,8 +95,8 @@ class KernelText:
 
 def strip_prefix(line: str) -> str | None:
     """The kernel's own words in a line of dmesg, journalctl, a syslog file or /dev/kmsg; None if a program wrote it."""
-    words = split_line(line)
-    return words.text if words else None
+    found = split_line(line)
+    return found.text if found else None
 
 
 def split_line(line: str) -> KernelText | None:

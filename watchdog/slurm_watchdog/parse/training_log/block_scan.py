@@ -76,7 +76,7 @@ class ShapeMemory:
     """With `only_last`: shapes that have had their share."""
     quiet: set[bytes] = field(default_factory=set)
     """With `only_last`: shapes without any needle."""
-    told: set[bytes] = field(default_factory=set)
+    gave_fact: set[bytes] = field(default_factory=set)
     """With `only_last`: shapes that have given a fact; emptied together with `parsed`."""
     watched: tuple[bytes, ...] = ()
     """With `only_last`: letters that the caller looks for in the lines itself, and where they are not, need not."""
@@ -88,7 +88,7 @@ class ShapeMemory:
             if len(self.parsed) >= MAX_SHAPES and shape not in self.parsed:
                 self.parsed.clear()
                 self.done.clear()
-                self.told.clear()
+                self.gave_fact.clear()
             self.parsed[shape] = self.parsed.get(shape, 0) + count
 
 
@@ -246,35 +246,35 @@ def _parse_alike(
     in_full = seen.errors_in_full if errors else seen.steps_in_full
     before = seen.parsed.get(shape, 0)
     chosen = _chosen(places, in_full - before, 1 if seen.only_last else EVENLY)
-    told = not seen.only_last or shape in seen.told
+    gave_fact = not seen.only_last or shape in seen.gave_fact
     facts: list[tuple[int, str, LogFact]] = []
     parsed = 0
     for at in chosen:
-        if not told and before + parsed >= BARREN and at != chosen[-1]:
+        if not gave_fact and before + parsed >= BARREN and at != chosen[-1]:
             continue
         parsed += 1
         text = piece.lines[at][:MAX_LINE_BYTES].decode("utf-8", errors="replace")
         fact = parse_line(text, _rows(piece.shapes[at], piece.shapes[at] in piece.titled, piece.own))
         if fact is not None:
-            told = True
+            gave_fact = True
             facts.append((at, text, fact))
     seen.add(shape, parsed)
     found.parsed += parsed
     if facts:
         found.left_out += len(places) - parsed
     if seen.only_last:
-        _note_done(shape, {piece.shapes[at] for at in places}, told, in_full, seen)
+        _note_done(shape, {piece.shapes[at] for at in places}, gave_fact, in_full, seen)
     return facts
 
 
-def _note_done(shape: bytes, members: set[bytes], told: bool, in_full: int, seen: ShapeMemory) -> None:
+def _note_done(shape: bytes, members: set[bytes], gave_fact: bool, in_full: int, seen: ShapeMemory) -> None:
     """Notes whether lines of a shape have had their share; one that said nothing for long may yet say something."""
     known = {each for each in members if len(each) <= MAX_SHAPE_BYTES}
     if shape not in seen.parsed:
         return
-    if told:
-        seen.told.add(shape)
-    if seen.parsed[shape] < (in_full if told else BARREN):
+    if gave_fact:
+        seen.gave_fact.add(shape)
+    if seen.parsed[shape] < (in_full if gave_fact else BARREN):
         seen.done -= known
     elif len(seen.done) < MAX_SHAPES:
         seen.done |= known

@@ -76,7 +76,7 @@ class Context:
     """The step that the log called the last one: a bar that is closed after it, and whose epoch was cut short
     by it, is there."""
 
-    def take(self, fact: LogFact) -> LogFact:
+    def with_context(self, fact: LogFact) -> LogFact:
         """The fact of the next line, with what the lines before it add."""
         if fact.kind is not EventKind.PROGRESS:
             if fact.kind is EventKind.PHASE and fact.phase == "finishing":
@@ -148,10 +148,12 @@ class Context:
         if before is not None and before.inner and not any(bar.rises for bar in others):
             alone = before.alone + 1
         self._begins += 1
-        again = (
+        was_inner = (
             before is not None and before.inner
         )  # it was inside before; the last one comes when the training is at its end
-        inside = alone < LEFT_AFTER and any(bar.steady and (again or bar.count < bar.total) for bar in others)
+        inside = alone < LEFT_AFTER and any(
+            bar.steady and (was_inner or bar.count < bar.total) for bar in others
+        )
         inner = inside or (before is not None and _takes_turns(before, fact, total, others))
         if not inner:
             for bar in self._bars.values():

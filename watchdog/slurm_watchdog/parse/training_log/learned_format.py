@@ -76,7 +76,7 @@ class _Column:
     seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_RISES_KEPT))
     """(when, value) of those that were higher than the one before."""
 
-    def take(self, text: str, at: float, gap: bool) -> None:
+    def add(self, text: str, at: float, gap: bool) -> None:
         value = float(text.replace(",", "").replace("_", ""))
         self.decimal = self.decimal or "." in text or "e" in text.lower()
         before, self.value = self.value, value
@@ -132,12 +132,12 @@ class _Form:
     columns: list[_Column]
     place: int | None = None
     """The column that was found to count."""
-    told: float | None = None
+    reported: float | None = None
 
-    def take(self, numbers: list[str], at: float, gap: bool) -> float | None:
+    def count_in(self, numbers: list[str], at: float, gap: bool) -> float | None:
         """Takes a line's numbers; returns what it counts, if it is known to count and has risen."""
         for column, number in zip(self.columns, numbers, strict=False):
-            column.take(number, at, gap)
+            column.add(number, at, gap)
         if self.place is None and any(column.wavers() for column in self.columns):
             self.place = next((at for at, each in enumerate(self.columns) if each.counts()), None)
         if self.place is None:
@@ -146,9 +146,9 @@ class _Form:
         (began, low), (ended, high) = column.seen[0], column.seen[-1]
         if ended - began >= SPAN_S and _is_clock((high - low) / (ended - began)):
             return None
-        if column.value is None or column.value == self.told:
+        if column.value is None or column.value == self.reported:
             return None
-        self.told = column.value
+        self.reported = column.value
         return column.value
 
 
@@ -172,12 +172,12 @@ class Learner:
         for raw, small in zip(block.split(b"\n"), lower.split(b"\n"), strict=True) if words else ():
             if len(raw) <= MAX_CHARS and any(word in small for word in words):
                 line = raw.decode("utf-8", errors="replace")
-                count = self._take(line, at, gap)
+                count = self._count_of_line(line, at, gap)
                 if count is not None:
                     found.append((line, LogFact(kind=EventKind.PROGRESS, pattern="learnt", count=count)))
         return found
 
-    def _take(self, line: str, at: float, gap: bool) -> float | None:
+    def _count_of_line(self, line: str, at: float, gap: bool) -> float | None:
         text, who = split_prefix(clean_line(line))
         if not _TRAINING.search(text) or _OTHER.search(text) or NOT_PROGRESS.search(text):
             return None
@@ -193,7 +193,7 @@ class Learner:
                 self._chosen = None if self._chosen == gone else self._chosen
             form = self._forms[key] = _Form([_Column() for _ in numbers])
         self._forms.move_to_end(key)
-        count = form.take(numbers, at, gap)
+        count = form.count_in(numbers, at, gap)
         if count is not None and self._chosen is None:
             self._chosen = key
         return count if self._chosen == key else None

@@ -130,7 +130,7 @@ def has_just_grown(view: JobView, seconds: float) -> bool:
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training
-    it stays below the time-out of collectives, see above. Ranks that a launcher has started anew since the
+    it stays below the time-out of collectives, see above. Ranks that a launcher has restarted since the
     last step have all of a start before them."""
     progress = view.progress
     if progress is None:

@@ -1,8 +1,8 @@
-"""What the ranks of a job are doing, as far as their processes and GPUs show it: the evidence where no stacks
-can be had.
+"""Activity of a job's ranks, as far as their processes and GPUs show it: the evidence where stacks are
+unavailable.
 
 A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes; the
-rank that the others wait for has an idle GPU or a process that uses no time. Whoever computes or moves data
+rank that the others wait for has an idle GPU or a process that uses no time. A rank that computes or moves data
 speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the building of an index.
 """
 

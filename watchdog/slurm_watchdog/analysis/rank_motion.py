@@ -102,7 +102,7 @@ def is_in_training_code(job: JobView) -> bool:
 
 
 def is_serving(job: JobView) -> bool:
-    """Whether a rank was seen in a loop that waits for requests: then others may wait for it for ever, and
+    """Whether a rank was seen in a loop that waits for requests: then others may wait for it indefinitely, and
     nothing is wrong."""
     return any(_serves(stack) for dump in job.snapshots for stack in _ranks_of(dump).values())
 

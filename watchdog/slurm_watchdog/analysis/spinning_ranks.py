@@ -1,10 +1,10 @@
-"""Ranks that go round in a small loop of Python for ever, while all others wait for them: part of `collective_hang`.
+"""Ranks stuck in a small Python loop while all others wait for them: part of `collective_hang`.
 
 A rank that computes alone for minutes is healthy as a rule: rank 0, or the first of a node, builds an index,
 computes a metric, merges a checkpoint. So all of this has to be seen of it: dump after dump the same few
 lines and nothing known to take its time on the stack (slurm_watchdog.diagnose.stacks.spinning), nothing read
 or written, no byte more memory, one core, workers that do nothing, a GPU that idles, and a log that tells of
-no phase. What is not known of it acquits it. It takes minutes, and three times as many for a rank that is the
+no phase. Anything unknown about it clears it. It takes minutes, and three times as many for a rank that is the
 first of its node among others, unless its functions are called after waiting; and it is acted on no earlier
 than any other rank that works (`busy_limit`), for a call of compiled code that keeps the interpreter's lock,
 and has no telling name, looks the same.

@@ -40,7 +40,7 @@ SURE = 4.5
 """Standard errors of the rank test: a job is looked at thousands of times, and chance has as many tries. Of
 200 series of 600 values each, of forty kinds of noise (normal, skewed, remembering, with pauses in a tenth to
 a half of the steps), at most three had a change, and none for most kinds. Bursts of a dozen slow steps and
-more are told: while they last the job is slower."""
+more are reported: while they last the job is slower."""
 MEDIAN_ERROR = 1.2533
 """Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2)."""
 MOST_MEMORY = 0.9
@@ -71,7 +71,7 @@ class Segment(Struct, frozen=True, kw_only=True):
 def segments(values: tuple[float, ...], shift: float, confirmed: int = CONFIRMED) -> tuple[Segment, ...]:
     """Cuts `values` (positive, oldest first) where their level changed by `shift` (0.05: five per cent) or more.
 
-    Fewer than BASELINE values have one level. A change within the last `confirmed` values is not told yet.
+    Fewer than BASELINE values have one level. A change within the last `confirmed` values is not reported yet.
     """
     found: list[Segment] = []
     begin = 0

@@ -52,7 +52,7 @@ def _rarer(job: JobView) -> float:
     return 1.0 if len(job.ranks) > 1 or moved or is_training(job) else ALONE
 
 
-def doubt(
+def objection_to_hang(
     job: JobView, clock: LoopClock, named: tuple[Culprit, ...], now: float, *, ended: bool = False
 ) -> str | None:
     """What speaks against a hang of a run whose steps cannot be read, or that has made none; None: nothing

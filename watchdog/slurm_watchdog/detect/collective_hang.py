@@ -50,7 +50,7 @@ from slurm_watchdog.analysis.progress_limit import (
 from slurm_watchdog.analysis.rank_activity import LoopState, loop_state, working_process
 from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
-from slurm_watchdog.analysis.stepless_runs import doubt, stacks_wanted
+from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.filesystem import describe
@@ -122,7 +122,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     voted = vote(job.snapshots, ranks)
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
-        return _accuse_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
+        return _finding_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
     learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
     if voted.checkpointing and limit.seconds < checkpoint_s:
         limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
@@ -136,11 +136,11 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
         finding = replace(finding, wanted=tuple(replace(each, later_s=later_s) for each in wanted))
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
-        return _accuse_spinning(job, finding, limit, voted, round_and_round, busy_limit_s)
+        return _spinning_finding(job, finding, limit, voted, round_and_round, busy_limit_s)
     window_s = error_window_s(job, clock, settings)
     alone = _alone(job, voted, loop_state(job, now, limit.seconds), window_s)
     clock = replace(clock, limit=limit)
-    objection = doubt(
+    objection = objection_to_hang(
         job,
         clock,
         alone or (*voted.outside, *voted.undumped),
@@ -149,7 +149,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     )
     if objection and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {objection}")
-    return _accuse(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
+    return _bad_finding(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
 
 
 def _why_unjudged(job: JobView) -> str:
@@ -166,7 +166,7 @@ def _why_unjudged(job: JobView) -> str:
     return f"job {job_id} has made its last step" if has_ended(job) else ""
 
 
-def _accuse_spinning(
+def _spinning_finding(
     job: JobView,
     finding: Finding,
     limit: Limit,
@@ -209,7 +209,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
-def _accuse_by_gpus(
+def _finding_by_gpus(
     job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float
 ) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
@@ -238,7 +238,7 @@ def _accuse_by_gpus(
     )
 
 
-def _accuse(
+def _bad_finding(
     job: JobView,
     finding: Finding,
     clock: LoopClock,
@@ -247,11 +247,11 @@ def _accuse(
     window_s: float,
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
-    """Beyond the limit: BAD if the stacks stand still while ranks wait in a collective. Else it is no hang
+    """Beyond the limit: BAD if the stacks do not move while ranks wait in a collective. Otherwise it is no hang
     that is known: `stalled_progress` tells of it much later.
 
     To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
-    that is down, or a log that is not written while the job goes on: time has to tell these two apart.
+    that is down, or a log that is not written while the job continues: only time distinguishes the two.
     """
     age_s, limit = finding.duration_s, clock.limit
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing

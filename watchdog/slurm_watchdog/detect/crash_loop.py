@@ -45,7 +45,7 @@ class CrashLoop:
 
 
 def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
-    """One finding for each job that has restarted and goes on, and one for each that ended in such a loop."""
+    """One finding for each running job that has restarted, and one for each that ended in such a loop."""
     findings = [
         _job_finding(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past
     ]
@@ -81,7 +81,7 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
     if not any(causes) and not all(_was_read(run) for run in recent):
         unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
         return finding.unknown(unread_all)
-    return _accuse(finding, job, recent, causes, now)
+    return _bad_finding(finding, job, recent, causes, now)
 
 
 def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
@@ -124,7 +124,7 @@ def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], wit
     return None
 
 
-def _accuse(
+def _bad_finding(
     finding: Finding, job: JobView, runs: Sequence[PastRun], causes: Sequence[Cause | None], now: float
 ) -> Finding:
     known = [cause for cause in causes if cause is not None]

@@ -118,7 +118,7 @@ def _was_not_over(job: JobView, first: ProcessView) -> bool:
 
 
 def _survivors_rest(job: JobView) -> bool:
-    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: whoever waits in a
+    """Whether the GPUs of the ranks that are left are known to do (nearly) nothing: a rank that waits in a
     collective spins at 100 %."""
     living, seats = _seats_of_survivors(job)
     idle = [each for each in seats if each.view.idle_since is not None]

@@ -129,7 +129,7 @@ def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
 
 
 def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:
-    """The jobs with a blocked process that stand still, the longest blocked first; if none does, all of them."""
+    """The jobs with a blocked process that make no steps, the longest blocked first; if none does, all of them."""
     blocked_s: dict[str, float] = {}
     for process in filesystem.blocked:
         job_id = process.process.job_id
@@ -145,7 +145,7 @@ STEP_SLACK_S = 10.0
 def _makes_steps(view: ClusterView, filesystem: FilesystemView, job_id: str) -> bool:
     """Whether the job has made a step since its process is blocked: then the loop does not depend on that process.
 
-    Of a job whose steps cannot be read, only a blocked rank says that it stands still.
+    Of a job whose steps cannot be read, only a blocked rank shows that it makes none.
     """
     mine = [p for p in filesystem.blocked if p.process.job_id == job_id]
     job = next((job for job in view.jobs if job.job.job_id == job_id), None)

@@ -72,7 +72,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
         return finding.unknown(f"job {job_id} has not begun, or a node of it is silent")
     if not all(rank.alive for rank in job.ranks):
-        # Whoever is left may wait for the one that is gone, and its GPU is not among those that are compared.
+        # The others may wait for the one that exited, and its GPU is not among those that are compared.
         return finding.unknown(f"a rank of job {job_id} is gone")
     if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
         doing = progress.phase or "writing a checkpoint"
@@ -140,7 +140,7 @@ def _transfers(job: JobView) -> bool:
 
 def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
     """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
-    is the reason, that is told by its own name."""
+    is the reason, that is reported under its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
     return frozenset(
         a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank)

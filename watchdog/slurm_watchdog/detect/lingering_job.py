@@ -107,7 +107,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
     if age_s < settings.grace:
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    return _accuse(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
+    return _bad_finding(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
 
 
 SPACING = 0.25
@@ -156,7 +156,7 @@ def _waiting(job: JobView, now: float, limits: LimitSettings) -> _Waiting:
     )
 
 
-def _accuse(
+def _bad_finding(
     job: JobView,
     finding: Finding,
     dead: list[ProcessView],
@@ -165,8 +165,8 @@ def _accuse(
     grace_s: float,
     now: float,
 ) -> Finding:
-    """The grace is over: BAD if the survivors are seen to wait and to stand still, to be acted on only if
-    their stacks say so.
+    """The grace is over: BAD if the survivors are seen to wait without moving; acted on only if their stacks
+    say so.
 
     At the end of a job the ranks leave one after the other, and the last one may still write for a long time:
     few survivors that wait for nobody are an ending. If most are left, or the last step was known and is not

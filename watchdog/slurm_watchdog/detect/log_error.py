@@ -53,7 +53,7 @@ class LogError:
 
 
 def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list[Finding]:
-    """One finding for each run that goes on, and for each that is over and of which there is anything to say."""
+    """One finding for each running job, and for each run that is over and has errors or a failed state."""
     findings = []
     for job in view.jobs:
         findings.append(_running_finding(job, view, settings, limits))
@@ -79,7 +79,7 @@ def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKN
     )
 
 
-# ---------------------------------------------------------------------------------------- a run that goes on
+# ---------------------------------------------------------------------------------------- a run that continues
 
 
 def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits: LimitSettings) -> Finding:
@@ -111,7 +111,7 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
     what = f"Job {job_id} has made no step since an error {after}"
-    return _accuse(finding, cause, run, what, age_s, facts)
+    return _bad_finding(finding, cause, run, what, age_s, facts)
 
 
 def _waited(
@@ -157,8 +157,10 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     what = f"Run {run.restarts} of job {job_id} ended {after}"
-    finding_of_run = _accuse(finding, cause, run, what, age_s, ("it was requeued",))
-    return replace(finding_of_run, severity=Severity.WARNING)  # it goes on; what it cost is in the facts
+    finding_of_run = _bad_finding(finding, cause, run, what, age_s, ("it was requeued",))
+    return replace(
+        finding_of_run, severity=Severity.WARNING
+    )  # the job continues; what it cost is in the facts
 
 
 def _is_named(cause: Cause | None) -> bool:
@@ -199,7 +201,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
             duration_s=age_s,
         )
     facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
-    return _accuse(finding, cause, run, ended_so, age_s, facts)
+    return _bad_finding(finding, cause, run, ended_so, age_s, facts)
 
 
 # ---------------------------------------------------------------------------------------- the sentence
@@ -229,7 +231,7 @@ def _rank_words(cause: Cause) -> str:
     return f"{rank} on {cause.node}" if cause.node is not None else rank
 
 
-def _accuse(
+def _bad_finding(
     finding: Finding, cause: Cause, run: PastRun, what: str, duration_s: float, facts: tuple[str, ...]
 ) -> Finding:
     culprit = culprit_of(cause)

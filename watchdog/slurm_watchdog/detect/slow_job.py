@@ -30,7 +30,7 @@ compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 NORMAL_SHARE = 0.9
-"""Of the smallest change that is told: so much the newest steps may be slower than the fastest BASELINE, of
+"""Of the smallest change that is reported: so much the newest steps may be slower than the fastest BASELINE, of
 which chance has chosen the fastest."""
 CONFIRMED = 12
 """Slower times that the log has to give before the statistics are believed: a burst of slow ones is over by then."""

@@ -242,7 +242,7 @@ def _links(job: JobView, now: float) -> list[Sign]:
     for each in _busy(job):
         gpu = each.view.gpu
         if now - (each.view.busy_since or now) < SLOW_VALUES_S:
-            continue  # what is said of its link may be from when it idled
+            continue  # its link's speed may have been read while it idled
         for used, full, what in (
             (gpu.pcie_link_width, gpu.pcie_link_width_max, "lanes"),
             (gpu.pcie_link_generation, gpu.pcie_link_generation_max, "as its PCIe generation"),

@@ -121,7 +121,7 @@ def _job_finding(
     if patient and (not evidence.stands or waits_for_stacks):
         return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
-    return replace(_accuse(job, finding, limit, evidence), actionable=still)
+    return replace(_bad_finding(job, finding, limit, evidence), actionable=still)
 
 
 def _patient_s(
@@ -169,9 +169,9 @@ def _without_steps(
     if not still or saves or has_just_grown(job, limit_s):
         return finding.unknown(f"{clock.words}; {evidence.why}")
     dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
-    doubt = stepless_runs.doubt(job, clock, tuple(dumped), now)
-    if doubt:
-        return finding.unknown(f"{clock.words}, and {doubt}")
+    objection = stepless_runs.objection_to_hang(job, clock, tuple(dumped), now)
+    if objection:
+        return finding.unknown(f"{clock.words}, and {objection}")
     return replace(
         finding,
         truth=Truth.BAD,
@@ -261,7 +261,7 @@ def _where(voted: Vote, ranks: int) -> str:
     return f"{count} of {ranks} in {first}{rest}" + (f", and in {more} more places" if more > 0 else "")
 
 
-def _accuse(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -> Finding:
+def _bad_finding(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -> Finding:
     progress = job.progress
     assert progress is not None
     return replace(

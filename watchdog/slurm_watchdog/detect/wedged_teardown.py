@@ -114,7 +114,7 @@ def _torn_down(voted: Vote, ranks: int) -> bool:
 
 
 def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, limit_s: float) -> Finding:
-    """An error ended the loop, and every rank is still there: told if it is known that nobody does anything."""
+    """An error ended the loop, and every rank is still there: reported if it is known that no rank does anything."""
     if vote(job.snapshots, job.ranks).groups or finding.duration_s < limit_s:
         return finding.unknown(f"there was an error {error.age_s:.0f} s ago: {error.event.line}")
     seen = loop_state(job, now, limit_s)
@@ -130,7 +130,7 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
 def _after_last_step(
     job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: WedgedTeardown
 ) -> Finding:
-    """The last step is made: told after the grace if nobody does anything, later if that cannot be said."""
+    """The last step is made: reported after the grace if no rank does anything, later if that is not known."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
     if finding.duration_s >= STACKS_FROM_SHARE * min(settings.grace, settings.teardown_limit):
         finding = replace(finding, wanted=(wanted,))

@@ -24,9 +24,9 @@ PROBED_USERS = 4
 """As so many of the users whose processes are blocked, those blocked longest."""
 
 
-CLEARS_FOR_S = 120.0
+ANSWER_COUNTS_FOR_S = 120.0
 """An answer older than this clears nobody: in trouble every node is asked again every 15 s."""
-CONVICTS_FOR_S = 600.0
+FAILURE_COUNTS_FOR_S = 600.0
 """A node that gave no answer counts so long, unless it is asked again: then it was rebooted or taken out."""
 
 
@@ -68,7 +68,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     fresh = [
         (node, answer)
         for node, answer in filesystem.answers
-        if answer.age_s <= (CLEARS_FOR_S if answer.responding else CONVICTS_FOR_S)
+        if answer.age_s <= (ANSWER_COUNTS_FOR_S if answer.responding else FAILURE_COUNTS_FOR_S)
     ]
     answers = {uid: _answers(fresh, uid) for uid in nodes_of}
     scopes = {uid: _scope(nodes, answers[uid]) for uid, nodes in nodes_of.items()} or {

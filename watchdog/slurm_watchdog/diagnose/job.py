@@ -110,7 +110,7 @@ def _verdict(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
             summary=f"Job {job_id} lost {_culprit_words(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
-    stuck = [each for each in base.filesystems if _convicts(each, job, blocked_for_s)]
+    stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
         return _by_filesystem(job_id, place, base, stuck[0])
     steady = _makes_steps(job, limit_s)
@@ -338,7 +338,7 @@ def scope_sentence(mount: str, state: Assessment) -> str:
             return f"no other node has said yet whether it reaches {mount}"
 
 
-def _convicts(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
+def _explains_hang(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
     """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a
     large one takes; who waits for a lock is waiting for somebody else, whom the vote of the stacks finds."""
     pids = {(culprit.node, culprit.pid) for culprit in filesystem.blocked}

@@ -3,7 +3,7 @@
 A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same,
 and `+name=` and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie:
 `{name}` is the value of that option, `{name|words}` has a default, and a row whose template needs an option
-that is not given says nothing. A directory for each run or version below it need not be named: whoever looks
+that is not given says nothing. A directory for each run or version below it need not be named: a scan that looks
 there looks one level deeper.
 Sources: the argument parsers and configuration classes of the frameworks that are named, and where these write.
 Values that only a configuration file holds (axolotl's and GPT-NeoX's YAML, torchtitan's TOML) are not visible here.

@@ -99,7 +99,7 @@ def _of_variables(environ: Mapping[str, str]) -> list[float]:
 
 
 def _is_switched_off(environ: Mapping[str, str]) -> bool:
-    """Without the handling of errors a collective waits for ever, unless whoever asks for it waits with a time-out."""
+    """Without error handling a collective waits indefinitely, unless the caller waits with a time-out."""
     handling = next((environ[name] for name in HANDLING if name in environ), "1")
     blocking = next((environ[name] for name in BLOCKING if name in environ), "0")
     return handling.lower() in _OFF and blocking.lower() in _OFF

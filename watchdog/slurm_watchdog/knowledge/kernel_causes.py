@@ -45,7 +45,7 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
 RULES: tuple[Rule, ...] = (
-    # what falls off the bus takes all that is said of it afterwards with it, its links to others, and the
+    # what falls off the bus explains all later lines about it, its links to others, and the
     # programs on them
     Rule(GPU_LINE, GPU_GONE, "gpu", DAY_S),
     Rule(("xid_74", "xid_155", "sxid", "xid_137"), GPU_GONE, "node", 60.0),

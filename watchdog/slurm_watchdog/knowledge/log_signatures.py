@@ -46,7 +46,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class LogRow:
-    """One section: the signature, and what is said of its name, in one of the sections with it."""
+    """One section: the signature, and the meaning of its name, given in one of its sections."""
 
     signature: Signature
     means: str
@@ -73,7 +73,7 @@ SIGNATURES: tuple[Signature, ...] = tuple(row.signature for row in _ROWS)
 
 @dataclass(frozen=True, eq=False)
 class LogTable:
-    """The rows in force, and what is said of their names."""
+    """The rows in force, and the meanings of their names."""
 
     signatures: tuple[Signature, ...]
     """The first that matches names the line."""
@@ -124,11 +124,11 @@ def _table(site: SiteRows) -> LogTable:
     )
 
 
-# Harmless although a row matches: what says that it goes on by itself, or only talks about an error.
+# Harmless although a row matches: lines that say the program continues, or that only mention an error.
 HARMLESS = re.compile(
     r"\bwill (?:be )?(?:retr|reconnect)|(?<!non-)(?<!not )\bretr[iy]able (?:error|exception|failure)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
     r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b"
-    # What a tracker of experiments says in its own log: it tries again by itself, and the training goes on without it.
+    # What a tracker of experiments says in its own log: it retries by itself, and the training continues without it.
     r"|(?:^|[\s\]])(?:wandb|swanlab): |\bCOMET (?:ERROR|WARNING|INFO|DEBUG):|\[neptune\]|(?:^|\b(?:ERROR|WARNING|INFO) )mlflow\.(?!exceptions)[\w.]+: |\bclearml\.\w+ - ",
     re.IGNORECASE,
 )

@@ -2,8 +2,8 @@
 but the program's own.
 
 A loop of pure Python that goes round for minutes may be an index that is built, a score that is computed, a
-shard that is packed: whoever wrote it says so by its name, as a rule. The words are matched whole, in lower
-case, as `operation_words` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in
+shard that is packed: its name says so, as a rule. The words are matched whole, in lower case, as
+`operation_words` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in
 it costs a later verdict, and never an accusation.
 """
 

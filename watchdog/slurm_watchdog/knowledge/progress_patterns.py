@@ -4,7 +4,7 @@
 A row is tried only if one of its `needles` is in the lower-cased line; the first row that matches wins, so
 special forms stand before general ones. Groups: step, total, step_s, step_ms, rate (steps a second), updates,
 and
-  epoch  with `step` of `total` in this epoch: together they rise on where `step` begins anew (`in_epoch`; the first epoch has
+  epoch  with `step` of `total` in this epoch: together they rise on where `step` starts again (`in_epoch`; the first epoch has
          the number `first_epoch`), and `epochs`, how many there are to be;
   count  a number that rises and is no step (samples, tokens, epochs): it proves that the loop turns and is never shown as a step.
 Two `\\s*` never stand beside each other, not even around something optional: a line of blanks would take seconds.
@@ -37,7 +37,7 @@ class Pattern:
     counted: bool = False
     """Tried only if COUNTED is in the lower-cased line, too, and no progress in prose: see PROSE."""
     in_epoch: bool = False
-    """`step` begins anew with each `epoch`."""
+    """`step` starts again with each `epoch`."""
     first_epoch: int = 0
     """The number that it gives to its first epoch."""
 

@@ -154,7 +154,7 @@ COUNTED = frozenset(_words("read write pread64 pwrite64 readv writev preadv pwri
 NOT_A_FILESYSTEM_WAIT = frozenset({"flock", "fcntl", "ioctl"})
 
 # Calls that wait for somebody else, a lock, or a timer, and touch no file: most threads of a trainer stand in
-# one of them for ever.
+# one of them all the time.
 IDLE_CALLS = frozenset(_words("""
     futex futex_waitv poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2 nanosleep clock_nanosleep wait4 waitid pause
     rt_sigsuspend rt_sigtimedwait accept accept4 recvfrom recvmsg restart_syscall io_getevents semop semtimedop

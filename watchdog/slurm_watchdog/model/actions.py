@@ -18,7 +18,7 @@ class Action(StrEnum):
     RESUBMIT = "resubmit"
     """End the job, submit its stored script again."""
     LEAVE_TO_CHAIN = "leave_to_chain"
-    """End the job; the next element of its array, or the job that waits for it, goes on."""
+    """End the job; the next element of its array, or the job that waits for it, continues."""
     CANCEL = "cancel"
     """End the job, and run nothing again."""
     ASK_TO_SAVE = "ask_to_save"
@@ -61,7 +61,7 @@ class Verdict(StrEnum):
 
 
 class Fence(Struct, frozen=True, kw_only=True):
-    """The one run of the one job that a decision is about. Anything else is left alone."""
+    """The one run of the one job that a decision is about. It applies to nothing else."""
 
     job_id: str
     restarts: int
@@ -94,7 +94,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     ladder: tuple[Rung, ...] = ()
     """What is tried, in this order; empty in journals of older releases, where the action says it."""
     rule: str = ""
-    """Which part of the configuration, or whose wish, gave the ladder."""
+    """Which part of the configuration, or whose directive, gave the ladder."""
     loop_turns: bool | None = None
     """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None:
     not known."""

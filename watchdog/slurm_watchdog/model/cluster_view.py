@@ -78,7 +78,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     """The same, the most of the recent ones."""
     by_epochs: bool = False
     """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or
-    the number of epochs, anew when they resume."""
+    the number of epochs, counted again from a resume."""
     total_steps: int | None = None
     first_step: int | None = None
     """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until
@@ -89,7 +89,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     phase_age_s: float = 0.0
     source: str = ""
     shared: bool = False
-    """Two programs count in one log, in the same words: if one of them stands still, the other one hides it."""
+    """Two programs count in one log, in the same words: if one of them stops, the other one hides it."""
 
     @property
     def known_step(self) -> int | None:
@@ -294,7 +294,7 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     @cached_property
     def renewed(self) -> bool:
         """Whether every living rank is the successor of one that has ended since the last step: a launcher
-        has started them anew."""
+        has restarted them."""
         if self.progress is None:
             return False
         since_s = min(self.progress.age_s, self.progress.last_increase_age_s or self.progress.age_s)

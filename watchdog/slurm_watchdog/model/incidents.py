@@ -85,7 +85,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     """/dev/nvidiaN that it holds."""
     gpu_uuids: tuple[str, ...] = ()
     in_job_group: bool = False
-    """It stands in that job's control group: whoever else its user runs here, it is of that job."""
+    """It is in that job's control group: whatever else its user runs here, it belongs to that job."""
 
 
 class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
@@ -95,7 +95,7 @@ class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     apart_s: float = 10.0
     """Time between two dumps, so that they can tell stuck from busy."""
     later_s: float | None = None
-    """Time between two dumps once several are in; None: as it is wont to be."""
+    """Time between two dumps once several are in; None: unchanged."""
 
 
 class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):

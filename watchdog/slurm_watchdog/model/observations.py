@@ -101,7 +101,7 @@ class LogFile(Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Why it cannot be read now: missing, permission, its mount does not answer."""
     offset: int | None = None
-    """Bytes of the file that were read: where the next run of the job goes on, on whatever node."""
+    """Bytes of the file that were read: where the next run of the job continues reading, on any node."""
     lag_bytes: int = 0
     """What stands in the file and is not read yet: a flood is read in several looks."""
     skipped_bytes: int = 0

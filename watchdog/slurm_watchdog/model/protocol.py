@@ -92,7 +92,7 @@ Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | Collect
 
 
 class ProcessEnd(Struct, frozen=True, kw_only=True):
-    """What a node says of the process that it was to end, after it has done what it was told, or has refused to."""
+    """What a node says of the process that it was to end, after it has done so, or has refused to."""
 
     gone: bool = False
     """It has ended, or its number is another's by now."""
@@ -152,8 +152,8 @@ class Reply(Struct, frozen=True, kw_only=True):
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None:
     not known."""
     controller_id: str = ""
-    """Random, new at every start of the controller: one that is new to an agent is told the recent past again."""
+    """Random, new at every start of the controller: an agent sends the recent past again to one that it does not know."""
     takes_changes: bool = False
     """This controller understands reports of changes."""
     want_full: bool = False
-    """It lacks the report that this one builds on, and has taken nothing of it: the same is to be told in full."""
+    """It lacks the report that this one builds on, and has accepted nothing of it: the full report is to be sent."""

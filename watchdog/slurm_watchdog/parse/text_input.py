@@ -61,7 +61,7 @@ class Block:
 def read_blocks(
     path: str, on_bytes: Callable[[int], None] = lambda _: None, on_damage: Callable[[], None] = lambda: None
 ) -> Iterator[Block]:
-    """The file's blocks, in order; `-` is standard input. `on_bytes` is told how much of the file has been read.
+    """The file's blocks, in order; `-` is standard input. `on_bytes` is called with how much of the file has been read.
 
     Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and
     `on_damage` is called.

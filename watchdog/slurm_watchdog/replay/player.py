@@ -38,7 +38,7 @@ OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 """Most lines of every trace; they say something of one node, and of nothing else."""
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
 FINE_S = 3600.0
-"""In a longer stretch without a line, time goes on in larger steps."""
+"""In a longer stretch without a line, time advances in larger steps."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class TracePlayer:
         return not self.judge.incidents and not self._dumps
 
     def _steady(self) -> bool:
-        """What is wrong has fired, or is explained by what has, and goes on: nothing is about to be told, or
-        to be over."""
+        """What is wrong has fired, or is explained by what has, and continues: nothing is about to be reported or
+        resolved."""
         open_ones = self.judge.incidents
         settled = all(
             each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by)
@@ -147,7 +147,7 @@ class TracePlayer:
         """
         tick_s, before = self.config.controller.tick, until - 0.001
         if self._recorded and until - since > self.judge.slurm_patience_s:
-            # Neither an agent nor Slurm said a word: the controller stood still, or was not running.
+            # Neither an agent nor Slurm said a word: the controller was stalled, or not running.
             self._judge_at(since)
             self.state.grant_grace(until)
             self.state.forget_silence(until)

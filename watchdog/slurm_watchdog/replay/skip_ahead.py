@@ -1,5 +1,4 @@
-"""Until when a replay need not look again: as long as nothing is told that is not as ever, and time alone
-changes nothing. Pure."""
+"""How far a replay may skip ahead while all jobs are healthy and time alone changes nothing. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ PAUSE_S = 10.0
 
 
 def skip_ahead_s(view: ClusterView, limits_s: Mapping[str, float]) -> float:
-    """Seconds from `view.now` in which nothing that is judged can change by itself; 0 where anything is not as ever.
+    """Seconds from `view.now` in which nothing that is judged can change by itself; 0 unless everything is as usual.
 
     `limits_s`: job -> the longest time without a step that is normal for it.
     """

@@ -73,7 +73,7 @@ class SlurmListing:
         self._nodes[record.node] = node
 
     def note_use(self, given: Mapping[str, Sequence[records.Any_]]) -> None:
-        """Where a job without a list of nodes has processes, and what is said of jobs that nobody knows."""
+        """Where a job without a list of nodes has processes, and lines about jobs that no job line has named."""
         known = {job.process_id: job for job in self.jobs.values()}
         settled = {job_id for job_id, job in known.items() if job.nodes}
         for name, lines in given.items():

@@ -1,5 +1,5 @@
 """*Trace v1*: what agents and Slurm said, one JSON line a record, written by `controller --record`, by
-generators, or by hand.
+generators, or manually.
 
     {"t":0,"kind":"job","job_id":"7","state":"RUNNING","nodes":["n0","n1"],"restarts":0,"name":"m4","user":"u","batch_host":"n0"}
     {"t":5,"kind":"report","node":"n0"}

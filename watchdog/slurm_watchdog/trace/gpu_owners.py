@@ -100,7 +100,7 @@ class GpuHolders:
 
 AssignedGpus = dict[str, tuple[Gpu, Gpu]]
 """UUID or place -> a GPU as the trace has it, and as it was handed out: the same one again, as long as
-nothing new is said of it."""
+no line gives new values for it."""
 
 
 def assign_gpus(gpus: Sequence[Gpu], processes: Iterable[Process], seats: AssignedGpus) -> tuple[Gpu, ...]:

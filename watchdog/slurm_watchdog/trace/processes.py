@@ -79,7 +79,7 @@ class Processes:
     """The newest listing had a line of which nobody knows whom it is about."""
 
     def forget(self, job_id: str) -> None:
-        """The run is over: whoever is listed from now on belongs to another one."""
+        """The run is over: processes that are listed from now on belong to another one."""
         for key in [key for key in self.known if key[0] == job_id]:
             del self.known[key]
         for seat in [seat for seat in self._pid_of if seat[0] == job_id]:
@@ -215,7 +215,7 @@ def _listed_again(known: ListedProcess, now: float) -> None:
 def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts: set[str]) -> Process | None:
     """The process as this line has it; what the line leaves out, other than what it is doing, is as before."""
     if old is not None and record.more is None and record.path is record.mount is record.syscall is None:
-        # Nearly every line: the same process, in no call that is told.
+        # Nearly every line: the same process, in no call that the line gives.
         return Process(
             pid=old.pid, start_ticks=old.start_ticks, job_id=old.job_id, uid=-1, comm="process",
             rank=old.rank if record.rank is None else record.rank,
@@ -225,7 +225,7 @@ def _process(record: Proc, key: Key, old: Process | None, restarts: int, mounts:
             cpu_s=old.cpu_s if record.cpu_s is None else record.cpu_s,
         )  # fmt: skip
     if old is not None:
-        start = old.start_ticks  # it is the same process, even if its start is told only now
+        start = old.start_ticks  # it is the same process, even if its start is given only now
     else:
         start = restarts if record.start is None else round(record.start * TICKS_PER_S)
     rank = record.rank if record.rank is not None or old is None else old.rank

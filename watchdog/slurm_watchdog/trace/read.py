@@ -172,7 +172,7 @@ class _Order:
         return self.ready_before(float("inf"))
 
     def _leap(self) -> Iterator[list[Numbered]]:
-        """The trace goes on at another time: where most of the lines say."""
+        """The trace continues at another time: where most of the lines are."""
         yield self.ready_before(float("inf"))
         group, self.ahead = self.ahead, []
         self.newest = median(t for t, _, _ in group)

@@ -267,7 +267,7 @@ def parse_records(block: bytes) -> list[Any_] | None:
 def parse_record(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine | None:
     """The record in one line without its end; None if it holds none, Damage if it might have said who is there.
 
-    `tally` is told of everything that was not used. A Damage has no time of its own yet.
+    `tally` counts everything that was not used. A BadLine has no time of its own yet.
     """
     try:
         record: Any_ = _decoder.decode(line)

@@ -15,7 +15,7 @@ from slurm_watchdog.controller.actions.ladder.state import asks
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.diagnose.filesystem import CONVICTS_FOR_S
+from slurm_watchdog.diagnose.filesystem import FAILURE_COUNTS_FOR_S
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
@@ -212,7 +212,7 @@ class JobObserver:
             nodes = {
                 node
                 for node, answer in filesystem.answers
-                if not answer.responding and answer.same_filesystem and answer.age_s <= CONVICTS_FOR_S
+                if not answer.responding and answer.same_filesystem and answer.age_s <= FAILURE_COUNTS_FOR_S
             }
             if filesystem.mount in concerned and nodes - exempt:
                 stalled.add(filesystem.mount)

@@ -1,4 +1,4 @@
-"""Who is named for an error: whoever says it, or the one whom the launcher, Slurm or the driver can only mean. Pure.
+"""The rank and host of an error: those of the line, or the only ones that the launcher, Slurm or the driver can mean. Pure.
 
 Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a
 number may be a local rank.
@@ -109,7 +109,7 @@ def failed_node(case: LogCase) -> str | None:
 
 
 def speaker_of(error: FoundError, case: LogCase) -> tuple[int | None, str | None]:
-    """(rank, host) of whoever says a line, as far as its prefix or its own words have them."""
+    """(rank, host) that logged a line, as far as its prefix or its own words have them."""
     rank = case.ranks.rank_of(error.who)
     host = case.ranks.host_of(error.who, rank)
     if rank is None and (own := _OWN_RANK.search(error.text)) is not None:

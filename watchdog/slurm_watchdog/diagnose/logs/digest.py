@@ -339,7 +339,7 @@ def put_on_clock(digest: Digest) -> None:
         if fact is not None:
             fact.at = at
         if at is None or (ended is not None and number >= ended):
-            continue  # whoever ended the run may have another clock, and its silence then is no hang
+            continue  # the line that ends the run may have another clock: no hang
         digest.begins = at if digest.begins is None else min(digest.begins, at)
         digest.ends = at if digest.ends is None else max(digest.ends, at)
     digest.clock = clock.sort

@@ -260,7 +260,7 @@ def _looks_like_host(word: str) -> bool:
 
 
 def host_word(raw: str) -> str | None:
-    """The word before a colon at a line's beginning that may be a host, for whoever counts how often each comes."""
+    """The word before a colon at a line's beginning that may be a host, for callers that count how often each comes."""
     match = _HOST_WORD.match(raw)
     if match is None:
         return None

@@ -21,17 +21,17 @@ SPEAKERS = 2
 def lost_rank(errors: Sequence[FoundError], ranks: Ranks) -> Suspects | None:
     """Whom all of `errors` that name a lost rank name; None if they differ, are too few, or if that rank
     speaks itself."""
-    told = [
+    lines_with_peer = [
         (error, int(next(n for n in match.groups() if n)))
         for error in errors
         if (match := LOST_A_RANK.search(error.text))
     ]
-    peers = {peer for _, peer in told}
+    peers = {peer for _, peer in lines_with_peer}
     if len(peers) != 1:
         return None
     peer = peers.pop()
     spoke = {ranks.rank_of(error.who) for error in errors}
-    speakers = {rank for error, _ in told if (rank := ranks.rank_of(error.who)) is not None}
+    speakers = {rank for error, _ in lines_with_peer if (rank := ranks.rank_of(error.who)) is not None}
     enough = not speakers or len(speakers) >= SPEAKERS or speakers == {0}
     unknown = ranks.excerpt and ranks.world is None
     if not enough or unknown or peer in spoke or (ranks.world is not None and peer >= ranks.world):
@@ -39,5 +39,5 @@ def lost_rank(errors: Sequence[FoundError], ranks: Ranks) -> Suspects | None:
     return Suspects(
         (peer,),
         "is suspect, for it is the one that they say they lost, and it says nothing itself",
-        told[0][0].line,
+        lines_with_peer[0][0].line,
     )

@@ -321,21 +321,22 @@ def _with_loss(digest: Digest) -> list[Fact]:
     """The lines that tell the loss: those of the run's progress or, where a bar counts and says no loss,
     those that stand beside it."""
     main = main_facts(digest)
-    told = [fact for fact in main if fact.fact.loss is not None]
-    if told or not main:
-        return told
+    with_loss = [fact for fact in main if fact.fact.loss is not None]
+    if with_loss or not main:
+        return with_loss
     beside: dict[str, list[Fact]] = {}
     for fact in digest.facts:
         if fact.fact.kind is EventKind.PROGRESS and fact.fact.loss is not None:
             beside.setdefault(fact.fact.pattern, []).append(fact)
-    told = max(beside.values(), key=len, default=[])
-    if len(told) < 2:
-        return told
+    with_loss = max(beside.values(), key=len, default=[])
+    if len(with_loss) < 2:
+        return with_loss
     reached = [
-        max((_count(f) for f in main if f.line <= each.line), default=0.0) for each in (told[0], told[-1])
+        max((_count(f) for f in main if f.line <= each.line), default=0.0)
+        for each in (with_loss[0], with_loss[-1])
     ]
-    usual = (reached[1] - reached[0]) / (len(told) - 1)
-    return told if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
+    usual = (reached[1] - reached[0]) / (len(with_loss) - 1)
+    return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
 def read_no_number(digest: Digest, times: int) -> NoNumber | None:

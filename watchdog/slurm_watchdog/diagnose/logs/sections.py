@@ -64,12 +64,14 @@ def without_modules(lines: Sequence[Line]) -> list[Line]:
     bracketed = [line for line in lines if line.who.host is not None and line.who.number is not None]
     if any(DYING.match(line.text) or _FRAME.match(line.text) for line in bracketed):
         return list(lines)  # mpirun's, with a process's number; a logger has no prefix within a traceback
-    told = [line.who for line in bracketed]
-    if not told or len({who.host for who in told}) > 1:
+    speakers = [line.who for line in bracketed]
+    if not speakers or len({who.host for who in speakers}) > 1:
         return list(lines)
-    if min(who.number or 0 for who in told) < SMALL and not any(_MODULE.match(line.raw) for line in lines):
+    if min(who.number or 0 for who in speakers) < SMALL and not any(
+        _MODULE.match(line.raw) for line in lines
+    ):
         return list(lines)
-    named = told[0].host
+    named = speakers[0].host
     return [
         replace(line, who=replace(line.who, host=None, number=None))
         if line.who.host == named and line.who.number is not None

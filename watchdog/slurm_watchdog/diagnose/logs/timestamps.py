@@ -121,7 +121,7 @@ class Clock:
     """Puts the stamps of one log, in its order, on one scale; those that do not fit on it give None.
 
     The scale is that of the first stamps with a full date or, where there are none, of whatever comes first.
-    Dates without a year take the last known one's; times of day take the last known date, and go on to the
+    Dates without a year take the last known one's; times of day take the last known date, and continue with the
     next day behind midnight.
     """
 
@@ -162,7 +162,7 @@ class Clock:
 
 
 def _nearest_year(seconds: float, last: float) -> float | None:
-    """A date without a year, in the year in which it is nearest to `last`: a log goes on behind New Year's Eve."""
+    """A date without a year, in the year in which it is nearest to `last`: a log continues after New Year's Eve."""
     moved, year = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(last, UTC).year
     near = [at for each in (year - 1, year, year + 1) if (at := _in_year(moved, each)) is not None]
     return min(near, key=lambda at: abs(at - last), default=None)

@@ -26,7 +26,7 @@ SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
 PROSE_WORDS = 14
 """A shorter sentence with a person in it may be a program's."""
 AFTER_LINES = 6
-"""Lines after an error in which its stream says that it goes on."""
+"""Lines after an error in which its stream says that it continues."""
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
 _TYPE = re.compile(
@@ -93,7 +93,7 @@ class FoundError:
     weak: bool = False
     """Said in passing: at the level of a warning, by a thread beside, or by a destructor."""
     ignored: bool = False
-    """Python says itself that it goes on."""
+    """Python itself says that it is ignored."""
     retried: bool = False
     """What its stream says next is that it tries again."""
     chained: bool = False

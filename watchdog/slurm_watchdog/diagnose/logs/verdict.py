@@ -1,7 +1,7 @@
 """What a run died of, from its logs alone: cause, cascade, teardown and noise told apart, and who is named. Pure.
 
 The first error in time that does not follow from another one is the cause, if no progress was made after it.
-What ranks say of each other is never a cause; the launcher and Slurm only sum up. Whoever lost the others is
+What ranks say of each other is never a cause; the launcher and Slurm only sum up. A rank that lost the others is
 not the one who did it: there nobody is named but the ranks that are missing from the cascade.
 """
 
@@ -57,7 +57,7 @@ LAST_LINES = 15
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
-"""Settings: whoever notices first is no more to blame than the others."""
+"""Settings: the rank that notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset(
     {"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"}
 )
@@ -153,8 +153,8 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     if late is not None:
         return _of_cause(case, [late], alive)
     kept = {id(error) for error in firm}
-    told = [error for error in before if not is_root(error) or id(error) in kept]
-    return of_consequences(case, told, after[0] if after else None)
+    felt = [error for error in before if not is_root(error) or id(error) in kept]
+    return of_consequences(case, felt, after[0] if after else None)
 
 
 def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bool:

@@ -1,4 +1,4 @@
-"""A rank that goes round in a small loop of Python for ever: what dump after dump says of it. Pure.
+"""A rank stuck in a small Python loop: what one dump after another shows of it. Pure.
 
 From one dump to the next, a loop that waits for what never comes looks like work: the interpreter runs. Over
 minutes it differs from most work: the same few lines of the same functions, nothing read, nothing written, no
@@ -55,7 +55,7 @@ def follow(
     came of the last one. `stacks` are those of the few ranks that stand outside of the collective in which
     the others wait.
 
-    A rank whose dump is missing is forgotten; one that shows something else begins anew.
+    A rank whose dump is missing is forgotten; one that shows something else starts again.
     """
     found = {}
     for stack in stacks[:MAX_STACKS]:

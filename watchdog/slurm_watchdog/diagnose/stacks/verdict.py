@@ -35,10 +35,10 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     ENDLESS,
     LONG,
     UNHURRIED,
-    accused,
     collective_of,
     is_unhurried,
     odd_one,
+    suspects,
 )
 from slurm_watchdog.diagnose.stacks.wording import class_word, culprit_words, fold, group_places
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
@@ -98,9 +98,9 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
     groups = group_places(case.places, case.cast)
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
-    accused = {(each.node, each.rank, each.pid) for each in culprits}
+    suspects = {(each.node, each.rank, each.pid) for each in culprits}
     odd = tuple(
-        c for p in by_rank(case.outside) if (((c := culprit_of(p, case.cast)).node, c.rank, c.pid)) not in accused
+        c for p in by_rank(case.outside) if (((c := culprit_of(p, case.cast)).node, c.rank, c.pid)) not in suspects
     )  # fmt: skip
     return StackVerdict(
         ranks=case.cast.world or len(case.cast.ranks),
@@ -166,7 +166,7 @@ def _with_waiting(case: StackCase) -> _Ruling:
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)
-    proven = accused([p for p in outside if _convicts(case, p)])
+    proven = suspects([p for p in outside if _proves_hang(case, p)])
     clocked = case.late or bool(case.repeated)
     few = len(outside) < len(case.waiting) or (clocked and not case.crowd)
     same = len({p.place for p in outside}) == 1
@@ -174,14 +174,14 @@ def _with_waiting(case: StackCase) -> _Ruling:
         proven = []
     if proven:
         return True, class_of(proven), proven, who_does(case, proven)
-    hang = case.late and not few and all(_patience_is_over(case, p) for p in accused(outside))
+    hang = case.late and not few and all(_patience_is_over(case, p) for p in suspects(outside))
     cls = class_of(outside)
     if hang:
         return True, cls, (), f"Nobody can be named: {where_all_are(case, lower=True)}"
     return False, cls, (), f"{why_no_hang(case, outside)} {where_all_are(case)}"
 
 
-def _convicts(case: StackCase, p: RankPlace) -> bool:
+def _proves_hang(case: StackCase, p: RankPlace) -> bool:
     """Whether one rank outside is to be named, by time, by dumps that are alike, or by its place alone."""
     if case.given.since_last_step_s is not None:
         return _patience_is_over(case, p)

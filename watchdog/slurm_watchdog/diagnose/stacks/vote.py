@@ -8,12 +8,12 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import (
     ProcessKey,
-    accused,
     frames_key,
     is_unhurried,
     makes_its_own_samples,
     odd_one,
     sides,
+    suspects,
     takes_its_time,
 )
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -89,7 +89,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     named = [
         Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.doing}, in {call_of(p.frames[0])}")
         for p in sorted(
-            [] if crowd and not _at_a_prompt(outside) else accused(outside),
+            [] if crowd and not _at_a_prompt(outside) else suspects(outside),
             key=lambda p: (p.rank, p.node, p.pid),
         )
     ]

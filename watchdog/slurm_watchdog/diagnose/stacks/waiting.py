@@ -28,11 +28,11 @@ TOGETHER_SHARE = 0.7
 very same frames: three of four."""
 
 UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
-"""One rank may write or upload for half an hour while its stack stands still and the others wait in a barrier."""
+"""One rank may write or upload for half an hour while its stack does not move and the others wait in a barrier."""
 ENDLESS = frozenset(
     {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
 )
-"""Who stands still in there for minutes does so for ever."""
+"""A rank that does not move in there for minutes never will."""
 LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
 """What may take half an hour by its nature."""
 OF_THEIR_OWN = frozenset(Place) - WAITS_FOR_PEERS - {Place.OTHER, Place.BACKWARD, Place.DEVICE}
@@ -68,7 +68,7 @@ def sides(
     return waiting, outside, len(outside) > len(waiting)
 
 
-def accused(outside: Sequence[RankPlace]) -> list[RankPlace]:
+def suspects(outside: Sequence[RankPlace]) -> list[RankPlace]:
     """Of the ranks that stand outside, those to be named: who sits at a debugger's prompt; else who is in
     nothing that takes its time, for the others may well be busy because of that one; else all of them."""
     prompt = [p for p in outside if p.place is Place.DEBUGGER]
@@ -134,7 +134,7 @@ def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     """The only rank in another collective than all the others (at least three, unanimous): a mismatch.
 
     The collective's own name counts: the same barrier is often called from two places. The backward pass, in
-    which gradients are reduced, is such a collective for those who stand still in it; one rank alone in there
+    which gradients are reduced, is such a collective for ranks that do not move in it; one rank alone in there
     is behind, and no mismatch.
     """
     if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):

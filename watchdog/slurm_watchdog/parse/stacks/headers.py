@@ -19,7 +19,7 @@ _FILE_WORDS = (
 
 
 class DumpHeader(Struct, frozen=True):
-    """What is said of one process. `label` is a number in front of lines (`srun --label`): a task, whose or
+    """What a header says about one process. `label` is a number in front of lines (`srun --label`): a task, whose or
     what is not known."""
 
     host: str = ""

@@ -44,7 +44,7 @@ EVENLY = 8
 SAMPLE_PIECES = 8
 """With `ShapeMemory.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
 MAX_SHAPES = 512
-"""Shapes that are remembered from piece to piece; then counting begins anew. A shape is as long as its line."""
+"""Shapes that are remembered from piece to piece; then counting starts again. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
 FEW_SHAPES = 4
 """Shapes of a block of a few lines, which is what a look at a log mostly finds: whether they hold a needle is

@@ -225,7 +225,7 @@ def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, An
 
 
 def _in_epoch(fact: LogFact, row: Pattern, groups: dict[str, str | None]) -> LogFact:
-    """The count begins anew with every epoch; together with the epoch it rises."""
+    """The count starts again with every epoch; together with the epoch it rises."""
     epoch = max(0, int(groups["epoch"] or 0) - row.first_epoch)
     step = int(groups["step"] or 0)
     if not groups.get("total"):

@@ -29,7 +29,7 @@ def silence_of(text: str, at: str | None = None) -> str | None:
 def test_a_log_without_a_year_is_silent_for_hours_and_never_for_years(form: str) -> None:
     text = log("2026-05-01 10:00:00", form)
     assert verdict_of(text, at="2026-05-01 10:30:00") is None
-    assert silence_of(text, at="2026-05-01 13:29:30") == "Hang: no progress for 3.0 h"
+    assert silence_of(text, at="2026-05-01 13:29:30") == "Hang: no progress for 3 h 00 min"
 
 
 @pytest.mark.parametrize("form", ["%b %e %H:%M:%S n1 train[7]:", "%m-%d %H:%M:%S"])
@@ -37,12 +37,12 @@ def test_a_log_without_a_year_goes_on_behind_new_years_eve(form: str) -> None:
     text = log("2025-12-31 23:45:00", form)
     assert verdict_of(text) is None
     assert verdict_of(text, at="2026-01-01 00:15:00") is None
-    assert silence_of(text, at="2026-01-01 03:14:30") == "Hang: no progress for 3.0 h"
+    assert silence_of(text, at="2026-01-01 03:14:30") == "Hang: no progress for 3 h 00 min"
 
 
 def test_a_log_of_the_old_year_that_is_read_in_the_new_one_is_silent_for_hours() -> None:
     text = log("2025-12-31 20:00:00", "%b %e %H:%M:%S n1 train[7]:")
-    assert silence_of(text, at="2026-01-01 00:29:30") == "Hang: no progress for 4.0 h"
+    assert silence_of(text, at="2026-01-01 00:29:30") == "Hang: no progress for 4 h 00 min"
 
 
 def undated(minutes: int, moved: int = 20) -> str:
@@ -56,7 +56,7 @@ def undated(minutes: int, moved: int = 20) -> str:
 
 
 def test_steps_without_a_date_among_dated_lines_fell_silent_before_the_next_date() -> None:
-    assert silence_of(undated(200)) == "Hang: no progress for 3.0 h"
+    assert silence_of(undated(200)) == "Hang: no progress for 3 h 00 min"
     assert verdict_of(undated(40)) is None  # less than any limit that could be known
     assert verdict_of(undated(200, moved=200)) is None
 

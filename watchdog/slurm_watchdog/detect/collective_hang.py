@@ -53,7 +53,7 @@ from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
-from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.culprit_words import describe, what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -176,14 +176,13 @@ def _spinning_finding(
 ) -> Finding:
     """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late
     as before: it may be work that shows nothing of itself."""
-    age_s, first = finding.duration_s, culprits[0]
-    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    age_s = finding.duration_s
     place = job.progress.place if job.progress else "its start"
     return replace(
         finding,
         truth=Truth.BAD,
         summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason}); "
-        f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {'them' if more else 'it'}.",
+        f"{_held_up_by(culprits, voted)}.",
         culprits=culprits,
         facts=_facts(job, voted),
         actionable=age_s >= busy_limit_s,
@@ -204,7 +203,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple
         return ()
     group, rank = voted.groups[0], job.ranks[0]
     reason = f"{group.place}, in {group.frames[0]}"
-    culprit = Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason)
+    culprit = rank.culprit(reason)
     raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), window_s))
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
@@ -225,8 +224,7 @@ def _finding_by_gpus(
         return finding.unknown(f"{clock.words}, the stacks are not in, and {why}")
     named = "nobody is named"
     if seen.culprits:
-        more = f" and {len(seen.culprits) - 1} more" if len(seen.culprits) > 1 else ""
-        named = f"{describe(seen.culprits[0])}{more} {seen.culprits[0].reason}"
+        named = what_they_do(seen.culprits)
     return replace(
         finding,
         truth=Truth.BAD,
@@ -281,14 +279,11 @@ def _bad_finding(
     if clock.unread and progress is None:
         last = "after it had trained"
     if alone:
-        named = f"{describe(culprits[0])} {culprits[0].reason}, and does nothing"
+        named = f"{what_they_do(culprits)}, and does nothing"
     elif culprits:
-        first = culprits[0]
-        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
-        it = "them" if more else "it"
-        named = f"{describe(first)}{more} {first.reason}, {_ranks(voted.waiting, 'waits', 'wait')} for {it}"
+        named = _held_up_by(culprits, voted)
     elif voted.elsewhere:
-        named = f"{_ranks(voted.waiting, 'waits', 'wait')} in a collective and {voted.elsewhere} not, so nobody is named"
+        named = f"{_ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     error = _logged_error(job, culprits, window_s)
@@ -367,9 +362,14 @@ def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _ranks(number: int, one: str = "", many: str = "") -> str:
-    """`1 rank waits`, `5 ranks wait`."""
-    return f"1 rank {one}".rstrip() if number == 1 else f"{number} ranks {many}".rstrip()
+def _ranks_wait(number: int) -> str:
+    return "1 rank waits" if number == 1 else f"{number} ranks wait"
+
+
+def _held_up_by(culprits: tuple[Culprit, ...], voted: Vote) -> str:
+    return (
+        f"{what_they_do(culprits)}, {_ranks_wait(voted.waiting)} for {'them' if len(culprits) > 1 else 'it'}"
+    )
 
 
 SPEC = DetectorSpec(

@@ -27,7 +27,7 @@ from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 MAX_DEAD_SHARE = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
@@ -81,12 +81,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         )
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    culprits = tuple(
-        Culprit(
-            node=r.node, rank=r.process.rank, pid=r.process.pid, reason=f"ended {dead_for_s(r):.0f} s ago"
-        )
-        for r in dead
-    )
+    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in dead)
     last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
     error = last_error_before_end(job, first.process.rank, now)

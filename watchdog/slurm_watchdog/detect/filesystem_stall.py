@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,
     FLUSH_PATIENCE_S,
@@ -26,7 +27,6 @@ from slurm_watchdog.diagnose.filesystem import (
     blocked_call,
     call_words,
     culprits,
-    describe,
     long_blocked,
     probes_wanted,
 )

@@ -19,6 +19,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
+from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 
@@ -75,7 +76,7 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         )
         for each, clock_hz, usual_hz in slow
     )  # fmt: skip
-    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    first, more = culprits[0], and_more(len(culprits))
     return replace(
         finding,
         truth=Truth.BAD,

@@ -25,6 +25,7 @@ from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
@@ -91,7 +92,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     if not quiet:
         return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
     culprits = tuple(_culprit(each, now) for each in quiet)
-    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    first, more = culprits[0], and_more(len(culprits))
     return replace(
         finding,
         truth=Truth.BAD,

@@ -33,7 +33,7 @@ from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_stat
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -182,14 +182,13 @@ def _bad_finding(
         return finding.unknown(f"{ended}, and the others are not seen to wait")
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     culprits, followed = _named(with_it), len(dead) - len(with_it)
-    more = f" and {len(with_it) - 1} more" if len(with_it) > 1 else ""
     last_lines = last_words(job, first)
     how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
     error = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe(culprits[0])}{more} {how} "
+        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
         f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
@@ -211,13 +210,10 @@ def _what_they_do(waiting: _Waiting) -> str:
 
 def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     return tuple(
-        Culprit(
-            node=rank.node,
-            rank=rank.process.rank,
-            pid=rank.process.pid,
-            reason=f"has been a zombie for {dead_for_s(rank):.0f} s"
+        rank.culprit(
+            f"has been a zombie for {dead_for_s(rank):.0f} s"
             if rank.process.state in ("Z", "X")
-            else f"ended {dead_for_s(rank):.0f} s ago",
+            else f"ended {dead_for_s(rank):.0f} s ago"
         )
         for rank in dead
     )
@@ -248,13 +244,12 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
         else "no process of it is left"
     )
     culprits = _named(dead)
-    more = f" and {len(dead) - 1} more" if len(dead) > 1 else ""
     how = how_they_ended(job, [rank.process.rank for rank in dead], now)
     error = last_error_before_end(job, first.process.rank, now)
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe(culprits[0])}{more} {how} after "
+        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe_all(culprits)} {how} after "
         f"{progress.place}{of}, and {rest}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits[:NAMED],
         facts=(

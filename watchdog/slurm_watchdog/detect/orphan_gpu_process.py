@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
-from slurm_watchdog.diagnose.logs.case import duration
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView

@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
 
@@ -53,15 +54,9 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
         truth = Truth.UNKNOWN if unknown else Truth.OK
         return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
     culprits = tuple(
-        Culprit(
-            node=rank.node,
-            rank=rank.process.rank,
-            pid=rank.process.pid,
-            reason=f"{WORDS[rank.process.state]} for {seconds:.0f} s",
-        )
-        for rank, seconds in long
+        rank.culprit(f"{WORDS[rank.process.state]} for {seconds:.0f} s") for rank, seconds in long
     )
-    first, more = culprits[0], f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+    first, more = culprits[0], and_more(len(culprits))
     return replace(
         finding,
         truth=Truth.BAD,

@@ -26,6 +26,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
@@ -122,7 +123,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
         return finding.unknown(
             f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way"
         )
-    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+    more = and_more(len(named))
     first = next(sign for sign in odd if sign.node == named[0])
     return replace(
         finding,

@@ -39,7 +39,7 @@ from slurm_watchdog.analysis.rank_activity import LoopState, few_idle_among_busy
 from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
@@ -247,7 +247,7 @@ def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
     reason = (
         f"hangs {where}" if group.place is Place.OTHER or voted.in_own_code else f"{group.place}, {where}"
     )
-    return (Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason=reason),)
+    return (rank.culprit(reason),)
 
 
 def _where(voted: Vote, ranks: int) -> str:
@@ -275,10 +275,7 @@ def _bad_finding(job: JobView, finding: Finding, limit: Limit, evidence: LoopSta
 
 
 def _culprit_words(culprits: tuple[Culprit, ...]) -> str:
-    if not culprits:
-        return ", so nobody is named"
-    more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
-    return f"; {describe(culprits[0])}{more} {culprits[0].reason}"
+    return f"; {what_they_do(culprits)}" if culprits else ", so nobody is named"
 
 
 SPEC = DetectorSpec(

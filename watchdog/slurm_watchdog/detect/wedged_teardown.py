@@ -25,7 +25,7 @@ from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, 
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.filesystem import describe
+from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -169,14 +169,14 @@ def _by_stacks(voted: Vote) -> tuple[bool | None, str]:
 
 
 def _still_there(rank: ProcessView) -> Culprit:
-    return Culprit(node=rank.node, rank=rank.process.rank, pid=rank.process.pid, reason="is still there")
+    return rank.culprit("is still there")
 
 
 def _wedged_finding(
     job: JobView, finding: Finding, what: str, named: tuple[Culprit, ...], why: str, facts: tuple[str, ...]
 ) -> Finding:
     more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
-    culprits_text = f"; {describe(named[0])} {named[0].reason}{more}" if named else ""
+    culprits_text = f"; {what_they_do(named[:1])}{more}" if named else ""
     return replace(
         finding,
         truth=Truth.BAD,

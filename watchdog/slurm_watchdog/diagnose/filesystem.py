@@ -191,12 +191,3 @@ def culprits(filesystem: FilesystemView, blocked_for_s: float) -> tuple[Culprit,
 def call_words(call: Blocked) -> str:
     """What a thread is in: `write`, `a page fault`."""
     return "a page fault" if call.syscall == PAGE_FAULT else call.syscall or "a system call"
-
-
-def describe(culprit: Culprit) -> str:
-    """`rank 2 (pid 4711 on n3)`, or what of it is known."""
-    who = f"rank {culprit.rank}" if culprit.rank is not None else "a process"
-    if culprit.is_worker and culprit.rank is not None:
-        who = f"a worker of rank {culprit.rank}"
-    where = f"pid {culprit.pid} on {culprit.node}" if culprit.pid is not None else f"on {culprit.node}"
-    return f"{who} ({where})"

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import with_what_holds
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
+from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
 from slurm_watchdog.diagnose.filesystem import (
     FLUSH_CALLS,
@@ -23,7 +24,6 @@ from slurm_watchdog.diagnose.filesystem import (
     assess,
     blocked_call,
     call_words,
-    describe,
 )
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
 from slurm_watchdog.diagnose.outliers import compare
@@ -108,7 +108,7 @@ def _verdict(
     if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
-            summary=f"Job {job_id} lost {_culprit_words(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
+            summary=f"Job {job_id} lost {describe_all(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
     stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
@@ -123,7 +123,7 @@ def _verdict(
         why = "is stopped (by a signal or a debugger)"
         return replace(
             base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
-            summary=f"Job {job_id} makes no progress{place}: {_culprit_words(_named(stopped, why))} {why}.",
+            summary=f"Job {job_id} makes no progress{place}: {describe_all(_named(stopped, why))} {why}.",
         )  # fmt: skip
     return _by_vote(job, place, base, voted)
 
@@ -146,13 +146,13 @@ def _left_over(
         )  # fmt: skip
     standing: dict[int | None, VoteGroup] = {rank: group for group in voted.groups for rank in group.ranks}
     named = tuple(
-        Culprit(node=r.node, rank=r.process.rank, pid=r.process.pid, reason=_still(standing.get(r.process.rank)))
+        r.culprit(_still(standing.get(r.process.rank)))
         for r in living[:MAX_NAMED]
     )  # fmt: skip
     return replace(
         base, is_hang=None if voted.moving is None else True, kind="wedged_teardown",
         culprits=() if voted.moving is None else named,
-        summary=f"Job {job_id} is over and does not end{place}: {_culprit_words(named)} {named[0].reason}.",
+        summary=f"Job {job_id} is over and does not end{place}: {describe_all(named)} {named[0].reason}.",
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
         one = voted.outside[0]
         return replace(
             base, is_hang=False, kind="busy",
-            summary=f"Job {job_id}{place}: {describe(one)} {one.reason} and still moves or computes; {waiting} for it.",
+            summary=f"Job {job_id}{place}: {what_they_do((one,))} and still moves or computes; {waiting} for it.",
         )  # fmt: skip
     if voted.moving:
         return replace(
@@ -216,11 +216,9 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
         )  # fmt: skip
     culprits = with_what_holds(job, (*voted.outside, *voted.undumped))
     if culprits and voted.waiting:
-        first = culprits[0]
-        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
         return replace(
             base, is_hang=True, kind="collective_hang", culprits=culprits[:MAX_NAMED],
-            summary=f"Job {job_id} hangs{place}: {describe(first)}{more} {first.reason}; {waiting} for {'them' if more else 'it'}.",
+            summary=f"Job {job_id} hangs{place}: {what_they_do(culprits)}; {waiting} for {'them' if len(culprits) > 1 else 'it'}.",
         )  # fmt: skip
     if voted.waiting:
         rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
@@ -262,13 +260,7 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
 
 
 def _named(ranks: Sequence[ProcessView], reason: str) -> tuple[Culprit, ...]:
-    return tuple(
-        Culprit(node=r.node, rank=r.process.rank, pid=r.process.pid, reason=reason) for r in ranks[:MAX_NAMED]
-    )
-
-
-def _culprit_words(culprits: Sequence[Culprit]) -> str:
-    return describe(culprits[0]) + (f" and {len(culprits) - 1} more" if len(culprits) > 1 else "")
+    return tuple(r.culprit(reason) for r in ranks[:MAX_NAMED])
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -278,12 +270,7 @@ def _count(number: int, one: str, many: str) -> str:
 def _missing(living: Sequence[ProcessView], voted: Vote, silent: Mapping[str, str]) -> list[Culprit]:
     """The ranks of which nothing came, with the reason that their node gave."""
     return [
-        Culprit(
-            node=rank.node,
-            rank=rank.process.rank,
-            pid=rank.process.pid,
-            reason=silent.get(rank.node, "its dump did not come in time"),
-        )
+        rank.culprit(silent.get(rank.node, "its dump did not come in time"))
         for rank in living
         if rank.process.rank in voted.missing or rank.node in silent
     ]
@@ -309,12 +296,11 @@ def _one(filesystem: FilesystemView) -> FilesystemVerdict | None:
     call = next(
         blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid)
     )
-    more = f" and {len(named) - 1} more" if len(named) > 1 else ""
     where = first.path or filesystem.mount
     return FilesystemVerdict(
         mount=filesystem.mount,
         scope=state.scope,
-        summary=f"{describe(first)}{more} in {call_words(call)} on {where} for {call.seconds:.0f} s; "
+        summary=f"{describe_all(named)} in {call_words(call)} on {where} for {call.seconds:.0f} s; "
         f"{scope_sentence(filesystem.mount, state)}",
         blocked=named[:MAX_NAMED],
         answering=state.answering,
@@ -365,17 +351,12 @@ def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[File
             if lock.holder_pid
             else "held on another node"
         )
-        culprit = Culprit(
-            node=process.node,
-            rank=process.process.rank,
-            pid=process.process.pid,
-            reason=f"waits for a file lock ({lock.kind} on {lock.file}), {holder}",
-        )
+        culprit = process.culprit(f"waits for a file lock ({lock.kind} on {lock.file}), {holder}")
         found.append(
             FilesystemVerdict(
                 mount=lock.file,
                 scope="lock",
-                summary=f"{describe(culprit)} {culprit.reason}",
+                summary=what_they_do((culprit,)),
                 blocked=(culprit,),
             )
         )

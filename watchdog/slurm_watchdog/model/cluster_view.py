@@ -10,6 +10,7 @@ from itertools import islice
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import Frame, ProcessStack
+from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import (
@@ -49,6 +50,10 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     def alive(self) -> bool:
         """Present in its node's newest report, and no zombie."""
         return self.gone_s is None and self.process.state not in ("Z", "X")
+
+    def culprit(self, reason: str) -> Culprit:
+        """It, named as a cause for this reason."""
+        return Culprit(node=self.node, rank=self.process.rank, pid=self.process.pid, reason=reason)
 
 
 class Progress(Struct, frozen=True, kw_only=True):

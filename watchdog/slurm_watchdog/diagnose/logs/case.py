@@ -86,13 +86,6 @@ def rank_words(rank: int | None, host: str | None) -> str:
     return f"rank {rank}" + (f" on {host}" if host is not None else "")
 
 
-def duration(seconds: float) -> str:
-    """`90 s`, `12 min`, `2.5 h`."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def sentence(text: str) -> str:
     """`text` with a capital and one full stop."""
     return text[:1].upper() + text[1:].rstrip(".") + "."

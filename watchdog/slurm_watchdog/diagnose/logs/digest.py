@@ -81,7 +81,6 @@ class Digest:
     """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
     headings: list[int] = field(default_factory=list)
     """Lines that say whose the lines below them are: what stands below another one is no later."""
-    last_stamp: Stamp | None = None
     clock: str | None = None
     """The sort of its times."""
     begins: float | None = None
@@ -89,8 +88,6 @@ class Digest:
     lone_losses: tuple[int, int] = (0, 0)
     """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
     first of these)."""
-    new_shapes_after: int = 0
-    """Sorts of lines after the last progress that had not been seen before it."""
 
 
 class Collector:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
@@ -32,7 +33,6 @@ from slurm_watchdog.diagnose.logs.case import (
     LogVerdict,
     Source,
     after_step,
-    duration,
     rank_words,
     sentence,
 )

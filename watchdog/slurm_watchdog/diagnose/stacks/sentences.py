@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.case import StackCase
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, place_of
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
@@ -13,7 +14,6 @@ from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.diagnose.stacks.wording import (
     children_of,
     class_word,
-    count_words,
     culprit_words,
     fold,
     place_words,
@@ -59,9 +59,7 @@ def where_all_are(case: StackCase, *, lower: bool = False) -> str:
         shown = f" ({', '.join(calls[:3])}{', …' if len(calls) > 3 else ''})" if calls else ""
         many = len(members) > 1
         who = (
-            f"all {len(members)} dumped ranks"
-            if len(counts) == 1 and many
-            else count_words(len(members), "rank")
+            f"all {len(members)} dumped ranks" if len(counts) == 1 and many else plural(len(members), "rank")
         )
         parts.append(f"{who} {place_words(place, many=many)}{shown}")
     if case.undumped:

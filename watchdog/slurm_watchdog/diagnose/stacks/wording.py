@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.places import (
     RankPlace,
     call_of,
@@ -42,18 +43,13 @@ def group_words(group: VoteGroup, *, nodes: bool = False) -> str:
     equal stacks does."""
     size = len(group.ranks)
     who = f" ({few(group.ranks)} on {few(group.nodes)})" if nodes else ""
-    return f"{count_words(size, 'rank')}{who} {place_words(group.place, many=size != 1)}"
+    return f"{plural(size, 'rank')}{who} {place_words(group.place, many=size != 1)}"
 
 
 def few(values: Sequence[object]) -> str:
     """The first six, and how many there are in all if that is more."""
     shown = ", ".join(str(value) for value in values[:6])
     return shown if len(values) <= 6 else f"{shown}, … {len(values)} in all"
-
-
-def count_words(number: int, one: str) -> str:
-    """`1 rank`, `3 ranks`."""
-    return f"{number} {one}{'' if number == 1 else 's'}"
 
 
 def class_word(places: Iterable[Place]) -> str:

@@ -8,7 +8,7 @@ that hangs again has written both.
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.logs.case import duration
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.model.cluster_view import JobView
 
 PROOF = 2

@@ -251,10 +251,7 @@ def _place(places: dict[str, _FullDisk], node: str, probe: MountProbe) -> _FullD
 
 def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     finding = Finding(
-        kind=SPEC.kind,
-        subject=key,
-        truth=Truth.OK,
-        summary=f"{place.name}{place.where} can be written to",
+        kind=SPEC.kind, subject=key, truth=Truth.OK, summary=f"{place.name}{place.where} can be written to"
     )
     if not place.evidence:
         return finding

@@ -85,7 +85,7 @@ def filesystem_finding(
     unheard = sorted({p.node for p in filesystem.blocked} - reporting)
     if unheard:
         return finding.unknown(
-            f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble",
+            f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble"
         )
     silent = [node for node in filesystem.known_nodes if node not in reporting]
     if state.blocked_s < blocked_for_s:

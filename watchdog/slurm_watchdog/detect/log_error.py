@@ -71,11 +71,7 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
 
 def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKNOWN) -> Finding:
     return Finding(
-        kind=SPEC.kind,
-        subject=f"run:{job_id}.{restarts}",
-        truth=truth,
-        summary=summary,
-        job_ids=(job_id,),
+        kind=SPEC.kind, subject=f"run:{job_id}.{restarts}", truth=truth, summary=summary, job_ids=(job_id,)
     )
 
 

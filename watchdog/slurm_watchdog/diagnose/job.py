@@ -354,10 +354,7 @@ def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[File
         culprit = process.culprit(f"waits for a file lock ({lock.kind} on {lock.file}), {holder}")
         found.append(
             FilesystemVerdict(
-                mount=lock.file,
-                scope="lock",
-                summary=what_they_do((culprit,)),
-                blocked=(culprit,),
+                mount=lock.file, scope="lock", summary=what_they_do((culprit,)), blocked=(culprit,)
             )
         )
     return found

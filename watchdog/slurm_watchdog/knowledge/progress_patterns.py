@@ -178,7 +178,7 @@ OTHER_LABEL = re.compile(
     r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|shards|tokens|download|upload|epoch_eval|ddim|plms)\b"
 )
 OTHER_UNIT = re.compile(
-    r"\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b",
+    r"\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b"
 )
 """Both are searched for in the lower-cased line."""
 

@@ -13,11 +13,7 @@ from slurm_watchdog.model.evidence import Frame, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
-from slurm_watchdog.model.observations import (
-    Event,
-    Process,
-    Role,
-)
+from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.observations import (
-    Gpu,
-    GpuHolder,
-    HungProbe,
-    MountProbe,
-    NodeEvent,
-)
+from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent
 
 
 class Rise(Struct, frozen=True, kw_only=True):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
-from slurm_watchdog.model.observations import (
-    MountProbe,
-)
+from slurm_watchdog.model.observations import MountProbe
 
 
 class DumpStacks(Struct, frozen=True, kw_only=True, tag="dump_stacks"):

@@ -31,11 +31,7 @@ _MAGIC: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\xfd7zXZ\x00", lzma.LZMAFile),
 )
 _ZSTD = b"\x28\xb5\x2f\xfd"
-_BOMS = (
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _PROBE = 4096
 
 

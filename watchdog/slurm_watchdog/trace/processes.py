@@ -143,11 +143,7 @@ class Processes:
             del self.known[key]
 
     def miss(
-        self,
-        listed: set[Key],
-        now: float,
-        ended: Collection[int] = (),
-        seen: Collection[int] = (),
+        self, listed: set[Key], now: float, ended: Collection[int] = (), seen: Collection[int] = ()
     ) -> float | None:
         """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so,
         too; those in `seen` are seen elsewhere. Returns since when, None if nobody is."""

@@ -29,7 +29,7 @@ _NUMBERED_HOST = (
 `[trainer:88]`), which is nobody."""
 _LOGGER = re.compile(
     r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
-    r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)",
+    r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
 )
 """A logger's name is taken off only where a rank stands behind it."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
@@ -75,7 +75,7 @@ _NOT_HOSTS = re.compile(
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)",  # what follows keeps its indentation
+    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)"  # what follows keeps its indentation
 )
 _GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
 _TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")

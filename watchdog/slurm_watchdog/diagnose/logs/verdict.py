@@ -28,14 +28,7 @@ from slurm_watchdog.diagnose.logs.attribution import (
     speaker_of,
     who_felt_it,
 )
-from slurm_watchdog.diagnose.logs.case import (
-    LogCase,
-    LogVerdict,
-    Source,
-    after_step,
-    rank_words,
-    sentence,
-)
+from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.line import Line, Who, classify
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.survived import (

@@ -11,13 +11,7 @@ from slurm_watchdog.diagnose.stacks.case import StackCase
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, place_of
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
-from slurm_watchdog.diagnose.stacks.wording import (
-    children_of,
-    class_word,
-    culprit_words,
-    fold,
-    place_words,
-)
+from slurm_watchdog.diagnose.stacks.wording import children_of, class_word, culprit_words, fold, place_words
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
 from slurm_watchdog.model.evidence import Frame
 from slurm_watchdog.model.incidents import Culprit

@@ -37,7 +37,7 @@ _PARENT = re.compile(r"\s*Parent Process (\d+)")
 _ERROR = re.compile(
     r"\s*(?:Error:\s*)?((?:Failed to (?:suspend|get|attach|find|copy|open|read|lock)|Permission [Dd]enied|Operation not permitted|"
     r"No such process|[Tt]imed out|[Tt]imeout|Killed|Terminated|Could not attach|Cannot attach|ptrace|EPERM|Couldn't|Process \d+ (?:not|does)|"
-    r"(?:os )?error |No python|The process|process \d+ (?:is|has)|py-spy: (?!command)).*)",
+    r"(?:os )?error |No python|The process|process \d+ (?:is|has)|py-spy: (?!command)).*)"
 )
 _ANY_ERROR = re.compile(r"\s*(?:Error|ERROR|error):\s*(.+)")
 _REASON = re.compile(r"\s*(?:Reason|Caused by):\s*(.+)")

@@ -6,9 +6,7 @@ import re
 from typing import Any
 
 from slurm_watchdog.base.redact import mask_cut
-from slurm_watchdog.knowledge.progress_patterns import (
-    PREFIXES,
-)
+from slurm_watchdog.knowledge.progress_patterns import PREFIXES
 from slurm_watchdog.parse.training_log.numbers import whole_number
 
 MAX_LINE = 500

@@ -61,7 +61,7 @@ TEXTS = {
 
 
 def test_each_row_with_words_has_a_text() -> None:
-    assert set(TEXTS) == {row.name for row in HINTS if row.words is not None}
+    assert set(TEXTS) == {row.name for row in HINTS if row.pattern is not None}
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -71,7 +71,7 @@ def test_a_row_is_found_by_its_words(name: str) -> None:
     assert BY_NAME[name].hint not in hints_for(class_name, "")
 
 
-@pytest.mark.parametrize("row", [row for row in HINTS if row.words is None], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in HINTS if row.pattern is None], ids=lambda row: row.name)
 def test_a_row_without_words_is_shown_for_each_of_its_classes(row: HintRow) -> None:
     for class_name in row.classes:
         assert row.hint in hints_for(class_name, "")

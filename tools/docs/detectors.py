@@ -75,7 +75,7 @@ def read_registry() -> list[Row]:
             why_none=spec.why_no_action or "its evidence is never good enough to act on",
             explained_by=tuple(other.kind for other in SPECS if other.kind in causes_of(spec.kind)),
             hint=spec.hint
-            or next((row.hint for row in HINTS if spec.kind in row.classes and not row.words), None),
+            or next((row.hint for row in HINTS if spec.kind in row.classes and not row.pattern), None),
         )
         for spec in SPECS
     ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate.kill_switch import path_for
+from slurm_watchdog.controller.policy.owner_directives import fill
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS
@@ -365,7 +365,7 @@ class Cluster(World):
     # ------------------------------------------------------------------------------------ kill switches
 
     def path_of(self, job: SimJob) -> str:
-        return path_for(self.kill_switch, self.listed(job))
+        return fill(self.kill_switch, self.listed(job))
 
     def place(self, node: str, path: str) -> tuple[str, str]:
         return ("", path) if path.startswith("/gpfs/") else (node, path)

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller import app, decider
-from slurm_watchdog.controller import controller as watch
+from slurm_watchdog.controller import app
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.incidents.judge import Change
+from slurm_watchdog.controller.ports.given import TickChunks
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from tests.builders.busy_controller import make
 from tests.builders.notices import open_journal
-from tests.unit.notify.test_storm import make
 
 MANY = 60
 
@@ -26,7 +26,6 @@ def opened(incidents: list[Incident]) -> list[Change]:
 
 
 def in_pieces(
-    monkeypatch: pytest.MonkeyPatch,
     directory: Path,
     size: int,
     between: Callable[[Controller, int], None] = lambda controller, number: None,
@@ -35,12 +34,10 @@ def in_pieces(
     how often that was."""
     directory.mkdir(exist_ok=True)
     journal, turns = open_journal(directory), 0
-    monkeypatch.setattr(watch, "PIECE", size)
-    monkeypatch.setattr(decider, "PIECE", size)
 
     async def go() -> None:
         nonlocal turns
-        controller, incidents = make(journal, MANY)
+        controller, incidents = make(journal, MANY, TickChunks(size=size))
         now = clock.monotonic()
         for pieces in (controller._tell_changes(opened(incidents), now), controller.decider.pieces(now)):
             for _ in pieces:
@@ -66,11 +63,9 @@ def decided(journal: Journal) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [7, 25])
-def test_in_pieces_the_same_is_written_as_in_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int
-) -> None:
-    whole, none = in_pieces(monkeypatch, tmp_path / "whole", 10_000)
-    parts, turns = in_pieces(monkeypatch, tmp_path / "parts", size)
+def test_in_pieces_the_same_is_written_as_in_one(tmp_path: Path, size: int) -> None:
+    whole, none = in_pieces(tmp_path / "whole", 10_000)
+    parts, turns = in_pieces(tmp_path / "parts", size)
     assert none == 0
     assert turns >= 2 * (MANY // size - 1)
     assert written(parts) == written(whole)
@@ -78,9 +73,7 @@ def test_in_pieces_the_same_is_written_as_in_one(
     assert decided(parts) == list(range(MANY))
 
 
-def test_whenever_others_have_their_turn_all_that_was_found_out_is_on_the_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_whenever_others_have_their_turn_all_that_was_found_out_is_on_the_disk(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def look(controller: Controller, turn: int) -> None:
@@ -96,18 +89,16 @@ def test_whenever_others_have_their_turn_all_that_was_found_out_is_on_the_disk(
         seen.append((len(saved), len(decided)))
         on_disk.close()
 
-    in_pieces(monkeypatch, tmp_path / "parts", 20, look)
+    in_pieces(tmp_path / "parts", 20, look)
     assert seen == [(20, 0), (40, 0), (60, 20), (60, 40)]
 
 
-def test_a_pause_between_two_pieces_holds_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_pause_between_two_pieces_holds_for_the_next_one(tmp_path: Path) -> None:
     def pause(controller: Controller, turn: int) -> None:
         if turn == 3:
             controller.journal.pause("the fabric is being looked at", "root", clock.wall())
 
-    journal, _ = in_pieces(monkeypatch, tmp_path, 20, pause)
+    journal, _ = in_pieces(tmp_path, 20, pause)
     by = {int(each.incident_id[1:]): each.by for each in journal.decisions()}
     assert len(by) == MANY
     assert {by[n] for n in range(20, MANY)} == {"paused"}
@@ -115,25 +106,21 @@ def test_a_pause_between_two_pieces_holds_for_the_next_one(
 
 
 @pytest.mark.parametrize("turn", [1, 3])
-def test_an_incident_that_ends_between_two_pieces_stays_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, turn: int
-) -> None:
+def test_an_incident_that_ends_between_two_pieces_stays_ended(tmp_path: Path, turn: int) -> None:
     """Its action has ended it: neither is it written as firing once more, nor decided about."""
 
     def end(controller: Controller, now: int) -> None:
         if now == turn:
             controller.close_incident(controller.judge.incidents[-1], "its action has ended")
 
-    journal, _ = in_pieces(monkeypatch, tmp_path, 20, end)
+    journal, _ = in_pieces(tmp_path, 20, end)
     last = journal.incident(f"i{MANY - 1}")
     assert last is not None and last.state is IncidentState.RESOLVED
     assert len(journal.load_open_incidents()) == MANY - 1
     assert decided(journal) == list(range(MANY - 1))
 
 
-def test_a_tick_that_is_stopped_between_two_pieces_is_gone_on_with_in_the_next_life(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_tick_that_is_stopped_between_two_pieces_is_gone_on_with_in_the_next_life(tmp_path: Path) -> None:
     class Stopped(Exception):
         pass
 
@@ -142,7 +129,7 @@ def test_a_tick_that_is_stopped_between_two_pieces_is_gone_on_with_in_the_next_l
             raise Stopped
 
     with pytest.raises(Stopped):
-        in_pieces(monkeypatch, tmp_path, 20, stop)
+        in_pieces(tmp_path, 20, stop)
     journal = open_journal(tmp_path)
     assert len(journal.decisions()) == 20
 
@@ -161,11 +148,10 @@ def test_the_service_gives_others_a_turn_between_two_pieces(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     journal = open_journal(tmp_path)
-    monkeypatch.setattr(decider, "PIECE", 10)
     seen: set[int] = set()
 
     async def go() -> None:
-        controller, incidents = make(journal, MANY)
+        controller, incidents = make(journal, MANY, TickChunks(size=10))
         stop = asyncio.Event()
         monkeypatch.setattr(controller.judge, "conclude", lambda *_: opened(incidents))
         ticks = asyncio.create_task(app._tick_for_ever(controller, stop))

@@ -9,51 +9,15 @@ import pytest
 import sqlalchemy as sa
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.controller import Controller
-from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import Change
-from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.journal import JournalError
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, SlackChannel
-from slurm_watchdog.slurm.client import SlurmUnavailable
-from tests.builders import views
-from tests.builders.notices import incident, open_journal
+from tests.builders.busy_controller import make
+from tests.builders.notices import open_journal
 
 MANY = 200
-
-
-class NoSlurm:
-    """Gives no answer; nothing here asks it for any but a view."""
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
-
-    async def read_view(self) -> SlurmView:
-        raise SlurmUnavailable("not asked")
-
-
-def make(journal: Journal, number: int) -> tuple[Controller, list[Incident]]:
-    """A controller that has just heard of as many jobs, each with an incident that fires."""
-    notifier = Notifier(journal.outbox, [SlackChannel(LogNotifier(), "a", pace=MessageRate(5))], "a")
-    controller = Controller(
-        Config(mode="act"), journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
-    )  # fmt: skip
-    now, wall = clock.monotonic(), clock.wall()
-    names = [f"n{n}" for n in range(number)]
-    jobs = tuple(views.slurm_job(job_id=str(n), nodes=(name,)) for n, name in enumerate(names))
-    nodes = tuple(SlurmNode(name=name, address="127.0.0.1", state="ALLOCATED") for name in names)
-    controller.state.apply_slurm(SlurmView(jobs=jobs, nodes=nodes), now, wall)
-    incidents = [
-        incident(n, jobs_now=(str(n),), runs=((str(n), 0),), actionable=True, fired_at=wall, opened_at=wall)
-        for n in range(number)
-    ]
-    for each in incidents:
-        controller.judge.add(each)
-    return controller, incidents
 
 
 def tell(controller: Controller, incidents: list[Incident], now: float) -> None:

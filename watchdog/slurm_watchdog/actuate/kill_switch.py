@@ -9,21 +9,10 @@ from collections.abc import Awaitable, Callable
 from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
-from slurm_watchdog.model.slurm import SlurmJob
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""
 Outcome = tuple[OperationOutcome, str]
-
-
-def path_for(template: str, job: SlurmJob) -> str:
-    """The kill switch of one run of a job. `{workdir}` and `{user}` come from Slurm."""
-    return (
-        template.replace("{job_id}", job.process_id)
-        .replace("{restarts}", str(job.restarts))
-        .replace("{user}", job.user)
-        .replace("{workdir}", job.workdir or "")
-    )
 
 
 def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:

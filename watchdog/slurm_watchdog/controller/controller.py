@@ -21,10 +21,16 @@ from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import Change, Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.policy.owner_directives import fill
+from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
-from slurm_watchdog.controller.ports.given import ActionPorts, DecisionPorts, EvidencePorts
+from slurm_watchdog.controller.ports.given import (
+    CHUNKS,
+    ActionPorts,
+    DecisionPorts,
+    EvidencePorts,
+    TickChunks,
+)
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
@@ -32,9 +38,9 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState
-from slurm_watchdog.model.protocol import JobWatch, Reply
+from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmJob, SlurmView
+from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
 from slurm_watchdog.trace import records
@@ -43,12 +49,6 @@ log = logging.getLogger(__name__)
 
 PAUSE_FACTOR = 5.0
 """A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
-
-
-MANY = 20
-"""Changes from which on those of one tick are written together."""
-PIECE = 250
-"""Changes that are told of before others have their turn: about a tenth of a second."""
 
 
 class Controller:
@@ -63,6 +63,7 @@ class Controller:
         notifier: Notifier,
         metrics: ControllerMetrics,
         recorder: Recorder | None = None,
+        chunks: TickChunks = CHUNKS,
     ):
         self.config = config
         self.recorder = recorder
@@ -148,7 +149,9 @@ class Controller:
                 incidents=self,
                 blind=self.blind,
             ),
+            chunks,
         )
+        self._paths, self._chunks = OwnedPaths(config.jobs, self.state), chunks
         notifier.attach(
             IncidentSources(
                 job_of=self.state.jobs.get,
@@ -184,35 +187,14 @@ class Controller:
         return Reply(
             commands=self.desk.take(report.node),
             watch=tuple(
-                self._watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
+                self._paths.watch(job, starts, report.node)
+                for job, starts in self.state.jobs_on(report.node, now)
             ),
             # Told only once the jobs are known: what agents then tell again has somebody to belong to.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
             takes_changes=True,
         )
-
-    def _watch(self, job: SlurmJob, starts: dict[str, int], node: str) -> JobWatch:
-        logs = [path for path in (job.stdout, job.stderr) if path and path != "/dev/null"]
-        is_host = node == job.batch_host
-        return JobWatch(
-            job_id=job.process_id,
-            restarts=job.restarts,
-            uid=job.uid,
-            log_paths=tuple(dict.fromkeys(logs)) if is_host else (),
-            log_offsets=tuple(starts.items()),
-            checkpoint_trackers=_filled(self.config.jobs.checkpoint_trackers, job) if is_host else (),
-            checkpoint_directories=self._checkpoint_directories(job) if is_host else (),
-            progress_patterns=tuple(self.config.jobs.progress_patterns),
-            progress_files=_filled(self.config.jobs.progress_files, job) if is_host else (),
-            kill_switch=self.decider.kill_switch_path(job),
-        )
-
-    def _checkpoint_directories(self, job: SlurmJob) -> tuple[str, ...]:
-        """Those of the site, and the one that the job's owner names."""
-        own = self.decider.wish(job).checkpoint_dir
-        site = _filled(self.config.jobs.checkpoint_directories, job)
-        return (fill(own, job), *site) if own else site
 
     # ------------------------------------------------------------------------------------ looking at Slurm
 
@@ -344,8 +326,8 @@ class Controller:
             key=lambda change: not change.is_explained
         )  # before its cause is announced: the message is handed over
         while left:
-            self._tell_some(left[:PIECE], now)
-            left = left[PIECE:]
+            self._tell_some(left[: self._chunks.size], now)
+            left = left[self._chunks.size :]
             if left:
                 yield
                 # An action that has ended meanwhile has ended its incident, which is written as such.
@@ -354,7 +336,7 @@ class Controller:
 
     def _tell_some(self, changes: Sequence[Change], now: float) -> None:
         """Where they are many, the disk is waited for once."""
-        if len(changes) <= MANY:
+        if len(changes) <= self._chunks.together_from:
             for change in changes:
                 self._tell_change(change, now)
             return
@@ -515,16 +497,6 @@ class Controller:
 
 def _new_id() -> str:
     return uuid.uuid4().hex[:12]
-
-
-def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:
-    """Paths of one job, from templates with {job_id} {user} {workdir}."""
-    return tuple(
-        template.replace("{job_id}", job.process_id)
-        .replace("{user}", job.user)
-        .replace("{workdir}", job.workdir or "")
-        for template in templates
-    )
 
 
 def _is_news(change: Change) -> bool:

@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class TickChunks:
+    """How a tick with thousands of incidents is divided, so that requests and actions are served in between."""
+
+    together_from: int = 20
+    """Changes, or open incidents, from which on they are written together: one wait for the disk."""
+    size: int = 250
+    """Changes, or decisions, before others have their turn: about a tenth of a second."""
+
+
+CHUNKS = TickChunks()
+
+
+@dataclass(frozen=True)
 class DecisionPorts:
     """Of the Decider."""
 

@@ -1,0 +1,209 @@
+"""Gathers what decisions depend on: the cluster, the journal and other incidents, as one value for the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
+from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.owned_paths import OwnedPaths
+from slurm_watchdog.controller.policy.broken_hardware import broken_under
+from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
+from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
+from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
+from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
+from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
+from slurm_watchdog.controller.ports.given import DecisionPorts
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.model.actions import Decision
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import RUNNING
+
+HISTORY_S = 7 * 86400.0
+"""Attempts on a job are counted over a week, Slurm's usual longest time limit."""
+
+
+@dataclass
+class TickContext:
+    """What is the same for every incident of one look; `recent` grows with what is allowed meanwhile."""
+
+    wall: float
+    paused: str | None
+    blind: str | None
+    recent: list[Decision]
+    running_jobs: int
+    nodes_known: int
+    nodes_silent: int
+    drained_by_us: int
+    users_running: int
+    in_trouble: Trouble
+    """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
+    crash_loops: dict[str, str]
+    """Job -> what is said of its crash loop."""
+    outages: tuple[Incident, ...]
+    """Of filesystems."""
+    faults: dict[str, list[Incident]]
+    """Node -> what is said of a GPU there that may exclude it."""
+
+
+class DecisionInputs:
+    """Knows when the last storms were and when actions were allowed. One event loop owns it."""
+
+    def __init__(self, config: Config, ports: DecisionPorts, paths: OwnedPaths):
+        """Raises JournalError."""
+        self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
+        self._is_busy, self._blind, self._wall = ports.executor.is_busy, ports.blind, ports.wall
+        self._paths = paths
+        self.limits = limits_of(config)
+        self._book = rule_book_of(config)
+        self._storm_at: float | None = None
+        """When so much was wrong at once last."""
+        self._storm_of: dict[int, float] = {}
+        """User -> when so much was wrong with his jobs alone."""
+        ago = ports.monotonic() - ports.wall()
+        self._decided_mono = {
+            each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
+        }
+        """When an action was allowed, on a clock that nobody sets: those of earlier lives by the date at our start."""
+
+    def note_allowed(self, decision: Decision, now: float) -> None:
+        """An action was allowed now."""
+        self._decided_mono[decision.id] = now
+
+    def note_storm(self, situation: PolicyInput, job: SlurmJob | None, now: float) -> None:
+        """Remembers a storm: its cooldown begins when it is over."""
+        if situation.blind is None and is_storm(situation, self.limits):
+            self._storm_at = now
+        if situation.blind is None and job is not None and is_storm_of_one(situation, self.limits):
+            self._storm_of[job.uid] = now
+
+    def context(self, now: float) -> TickContext:
+        """What is the same for every incident at this moment (monotonic). Raises JournalError."""
+        nodes = self._cluster.known_nodes()
+        active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
+        wall = self._wall()
+        cooldown_s = self.limits.storm_cooldown_s
+        self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
+        self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
+        paused = self._journal.paused()
+        return TickContext(
+            wall=wall,
+            paused=None if paused is None else (paused[0] or "no reason given"),
+            blind=self._blind(now),
+            recent=[
+                self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)
+            ],
+            running_jobs=len(active),
+            nodes_known=len(nodes),
+            nodes_silent=len(nodes) - len(self._cluster.reporting_nodes(now)),
+            drained_by_us=len(self._journal.node_entries("drained")),
+            users_running=len({job.uid for job in active}),
+            in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
+            crash_loops={
+                job_id: each.summary
+                for each in reversed(self._judgement.incidents)
+                if each.kind == Kind.CRASH_LOOP and each.state is IncidentState.FIRING
+                for job_id in each.job_ids
+            },
+            outages=tuple(each for each in self._judgement.incidents if each.kind == Kind.FILESYSTEM_OUTAGE),
+            faults=_by_node(each for each in self._judgement.incidents if each.kind == Kind.GPU_FAULT),
+        )
+
+    def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
+        """The decision with a date that is as long ago as it was: somebody may have set the clock in between."""
+        at = self._decided_mono.get(decision.id)
+        return decision if at is None else replace(decision, decided_at=wall - (now - at))
+
+    def of_job(
+        self, incident: Incident, job: SlurmJob | None, now: float, context: TickContext
+    ) -> PolicyInput:
+        """What a decision about this job of the incident depends on; None: Slurm does not know the job."""
+        view = self._cluster.job_view(job.job_id, now) if job is not None else None
+        crowd = crowd_of(context.in_trouble, incident.kind, None if job is None else job.uid)
+        storms = (self._storm_at, None if job is None else self._storm_of.get(job.uid))
+        storm_at = max((at for at in storms if at is not None), default=None)
+        progress = None if view is None else view.progress
+        stuck = None if job is None else proves_stuck(self._judgement.incidents, job.job_id)
+        return PolicyInput(
+            now_wall=context.wall,
+            rule=self.rule(incident.kind, job),
+            job=job,
+            paused=context.paused,
+            blind=context.blind,
+            recent=tuple(context.recent),
+            busy=job is not None and self._is_busy(job.job_id),
+            running_jobs=context.running_jobs,
+            users_running=context.users_running,
+            jobs_in_trouble=crowd.own,
+            users_in_trouble=crowd.users,
+            nodes_known=context.nodes_known,
+            nodes_silent=context.nodes_silent,
+            mounts_stalled=_stalled(incident, context.outages),
+            step=None if progress is None else progress.known_step,
+            step_s=None if progress is None else progress.step_s,
+            loop_turns=self._turns(incident.kind, view),
+            nodes=self._cluster.slurm_nodes,
+            hang=None if stuck is None else stuck.id,
+            crash_loop=None if job is None else context.crash_loops.get(job.job_id),
+            storm_over_s=None if storm_at is None else now - storm_at,
+            drained_by_us=context.drained_by_us,
+            broken=() if job is None else self._broken_under(job, context, now),
+        )
+
+    def with_process(
+        self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float
+    ) -> PolicyInput:
+        """The same for a process that outlived its job."""
+        state, open_ones = self._cluster, self._judgement.incidents
+        reporting, jobs = state.reporting_nodes(now), state.jobs.values()
+        return with_process(situation, process, incident, state.nodes.view, reporting, jobs, open_ones)
+
+    def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:
+        """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""
+        faults = (
+            [fault for node in job.nodes for fault in context.faults.get(node, ())] if context.faults else []
+        )
+        broken = broken_under(job, faults, self._cluster.jobs.values()) if faults else ()
+        nodes = self._cluster.nodes
+        views = [view for node in job.nodes if (view := nodes.view(node)) is not None]
+        return broken + lost_mounts(views, nodes.views, now)
+
+    def rule(self, kind: str, job: SlurmJob | None) -> Rule:
+        """What the administrator permits, and of that what the job's owner wants."""
+        rule = rule_for(self._book, kind, job)
+        return (
+            rule
+            if job is None or kind == Kind.OPERATOR_RESTART
+            else permit(rule, self._paths.directives_of(job))
+        )
+
+    def _turns(self, kind: str, view: JobView | None) -> bool | None:
+        """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a
+        restart knows himself."""
+        if spec_of(kind).delays_steps:
+            return False
+        if kind == Kind.OPERATOR_RESTART or view is None or view.progress is None:
+            return None
+        limit_s = self._judgement.limits_s.get(view.job.job_id)
+        return True if limit_s is not None and view.progress.age_s <= limit_s else None
+
+
+def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:
+    """Node -> the incidents that would exclude it."""
+    found: dict[str, list[Incident]] = {}
+    for incident in incidents:
+        for node in incident.exclude_nodes:
+            found.setdefault(node, []).append(incident)
+    return found
+
+
+def _stalled(incident: Incident, outages: Iterable[Incident]) -> tuple[str, ...]:
+    """Filesystems with an open outage that concerns one of the incident's jobs."""
+    jobs = set(incident.job_ids)
+    return tuple(mount for other in outages if not jobs.isdisjoint(other.job_ids) for mount in other.mounts)

@@ -39,7 +39,7 @@ def in_pieces(
         nonlocal turns
         controller, incidents = make(journal, MANY, TickChunks(size=size))
         now = clock.monotonic()
-        for pieces in (controller._tell_changes(opened(incidents), now), controller.decider.pieces(now)):
+        for pieces in (controller.news.report(opened(incidents), now), controller.decider.pieces(now)):
             for _ in pieces:
                 turns += 1
                 between(controller, turns)
@@ -111,7 +111,7 @@ def test_an_incident_that_ends_between_two_pieces_stays_ended(tmp_path: Path, tu
 
     def end(controller: Controller, now: int) -> None:
         if now == turn:
-            controller.close_incident(controller.judge.incidents[-1], "its action has ended")
+            controller.news.close_incident(controller.judge.incidents[-1], "its action has ended")
 
     journal, _ = in_pieces(tmp_path, 20, end)
     last = journal.incident(f"i{MANY - 1}")
@@ -188,7 +188,7 @@ def test_what_failed_to_be_written_together_comes_before_what_failed_after_it(
         with monkeypatch.context() as patched:
             patched.setattr(journal, "save_incident", save_most)
             patched.setattr(journal._database, "_write_waiting", full)
-            for _ in controller._tell_changes(opened(incidents), clock.monotonic()):
+            for _ in controller.news.report(opened(incidents), clock.monotonic()):
                 pass
         assert journal.load_open_incidents() == []
         assert controller.journal_error == "the disk is full"

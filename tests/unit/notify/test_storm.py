@@ -21,7 +21,7 @@ MANY = 200
 
 
 def tell(controller: Controller, incidents: list[Incident], now: float) -> None:
-    for _ in controller._tell_changes([Change(before=None, after=each) for each in incidents], now):
+    for _ in controller.news.report([Change(before=None, after=each) for each in incidents], now):
         pass
 
 

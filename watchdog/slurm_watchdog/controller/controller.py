@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -19,7 +18,8 @@ from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.health.cluster import Health, Seen, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.incident_news import IncidentNews
+from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.sight import why_blind
@@ -36,8 +36,6 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.actions import Action, Decision
-from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
@@ -120,6 +118,17 @@ class Controller:
                 news=notifier,
             ),
         )
+        self.news = IncidentNews(
+            journal,
+            self.writer,
+            notifier,
+            metrics,
+            self.judge,
+            self.state,
+            self.collector,
+            chunks,
+            self._record_request,
+        )
         self.actions = Actions(
             config,
             ActionPorts(
@@ -131,7 +140,7 @@ class Controller:
                 collect=self.collector.operation,
                 writer=self.writer,
                 news=notifier,
-                incidents=self,
+                incidents=self.news,
                 metrics=metrics,
                 blind=self.blind,
                 record=self._record,
@@ -145,13 +154,13 @@ class Controller:
                 cluster=self.state,
                 judgement=self.judge,
                 executor=self.actions,
-                news=self,
-                incidents=self,
+                news=self.news,
+                incidents=self.news,
                 blind=self.blind,
             ),
             chunks,
         )
-        self._paths, self._chunks = OwnedPaths(config.jobs, self.state), chunks
+        self._paths = OwnedPaths(config.jobs, self.state)
         notifier.attach(
             IncidentSources(
                 job_of=self.state.jobs.get,
@@ -276,7 +285,7 @@ class Controller:
             findings = self.judge.look(now)
             self.evidence.serve(findings, now)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
-            yield from self._tell_changes(changes, now)
+            yield from self.news.report(changes, now)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
             self.metrics.show(
@@ -313,130 +322,18 @@ class Controller:
         if self.recorder is not None:
             self.recorder.note(what, clock.monotonic())
 
+    def _record_request(self, request: RestartRequest) -> None:
+        self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
+        self._record(own_records.asked(request))
+
     def _show_health(self) -> None:
         """The series of it; of this tick, which is about to be complete."""
         self._newest = self.health(tick_age_s=0.0)
         self.metrics.show_health(self._newest, self.judge.incidents)
         self.metrics.show_deliveries(self.notifier.deliveries())
 
-    def _tell_changes(self, changes: Iterable[Change], now: float) -> Iterator[None]:
-        """All that has changed in this tick, in pieces."""
-        left = [change for change in changes if _is_news(change)]
-        left.sort(
-            key=lambda change: not change.is_explained
-        )  # before its cause is announced: the message is handed over
-        while left:
-            self._tell_some(left[: self._chunks.size], now)
-            left = left[self._chunks.size :]
-            if left:
-                yield
-                # An action that has ended meanwhile has ended its incident, which is written as such.
-                open_ones, now = {incident.id for incident in self.judge.incidents}, clock.monotonic()
-                left = [each for each in left if each.is_over or each.after.id in open_ones]
-
-    def _tell_some(self, changes: Sequence[Change], now: float) -> None:
-        """Where they are many, the disk is waited for once."""
-        if len(changes) <= self._chunks.together_from:
-            for change in changes:
-                self._tell_change(change, now)
-            return
-        left = deque(changes)
-
-        def tell_all() -> None:
-            while left:
-                self._tell_change(left.popleft(), now)
-
-        self.writer.together(tell_all)
-        for change in left:  # the journal could not even be opened
-            self._tell_change(change, now)
-
     def _count_failure(self, kind: str) -> None:
         self.metrics.detector_failures.labels(kind).inc()
-
-    def _tell_change(self, change: Change, now: float) -> None:
-        """Writes and announces what changed about one incident."""
-        before, incident = change.before, change.after
-        fired = incident.state is IncidentState.FIRING and (
-            before is None or before.state is not incident.state
-        )
-        resolved = change.is_over
-        if _is_news(change):
-            self.writer.tell(lambda: self.journal.save_incident(incident))
-        if fired:
-            self.metrics.incidents_total.labels(incident.kind).inc()
-            log.warning("%s fires: %s", incident.kind, incident.summary)
-            self.writer.note(incident, f"fires: {incident.summary}")
-            self._keep_evidence(incident, now)
-            self.writer.tell(lambda: self.notifier.opened(incident))
-        if resolved:
-            log.warning("%s is over: %s", incident.kind, incident.resolution)
-            self.writer.note(incident, f"resolved: {incident.resolution}")
-            self.writer.tell(lambda: self.notifier.resolved(incident))
-            self.judge.settle(change, now)
-        if (
-            before is not None
-            and before.inhibited_by != incident.inhibited_by
-            and incident.state is IncidentState.FIRING
-        ):
-            self.writer.note(
-                incident,
-                f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
-            )
-            self._tell_explained(before, incident)
-
-    def _tell_explained(self, before: Incident, incident: Incident) -> None:
-        """One fault, one message: where another incident explains this one, that one takes its message over;
-        and gives it back."""
-        if incident.inhibited_by is None:
-            self.writer.tell(lambda: self.notifier.opened(incident))
-        elif before.inhibited_by is None and before.state is IncidentState.FIRING:
-            cause = self.judge.incidents.get(incident.inhibited_by)
-            self.writer.tell(lambda: self.notifier.explained(incident, cause))
-
-    def _keep_evidence(self, incident: Incident, now: float) -> None:
-        """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies
-        with the job."""
-        views = {}
-        for job_id in incident.job_ids:
-            view = self.state.job_view(job_id, now)
-            if view is not None:
-                views[job_id] = view
-                if not self.writer.is_behind:
-                    self.collector.store.keep_view(incident, view)
-        self.collector.on_fire(incident, now, views)
-
-    def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused: everybody who was told that it began
-        is told so."""
-        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
-        self.judge.close(incident.id)
-        self._tell_change(Change(before=incident, after=over), clock.monotonic())
-
-    def add_incident(self, incident: Incident) -> None:
-        """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
-        self.judge.add(incident)
-
-    def requested(self, incident: Incident, request: RestartRequest) -> None:
-        """A person has asked for a restart."""
-        self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
-        self._record(own_records.asked(request))
-        self.writer.note(incident, incident.summary)
-        self.writer.tell(lambda: self.notifier.opened(incident))
-
-    def decided(self, incident: Incident, decision: Decision) -> None:
-        """A decision is in the journal: counts it, and reports it."""
-        self.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
-        what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
-        sentence = f"{what} by {decision.by}: {decision.reason}"
-        log.warning(
-            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
-        )
-        self.writer.note(incident, sentence)
-        self.writer.tell(lambda: self.notifier.decided(incident, decision))
-
-    def journal_failed(self, error: JournalError) -> None:
-        """The journal has failed somebody who decides: nothing is done until it works."""
-        self.writer.failed(error)
 
     @property
     def journal_error(self) -> str | None:
@@ -497,28 +394,3 @@ class Controller:
 
 def _new_id() -> str:
     return uuid.uuid4().hex[:12]
-
-
-def _is_news(change: Change) -> bool:
-    """Whether there is anything to write. Of what is only suspected nothing is."""
-    firing = change.after.state is IncidentState.FIRING
-    return change.is_over or (firing and _differs(change.before, change.after))
-
-
-def _differs(before: Incident | None, incident: Incident) -> bool:
-    """Whether more than the seconds in its sentences has changed: only then it is worth a write to the disk."""
-
-    def essence(of: Incident) -> tuple[object, ...]:
-        who = tuple((c.node, c.rank, c.pid, c.path) for c in of.culprits)
-        return (
-            of.state,
-            who,
-            of.job_ids,
-            of.jobs_now,
-            of.inhibited_by,
-            of.actionable,
-            of.exclude_nodes,
-            of.runs,
-        )
-
-    return before is None or essence(before) != essence(incident)

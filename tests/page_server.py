@@ -16,7 +16,7 @@ from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Health, Seen, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.journal.journal import Piece
+from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
@@ -45,6 +45,16 @@ class FixedController:
         )  # fmt: skip
 
 
+class FixedEvidence:
+    """One node's document with each incident."""
+
+    def pieces(self, incident_id: str) -> list[Piece]:
+        return [Piece(number=1, at=0.0, kind="node", stored_with=incident_id)]
+
+    def document(self, incident_id: str, number: int) -> bytes | None:
+        return b'{"secret": "of a user"}' if number == 1 else None
+
+
 class Remembered:
     """As much of a journal as the page reads."""
 
@@ -62,11 +72,9 @@ class Remembered:
 
     decisions = actions = timeline = nothing
 
-    def pieces(self, incident_id: str) -> list[Piece]:
-        return [Piece(number=1, at=0.0, kind="node", stored_with=incident_id)]
-
-    def evidence_document(self, incident_id: str, number: int) -> bytes | None:
-        return b'{"secret": "of a user"}' if number == 1 else None
+    @property
+    def evidence(self) -> FixedEvidence:
+        return FixedEvidence()
 
     def paused(self) -> None:
         return None

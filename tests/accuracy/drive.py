@@ -203,7 +203,7 @@ class Drive:
             for rank in job.ranks
             if not rank.gone and not rank.zombie and rank.node not in silent
         )
-        self.state.add_snapshot(job_id, job.restarts, stacks, tuple(sorted(silent)), t)
+        self.state.runs.add_snapshot(job_id, job.restarts, stacks, tuple(sorted(silent)), t)
 
     def _stack(self, job: Job, rank: Rank, t: float) -> ProcessStack:
         job.count(rank, t)

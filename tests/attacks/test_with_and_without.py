@@ -393,7 +393,7 @@ def short_processes(stage: Stage) -> bool:
         )
         report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=rows)
         cluster.apply_report(report, float(sequence))
-    run = cluster._runs[JOB]
+    run = cluster.runs._runs[JOB]
     return len(run.processes) > 10_000
 
 
@@ -403,7 +403,7 @@ def report_of_rows(stage: Stage) -> bool:
     one = process(0, job_id=JOB, uid=VICTIM)
     rows = tuple(replace(one, pid=n, start_ticks=n, role=Role.HELPER, rank=None) for n in range(1, 75_000))
     cluster.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=rows), 1.0)
-    return len(cluster._runs[JOB].processes) > 5_000
+    return len(cluster.runs._runs[JOB].processes) > 5_000
 
 
 def report_of_one_text(stage: Stage) -> bool:

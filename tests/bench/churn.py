@@ -76,7 +76,7 @@ async def _rounds(journal: str, rounds: int) -> tuple[list[float], float, int]:
                 await place.judge()
             spent_ms.append(1000 * (time.process_time() - began))
         grown_mib = _rss_mib() - settled_mib
-        kept = len(place.controller.state._runs[JOB].processes)
+        kept = len(place.controller.state.runs._runs[JOB].processes)
         await place.close()
     return spent_ms, grown_mib, kept
 

@@ -14,6 +14,7 @@ from slurm_watchdog.controller.app import live
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.database import Database, JournalError, open_engine
+from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, OperationOutcome
 from slurm_watchdog.notify.dispatcher import Notifier
@@ -57,26 +58,33 @@ class SimDatabase(Database):
             yield sql
 
 
+class SimEvidence(SqlEvidence):
+    """The real evidence; the controller may die before or after each write."""
+
+    def __init__(self, database: Database, write: Callable[[str, Callable[[], None], str], None]):
+        super().__init__(database)
+        self._write = write
+
+    def add(self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None) -> None:
+        def work() -> None:
+            super(SimEvidence, self).add(incident_id, at, kind, packed, collection)
+
+        self._write("evidence", work, incident_id)
+
+
 class SimJournal(Journal):
     """The real journal; the controller may die before or after each write."""
 
     def __init__(self, url: str, life: Life):
         self._life = life
         super().__init__(url, lambda url: SimDatabase(url, life))
+        self.evidence = SimEvidence(self._database, self._write)
 
     def _write(self, stage: str, work: Callable[[], None], detail: str) -> None:
         self._life.may_die(f"before {stage}")
         work()
         self._life.sim.cluster.deed("us", f"journal {stage}", detail=detail)
         self._life.may_die(f"after {stage}")
-
-    def add_packed_evidence(
-        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
-    ) -> None:
-        def work() -> None:
-            super(SimJournal, self).add_packed_evidence(incident_id, at, kind, packed, collection)
-
-        self._write("evidence", work, incident_id)
 
     def add_decision(self, decision: Decision) -> None:
         def work() -> None:

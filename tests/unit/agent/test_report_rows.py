@@ -136,7 +136,7 @@ class Cluster:
         assert self.state.apply_report(report(processes, self.sequence, **more), self.now) == "accepted"
 
     def known(self) -> int:
-        return len(self.state._runs["1"].processes)
+        return len(self.state.runs._runs["1"].processes)
 
 
 def test_state_of_a_job_of_short_processes_remembers_those_that_live_alone() -> None:
@@ -145,7 +145,7 @@ def test_state_of_a_job_of_short_processes_remembers_those_that_live_alone() -> 
         cluster.take((*rows(2, role=Role.RANK), *rows(128, 10_000 + 200 * number)))
         seen.append(cluster.known())
     assert set(seen) == {130}
-    assert len(cluster.state._runs["1"].rates) == 130
+    assert len(cluster.state.runs._runs["1"].rates) == 130
 
 
 def test_state_of_ranks_that_live_for_a_moment_remembers_a_bounded_number_of_them() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from slurm_watchdog.base.text import fold
 from slurm_watchdog.notify.slack_messages import parent
+from tests.builders.evidence_rows import add_evidence, evidence_of
 from tests.builders.notices import INCIDENT, open_journal, replace
 from tests.builders.slack_server import marked
 from tests.hostile import page
@@ -47,14 +48,14 @@ def test_the_journal_keeps_it(tmp_path: Path) -> None:
         for number, text in enumerate(texts):
             journal.save_incident(replace(INCIDENT, id=f"i{number}", summary=text, job_ids=(text,)))
             journal.note("i", float(number), text)
-            journal.add_evidence("i", 1.0, "log", {"line": text})
+            add_evidence(journal, "i", 1.0, "log", {"line": text})
             journal.outbox.add("slack", "i", {"text": text}, 1.0)
     kept = [text for _, text in journal.timeline("i")]
     assert len(kept) == len(texts)
     assert [text for text in texts if text.isascii() and "\0" not in text] == [
         told for told, text in zip(kept, texts, strict=True) if text.isascii() and "\0" not in text
     ]
-    assert len(journal.evidence("i")) == len(journal.incidents(limit=1000)) == len(texts)
+    assert len(evidence_of(journal, "i")) == len(journal.incidents(limit=1000)) == len(texts)
     assert len(journal.outbox.pending(1000)) == len(texts)
     journal.pause("\ud800\0", "\udfff", 1.0)
     assert journal.paused() == ("??", "?", 1.0)

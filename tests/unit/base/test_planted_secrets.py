@@ -42,6 +42,7 @@ from slurm_watchdog.notify.webhook import event_json
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
+from tests.builders.evidence_rows import add_evidence
 from tests.builders.secret_samples import planted
 from tests.unit.controller.test_access import Controller, ask
 
@@ -134,7 +135,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     controller.judge.incidents = OpenIncidents([incident])
     journal = controller.journal
     journal.save_incident(incident)
-    journal.add_evidence("abc123", 1.0, "node", msgspec.to_builtins(report.results[0].evidence))
+    add_evidence(journal, "abc123", 1.0, "node", msgspec.to_builtins(report.results[0].evidence))
     journal.note("abc123", 1.0, incident.summary)
     journal.pause(reason, "root", 1.0)
     answers = asyncio.run(ask(make_app(controller, lambda _: ROOT)))
@@ -143,7 +144,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     explanation = json.loads(answers["GET /v1/incidents/abc123"][1])
     numbers = [each["number"] for each in explanation["evidence"]]
     documents = {
-        number: json.loads(journal.evidence_document("abc123", number) or b"null") for number in numbers
+        number: json.loads(journal.evidence.document("abc123", number) or b"null") for number in numbers
     }
     notice = Notice(topic=Topic.OPENED, incident=incident, at=1.0)
     record = logging.LogRecord("slurm_watchdog", logging.WARNING, "x.py", 1, "incident: %s", (text,), None)

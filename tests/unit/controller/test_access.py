@@ -34,6 +34,7 @@ from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation,
 from slurm_watchdog.model.incidents import NOBODY, Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
+from tests.builders.evidence_rows import add_evidence
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
@@ -81,9 +82,13 @@ class Controller:
         self.journal.save_incident(incident())
         self.journal.save_incident(incident(id="def456", state=IncidentState.RESOLVED))
         self.journal.note("abc123", 1.0, f"{MARK} note")
-        self.journal.add_evidence("abc123", 1.0, "diagnosis", {"summary": f"{MARK} stack"})
-        self.journal.add_evidence(
-            "abc123", 1.0, "node", {"log_lines": [["/log", [MARK]]], "kernel_lines": ["a kernel line"]}
+        add_evidence(self.journal, "abc123", 1.0, "diagnosis", {"summary": f"{MARK} stack"})
+        add_evidence(
+            self.journal,
+            "abc123",
+            1.0,
+            "node",
+            {"log_lines": [["/log", [MARK]]], "kernel_lines": ["a kernel line"]},
         )
         self._act()
         self.collected = Collected(
@@ -245,9 +250,9 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     for kind, document in (("node", node), ("diagnosis", SHARED), ("node", {"of": "another collection"})):
         collection = "other" if "of" in document else "c1"
         packed = pack(json.dumps(document).encode())
-        controller.journal.add_packed_evidence("first", 15.0, kind, packed, collection)
+        controller.journal.evidence.add("first", 15.0, kind, packed, collection)
     for _ in range(2):
-        controller.journal.share_evidence("second", "c1", "first")
+        controller.journal.evidence.share("second", "c1", "first")
 
     async def answers(app: web.Application, *paths: str) -> list[Any]:
         async with TestClient(TestServer(app)) as client:

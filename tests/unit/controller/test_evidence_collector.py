@@ -34,6 +34,7 @@ from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Proc
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.evidence_rows import evidence_of
 from tests.builders.views import LOADER, RECV, blocked, frames, node_of, process, slurm_job
 
 CONFIG = """
@@ -111,7 +112,7 @@ class Controller:
         self.notes.append(text)
 
     def kept(self, incident_id: str = "i") -> list[tuple[str, dict[str, Any]]]:
-        return [(kind, document) for _, kind, document in self.journal.evidence(incident_id)]
+        return [(kind, document) for _, kind, document in evidence_of(self.journal, incident_id)]
 
     @property
     def job(self) -> Any:
@@ -447,7 +448,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
     assert (second.began - first.began >= apart_s) is (by == "fire")
     assert [kind for kind, _ in controller.kept("j")] == ["node", "node", "diagnosis"]
     if by == "fire":
-        pieces = [(each.stored_with, each.kind) for each in controller.journal.pieces("k")]
+        pieces = [(each.stored_with, each.kind) for each in controller.journal.evidence.pieces("k")]
         assert pieces == [("j", "node"), ("j", "node"), ("j", "diagnosis")], "shared while it had not begun"
 
 
@@ -466,7 +467,7 @@ def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_a
     first, second = play(Agents(controller), story())
     assert second is not first
     assert second.began >= first.began + (first.took_s or 0.0)
-    assert {each.stored_with for each in controller.journal.pieces("j")} == {"j"}
+    assert {each.stored_with for each in controller.journal.evidence.pieces("j")} == {"j"}
 
 
 def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller: Controller) -> None:
@@ -480,7 +481,7 @@ def test_a_restart_that_somebody_asked_for_takes_any_recent_evidence(controller:
 
     play(agents, story())
     assert agents.commands() == ["n1", "n2"]
-    assert {each.stored_with for each in controller.journal.pieces("j")} == {"i"}
+    assert {each.stored_with for each in controller.journal.evidence.pieces("j")} == {"i"}
 
 
 def test_evidence_that_broke_down_counts_for_nobody(controller: Controller) -> None:

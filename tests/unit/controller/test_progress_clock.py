@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.controller.state.counter_clock import Clock, Counter
 from slurm_watchdog.controller.state.progress_clock import (
     MAX_CLOCKS,
-    Clock,
-    Counter,
+    apply_loss,
     apply_step,
     main_clock,
-    note_loss,
     read_progress,
 )
 from slurm_watchdog.knowledge.progress_patterns import progress_table
@@ -43,7 +42,7 @@ def feed(clocks: Clocks, events: Iterable[Event], at: float = 0.0, every_s: floa
     """Logs one event after the other; returns when the next one would come."""
     for each in events:
         apply_step(clocks, each, at, troubled_at=float("-inf"))
-        note_loss(clocks, each, at)
+        apply_loss(clocks, each, at)
         at += every_s
     return at
 

@@ -15,7 +15,8 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer
 from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, read_progress
+from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.progress_clock import apply_step, read_progress
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.protocol import JobWatch
 

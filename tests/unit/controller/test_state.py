@@ -122,7 +122,7 @@ def test_a_step_clears_the_stacks_and_the_phase() -> None:
     cluster.report(
         events=(Event(kind=EventKind.PHASE, job_id="7", age_s=0, source="log", phase="evaluating"),)
     )
-    cluster.state.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
+    cluster.state.runs.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
     assert cluster.job.progress is not None and cluster.job.progress.phase == "evaluating"
     assert len(cluster.job.snapshots) == 1
     cluster.step(2)
@@ -132,7 +132,7 @@ def test_a_step_clears_the_stacks_and_the_phase() -> None:
 def test_a_dump_that_was_asked_for_before_the_restart_is_dropped() -> None:
     cluster = Cluster()
     cluster.slurm(restarts=1)
-    cluster.state.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
+    cluster.state.runs.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
     assert cluster.job.snapshots == ()
 
 
@@ -211,7 +211,7 @@ def test_a_grace_starts_the_clock_anew_and_leaves_the_age_of_the_last_step() -> 
     for number in (1, 2):
         cluster.step(number)
     cluster.now += 500
-    cluster.state.grant_grace(cluster.now)
+    cluster.state.runs.grant_grace(cluster.now)
     cluster.now += 30
     assert cluster.job.progress is not None
     assert (cluster.job.progress.age_s, cluster.job.progress.last_increase_age_s) == (30, 530)
@@ -331,7 +331,7 @@ def test_how_a_job_ended_is_heard_afterwards_if_an_action_on_it_was_left_open() 
 def test_steps_that_were_made_before_the_trouble_teach_although_they_are_told_while_it_lasts() -> None:
     """A controller that starts has its open incidents first, and hears of the steps before them then."""
     cluster = Cluster()
-    cluster.state.note_trouble(["7"], cluster.now)
+    cluster.state.runs.note_trouble(["7"], cluster.now)
     cluster.report(wait=1.0, events=tuple(progress_event(n, age_s=60.0 - 10 * n) for n in range(5)))
     progress = cluster.job.progress
     assert progress is not None
@@ -342,7 +342,7 @@ def test_a_step_that_took_so_long_because_of_trouble_teaches_nothing() -> None:
     cluster = Cluster()
     for number in range(4):
         cluster.step(number)
-    cluster.state.note_trouble(["7"], cluster.now + 100)
+    cluster.state.runs.note_trouble(["7"], cluster.now + 100)
     cluster.step(4, wait=500)
     cluster.step(5)
     progress = cluster.job.progress
@@ -407,7 +407,7 @@ def test_a_dump_that_shows_a_rank_saving_is_remembered_when_the_next_one_does_no
     cluster = Cluster()
     for frames, seconds in ((saves, 0), (RECV, 30)):
         cluster.now += seconds
-        cluster.state.add_snapshot("7", 0, (stack(0, frames),), (), cluster.now)
+        cluster.state.runs.add_snapshot("7", 0, (stack(0, frames),), (), cluster.now)
     assert cluster.job.saving_age_s == 30.0
 
 
@@ -465,18 +465,18 @@ def test_what_was_over_when_the_controller_was_started_is_not_told() -> None:
 def test_what_an_action_touched_is_known_of_the_run_and_afterwards_of_the_past_one() -> None:
     cluster = Cluster()
     cluster.step(1)
-    cluster.state.note_action("7", 0, cluster.now)
-    cluster.state.note_action("7", 0, cluster.now + 9.0)  # a second operation: the first one counts
+    cluster.state.runs.note_action("7", 0, cluster.now)
+    cluster.state.runs.note_action("7", 0, cluster.now + 9.0)  # a second operation: the first one counts
     assert cluster.job.touched_age_s == 0.0
     cluster.slurm(restarts=1)
     assert cluster.job.touched_age_s is None
     assert [run.touched_at for run in cluster.job.past] == [cluster.now]
-    cluster.state.note_action(
+    cluster.state.runs.note_action(
         "7", 0, cluster.now - 50.0
     )  # a controller that takes the action up reads of it in the journal
     assert [run.touched_at for run in cluster.job.past] == [cluster.now - 50.0]
-    cluster.state.note_action("7", 1, cluster.now)
-    cluster.state.note_action("7", 1, None)  # it was given up
+    cluster.state.runs.note_action("7", 1, cluster.now)
+    cluster.state.runs.note_action("7", 1, None)  # it was given up
     assert cluster.job.touched_age_s is None
 
 

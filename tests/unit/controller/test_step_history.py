@@ -9,7 +9,8 @@ from collections.abc import Iterable
 import pytest
 
 from slurm_watchdog.agent.logs.events import event_item
-from slurm_watchdog.controller.state.progress_clock import Clock, Counter, apply_step, main_clock
+from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock
 from slurm_watchdog.controller.state.step_history import MAX_BLOCKS, DatedLines, StepHistory
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob

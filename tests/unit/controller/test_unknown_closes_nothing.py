@@ -71,7 +71,7 @@ class Life:
     def stall(self, seconds: float) -> None:
         """As Controller.pieces does after a gap between two ticks."""
         self.now += seconds
-        self.state.grant_grace(self.now)
+        self.state.runs.grant_grace(self.now)
         self.state.forget_silence(self.now)
 
 

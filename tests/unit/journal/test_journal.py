@@ -26,6 +26,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.incidents import IncidentState
+from tests.builders.evidence_rows import add_evidence, evidence_of
 from tests.builders.notices import DECISION, INCIDENT, replace
 
 
@@ -74,13 +75,16 @@ def test_an_incident_is_replaced_by_its_newer_self(journal: Journal) -> None:
 
 
 def test_evidence_and_timeline_keep_their_order(journal: Journal) -> None:
-    journal.add_evidence("i1", 2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"})
-    journal.add_evidence("i1", 1.0, "job", {})
+    add_evidence(journal, "i1", 2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"})
+    add_evidence(journal, "i1", 1.0, "job", {})
     journal.note("i1", 2.0, "first")
     journal.note("i1", 1.0, "second")
     journal.note("i2", 1.0, "other")
-    assert journal.evidence("i1") == [(2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"}), (1.0, "job", {})]
-    assert journal.evidence("i2") == []
+    assert evidence_of(journal, "i1") == [
+        (2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"}),
+        (1.0, "job", {}),
+    ]
+    assert evidence_of(journal, "i2") == []
     assert journal.timeline("i1") == [(2.0, "first"), (1.0, "second")]
 
 
@@ -236,14 +240,14 @@ def test_a_corrupt_file_is_named_and_stays(path: Path) -> None:
 def test_pages_that_were_overwritten_are_an_error_and_no_empty_list(path: Path) -> None:
     journal = Journal(f"sqlite:///{path}")
     for number in range(200):
-        journal.add_evidence("i1", 1.0, "job", {"n": number, "text": "x" * 500})
+        add_evidence(journal, "i1", 1.0, "job", {"n": number, "text": "x" * 500})
     journal.close()
     with path.open("r+b") as file:
         file.seek(4096 * 20)
         file.write(os.urandom(4096 * 20))
     with pytest.raises(JournalError, match=r"damaged|can't be read"):
         again = Journal(f"sqlite:///{path}")
-        again.evidence("i1")
+        evidence_of(again, "i1")
 
 
 def test_a_document_that_can_not_be_read_is_an_error(journal: Journal, path: Path) -> None:
@@ -332,11 +336,11 @@ def test_a_full_disk_is_said_and_overcome(small_disk: Path) -> None:
             filler.write(b"x" * 4096)
     with pytest.raises(JournalError, match=r"its disk is full|disk reports errors"):
         for number in range(2000):
-            journal.add_evidence("i1", 1.0, "job", {"n": number, "text": "x" * 2000})
-    kept = journal.evidence("i1")
+            add_evidence(journal, "i1", 1.0, "job", {"n": number, "text": "x" * 2000})
+    kept = evidence_of(journal, "i1")
     (small_disk / "filler").unlink()
-    journal.add_evidence("i1", 1.0, "job", {})
-    assert len(journal.evidence("i1")) == len(kept) + 1
+    add_evidence(journal, "i1", 1.0, "job", {})
+    assert len(evidence_of(journal, "i1")) == len(kept) + 1
     assert journal.load_open_incidents() == [INCIDENT]
     journal.close()
 
@@ -351,13 +355,13 @@ def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
 
 def test_large_evidence_is_kept_compressed_and_read_back_whole(journal: Journal, path: Path) -> None:
     document = {"ranks": [{"frames": ["train", "step"] * 50, "rank": rank} for rank in range(100)]}
-    journal.add_evidence("i1", 1.0, "node", document)
-    journal.add_evidence("i1", 2.0, "diagnosis", {"summary": "short"})
-    assert [kind for _, kind, _ in journal.evidence("i1")] == ["node", "diagnosis"]
-    assert journal.evidence("i1")[0][2] == document
-    numbers = [piece.number for piece in journal.pieces("i1")]
-    assert msgspec.json.decode(journal.evidence_document("i1", numbers[0]) or b"") == document
-    assert journal.evidence_document("i2", numbers[0]) is None
+    add_evidence(journal, "i1", 1.0, "node", document)
+    add_evidence(journal, "i1", 2.0, "diagnosis", {"summary": "short"})
+    assert [kind for _, kind, _ in evidence_of(journal, "i1")] == ["node", "diagnosis"]
+    assert evidence_of(journal, "i1")[0][2] == document
+    numbers = [piece.number for piece in journal.evidence.pieces("i1")]
+    assert msgspec.json.decode(journal.evidence.document("i1", numbers[0]) or b"") == document
+    assert journal.evidence.document("i2", numbers[0]) is None
     with sqlite3.connect(path) as sql:
         (text,) = sql.execute("select document from evidence where kind = 'node'").fetchone()
     assert len(text) < len(msgspec.json.encode(document)) / 5
@@ -365,18 +369,18 @@ def test_large_evidence_is_kept_compressed_and_read_back_whole(journal: Journal,
 
 @pytest.mark.parametrize("damage", ["zlib:!!", "zlib:AAAA", "zlib:eJw="])
 def test_damaged_packed_evidence_is_told_and_not_guessed(journal: Journal, damage: str) -> None:
-    journal.add_packed_evidence("i1", 1.0, "node", damage)
+    journal.evidence.add("i1", 1.0, "node", damage)
     with pytest.raises(JournalError, match="can't be read"):
-        journal.evidence("i1")
+        evidence_of(journal, "i1")
 
 
 def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
     journal.save_incident(INCIDENT)
     journal.note("i1", 10.0, "fires")
-    journal.add_evidence("i1", 10.0, "job", {})
-    journal.add_evidence("i1", 99.0, "job", {})
-    assert journal.forget_evidence(before=50.0) == 1
-    assert [at for at, _, _ in journal.evidence("i1")] == [99.0]
+    add_evidence(journal, "i1", 10.0, "job", {})
+    add_evidence(journal, "i1", 99.0, "job", {})
+    assert journal.evidence.forget(before=50.0) == 1
+    assert [at for at, _, _ in evidence_of(journal, "i1")] == [99.0]
     assert journal.timeline("i1") == [(10.0, "fires")]
 
 
@@ -404,7 +408,7 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
             )
             journal.save_incident(found)
             journal.note(found.id, float(number), f"note {number}")
-            journal.add_evidence(found.id, 1.0, "job", {"n": number})
+            add_evidence(journal, found.id, 1.0, "job", {"n": number})
             journal.add_decision(replace(DECISION, id=f"d{number}", incident_id=found.id))
             journal.outbox.add("slack", found.id, {"n": number}, 1.0)
 
@@ -415,7 +419,7 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
         name = f"i{number}"
         assert together.incident(name) == alone.incident(name)
         assert together.timeline(name) == alone.timeline(name)
-        assert together.evidence(name) == alone.evidence(name)
+        assert evidence_of(together, name) == evidence_of(alone, name)
         assert together.decisions(name) == alone.decisions(name)
     for number in range(50):
         assert together.incidents(job_id=str(number)) == alone.incidents(job_id=str(number))

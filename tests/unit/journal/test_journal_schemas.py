@@ -19,6 +19,7 @@ from slurm_watchdog.controller.actions.ladder.state import ladder_of
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
 from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome, Rung
+from tests.builders.evidence_rows import add_evidence, evidence_of
 from tests.builders.notices import DECISION, INCIDENT
 
 SCHEMA_1 = """
@@ -73,7 +74,7 @@ def everything(url: str) -> None:
     journal.save_incident(INCIDENT)
     journal.save_incident(replace(INCIDENT, summary="again"))
     journal.note("i1", 1.0, "fires")
-    journal.add_evidence("i1", 1.0, "node", {"a": "b" * 5000})
+    add_evidence(journal, "i1", 1.0, "node", {"a": "b" * 5000})
     journal.add_decision(DECISION)
     with pytest.raises(JournalError, match="don't change"):
         journal.add_decision(DECISION)
@@ -99,7 +100,7 @@ def everything(url: str) -> None:
     assert (drained.reason, drained.reason_at) == ("slurm-watchdog: x", 3.5)
     journal.end_node_entry(drained.id, 7.0, "given back")
     assert not journal.node_entries("drained")
-    assert journal.evidence("i1")[0][2] == {"a": "b" * 5000}
+    assert evidence_of(journal, "i1")[0][2] == {"a": "b" * 5000}
     assert journal.incidents()[0].summary == "again"
     assert len(journal.outbox.pending(10)) == 1
     with journal.together():

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs.events import event_item
-from slurm_watchdog.controller.state.progress_clock import Clock, apply_step, note_loss, read_progress
+from slurm_watchdog.controller.state.counter_clock import Clock
+from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, read_progress
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.collective_timeouts import _seconds
 from slurm_watchdog.model.observations import Event
@@ -79,7 +80,7 @@ def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str)
         if told.step is not None or told.count is not None:
             apply_step(clocks, told, 1.0, float("-inf"))
             apply_step(clocks, told, 2.0, float("-inf"))
-            note_loss(clocks, told, 2.0)
+            apply_loss(clocks, told, 2.0)
             read_progress(clocks, None, 0.0, 3.0)
     learner = Learner()
     for at in range(3):

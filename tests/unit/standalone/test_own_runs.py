@@ -18,6 +18,7 @@ from slurm_watchdog.notify.wording import decision_message, manual_command
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone import run as service
 from slurm_watchdog.standalone.own_runs import OwnRun
+from tests.builders.evidence_rows import add_evidence
 from tests.builders.notices import DECISION, INCIDENT, replace
 from tests.unit.cli.test_cli import FakeController, run, status
 
@@ -59,7 +60,7 @@ def journal_with_an_incident(directory: Path) -> None:
     journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
     journal.save_incident(INCIDENT)
     journal.note(INCIDENT.id, INCIDENT.opened_at, "it began")
-    journal.add_evidence(INCIDENT.id, INCIDENT.opened_at, "diagnosis", {"summary": "rank 2 is late"})
+    add_evidence(journal, INCIDENT.id, INCIDENT.opened_at, "diagnosis", {"summary": "rank 2 is late"})
     journal.add_decision(DECISION)
     journal.close()
 

@@ -100,7 +100,7 @@ def _answers(journal: Journal, file: Path) -> Callable[[str, str, object], Answe
         incident = journal_view.find(journal, unquote(asked["id"]))
         if asked["number"] is None:
             return journal_view.explained(journal, incident, incident, everything, lambda decision: None)
-        found = journal.evidence_document(incident.id, int(asked["number"]))
+        found = journal.evidence.document(incident.id, int(asked["number"]))
         if found is None:
             raise journal_view.NotFound(404, f"incident {incident.id} has no piece {asked['number']}")
         return json.loads(found)

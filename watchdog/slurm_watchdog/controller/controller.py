@@ -276,7 +276,7 @@ class Controller:
         began_before, self._last_began = self._last_began, now
         if began_before is not None and now - began_before > pause_s:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
-            self.state.grant_grace(now)
+            self.state.runs.grant_grace(now)
             self.state.forget_silence(now)
             self.warm_from = now
         with self.metrics.tick_duration.time():

@@ -18,14 +18,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.journal.compress import pack, unpack
 from slurm_watchdog.journal.database import Database, JournalError, encode, plain
+from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
-    EVIDENCE,
-    EVIDENCE_SHARED,
     INCIDENT_JOBS,
     INCIDENTS,
     NODE_LEDGER,
@@ -46,7 +44,7 @@ from slurm_watchdog.model.actions import (
 )
 from slurm_watchdog.model.incidents import Incident, IncidentState
 
-__all__ = ["Journal", "JournalError", "NodeEntry", "Piece"]
+__all__ = ["Journal", "JournalError", "NodeEntry"]
 
 V = TypeVar("V", bound=Struct)
 
@@ -57,21 +55,8 @@ DROP_INCIDENT = sa.delete(INCIDENTS).where(INCIDENTS.c.id == SAVED)
 DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == SAVED)
 ADD_INCIDENT = sa.insert(INCIDENTS)
 ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
-ADD_EVIDENCE = sa.insert(EVIDENCE)
 ADD_NOTE = sa.insert(TIMELINE)
 ADD_DECISION = sa.insert(DECISIONS)
-
-
-class Piece(Struct, frozen=True, kw_only=True):
-    """One piece of evidence, without its document."""
-
-    number: int
-    at: float
-    """Date at which it was written."""
-    kind: str
-    """`job`, `node` or `diagnosis`."""
-    stored_with: str
-    """Id of the incident from which its document is read, and whose access rules hold for it."""
 
 
 class NodeEntry(Struct, frozen=True, kw_only=True):
@@ -99,6 +84,7 @@ class Journal:
     def __init__(self, url: str, database: Callable[[str], Database] = Database) -> None:
         self._database = database(url)
         self.outbox = SqlOutbox(self._database)
+        self.evidence = SqlEvidence(self._database)
         try:
             with self._database.transaction() as sql:
                 prepare(sql, self._database.where)
@@ -163,73 +149,6 @@ class Journal:
             sa.select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id), Incident
         )
         return found[0] if found else None
-
-    def add_evidence(self, incident_id: str, at: float, kind: str, document: dict[str, Any]) -> None:
-        """Keep a piece of evidence: `kind` says which, `document` is plain JSON."""
-        self.add_packed_evidence(incident_id, at, kind, pack(encode(document).encode()))
-
-    def add_packed_evidence(
-        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
-    ) -> None:
-        """The same for a document that `packed.pack` has made ready, in another thread perhaps. `collection`:
-        the id of the one it
-        came from."""
-        row = {
-            "incident_id": incident_id, "at": at, "kind": kind, "document": packed, "collection": collection,
-        }  # fmt: skip
-        self._database.put((ADD_EVIDENCE, [row]))
-
-    def evidence(self, incident_id: str) -> list[tuple[float, str, dict[str, Any]]]:
-        """(time, kind, document) of all evidence of an incident, in the order it was added."""
-        query = sa.select(EVIDENCE).where(EVIDENCE.c.incident_id == incident_id).order_by(EVIDENCE.c.id)
-        with self._database.transaction() as sql:
-            return [(row.at, row.kind, self._unpacked(row.document)) for row in sql.execute(query)]
-
-    def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None:
-        """A collection that is stored with another incident is evidence of this one, too: what it has, and
-        what it will have."""
-        row = {"incident_id": incident_id, "collection": collection, "stored_with": stored_with}
-        same = [EVIDENCE_SHARED.c[name] == row[name] for name in ("incident_id", "collection")]
-        with self._database.transaction() as sql:
-            if sql.execute(sa.select(EVIDENCE_SHARED.c.stored_with).where(*same)).first() is None:
-                sql.execute(sa.insert(EVIDENCE_SHARED).values(row))
-
-    def pieces(self, incident_id: str) -> list[Piece]:
-        """The evidence of an incident in the order it was added, that of collections which it shares with
-        others included; without the
-        documents: those of a thousand ranks are tens of megabytes."""
-        shared = sa.and_(
-            EVIDENCE.c.incident_id == EVIDENCE_SHARED.c.stored_with,
-            EVIDENCE.c.collection == EVIDENCE_SHARED.c.collection,
-        )
-        columns = (EVIDENCE.c.id, EVIDENCE.c.at, EVIDENCE.c.kind, EVIDENCE.c.incident_id)
-        own = sa.select(*columns).where(EVIDENCE.c.incident_id == incident_id)
-        others = (
-            sa.select(*columns)
-            .join(EVIDENCE_SHARED, shared)
-            .where(EVIDENCE_SHARED.c.incident_id == incident_id, EVIDENCE.c.incident_id != incident_id)
-        )
-        with self._database.transaction() as sql:
-            rows = [*sql.execute(own), *sql.execute(others)]
-        return [
-            Piece(number=row.id, at=row.at, kind=row.kind, stored_with=row.incident_id)
-            for row in sorted(rows, key=lambda row: row.id)
-        ]
-
-    def evidence_document(self, incident_id: str, number: int) -> bytes | None:
-        """One document as JSON text; None if that incident has none of that number."""
-        query = sa.select(EVIDENCE.c.document).where(
-            EVIDENCE.c.incident_id == incident_id, EVIDENCE.c.id == number
-        )
-        with self._database.transaction() as sql:
-            text = sql.execute(query).scalar_one_or_none()
-        return None if text is None else self._raw(text)
-
-    def forget_evidence(self, before: float) -> int:
-        """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how
-        many pieces."""
-        with self._database.transaction() as sql:
-            return int(sql.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before)).rowcount)
 
     def note(self, incident_id: str, at: float, text: str) -> None:
         """Add a sentence to the timeline of an incident."""
@@ -463,18 +382,6 @@ class Journal:
     def _documents(self, query: sa.Select[Any], kind: type[V]) -> list[V]:
         with self._database.transaction() as sql:
             return [self._database.decode(text, kind) for text in sql.execute(query).scalars()]
-
-    def _unpacked(self, text: str) -> dict[str, Any]:
-        document: dict[str, Any] = self._database.decode(
-            self._raw(text).decode(errors="replace"), dict[str, Any]
-        )
-        return document
-
-    def _raw(self, text: str) -> bytes:
-        try:
-            return unpack(text)
-        except ValueError as error:
-            raise self._database.unreadable(error) from error
 
 
 def one_operation(decision_id: str, operation: Operation, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

@@ -249,7 +249,7 @@ class ReplayDecisions:
                 self._executor.follow(record.acting)
             elif isinstance(record, Touched):
                 at = None if record.age_s is None else record.t - record.age_s
-                self._state.note_action(str(record.job_id), record.restarts, at)
+                self._state.runs.note_action(str(record.job_id), record.restarts, at)
             elif isinstance(record, Ended):
                 self._end_action(record)
             elif isinstance(record, Asked):

@@ -149,7 +149,7 @@ class TracePlayer:
         if self._recorded and until - since > self.judge.slurm_patience_s:
             # Neither an agent nor Slurm said a word: the controller was stalled, or not running.
             self._judge_at(since)
-            self.state.grant_grace(until)
+            self.state.runs.grant_grace(until)
             self.state.forget_silence(until)
             self._looked_at = until
             return
@@ -179,7 +179,7 @@ class TracePlayer:
         """Whether nothing can have changed by then of what was looked at last."""
         return (
             until < self._calm_until
-            and not self.state.restless
+            and not self.state.runs.restless
             and not self._listing.patience_ends(self._looked_at, until)
         )
 

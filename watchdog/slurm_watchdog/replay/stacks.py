@@ -73,4 +73,4 @@ class StackDumps:
         if job is not None:
             stacks = tuple(stack for name in sorted(dump.stacks) for stack in dump.stacks[name])
             silent = tuple(name for name in job.nodes if name not in dump.stacks)
-            self.state.add_snapshot(job.job_id, job.restarts, stacks, silent, now)
+            self.state.runs.add_snapshot(job.job_id, job.restarts, stacks, silent, now)

@@ -147,7 +147,7 @@ class Driver:
     def _note_touched(self, at: float | None) -> None:
         fence = self.run.decision.fence
         if fence is not None:
-            self._tools.state.note_action(fence.job_id, fence.restarts, at)
+            self._tools.state.runs.note_action(fence.job_id, fence.restarts, at)
             self._tools.on_touch(fence.job_id, fence.restarts, at)
 
     @property

@@ -13,7 +13,8 @@ from slurm_watchdog.controller.api.json_views import (
     public_incident_json,
     taken,
 )
-from slurm_watchdog.journal.journal import Journal, Piece
+from slurm_watchdog.journal.evidence import Piece
+from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Incident
 
 LARGE_KINDS: Final = frozenset({"node", "job"})
@@ -80,7 +81,7 @@ def explained(
 
 def _pieces(journal: Journal, incident: Incident, sees: Sees) -> list[Piece]:
     """The evidence of an incident; of what is stored with another one, that which the same person may see there."""
-    pieces = journal.pieces(incident.id)
+    pieces = journal.evidence.pieces(incident.id)
     others = {each.stored_with for each in pieces} - {incident.id}
     hidden = {each for each in others if (found := journal.incident(each)) is None or not sees(found)}
     return [each for each in pieces if each.stored_with not in hidden]
@@ -93,7 +94,7 @@ def _evidence(journal: Journal, incident: Incident, piece: Piece) -> Mapping[str
     }  # fmt: skip
     taken_at = piece.at
     if piece.kind not in LARGE_KINDS:
-        document = json.loads(journal.evidence_document(piece.stored_with, piece.number) or b"null")
+        document = json.loads(journal.evidence.document(piece.stored_with, piece.number) or b"null")
         found["document"] = document
         taken_at = document.get("taken_at", taken_at) if isinstance(document, dict) else taken_at
     return found | {"taken": taken(incident, taken_at)}

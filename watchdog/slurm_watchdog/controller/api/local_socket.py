@@ -255,7 +255,7 @@ class LocalApi:
             raise Refused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
             raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
-        document = self._controller.journal.evidence_document(incident.id, int(number))
+        document = self._controller.journal.evidence.document(incident.id, int(number))
         if document is None:
             raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
         if not self._operators.include(self._person_of(request)):

@@ -174,7 +174,7 @@ class Collector:
         else:
             stored_with = found.incident_id
             found.shared_with.add(incident_id)
-            self._writer.write(lambda: self._journal.share_evidence(incident_id, found.id, stored_with))
+            self._writer.write(lambda: self._journal.evidence.share(incident_id, found.id, stored_with))
             self._report(found, incident_id)
         return found
 

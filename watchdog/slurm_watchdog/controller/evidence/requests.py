@@ -92,7 +92,7 @@ class EvidenceRequests:
             stacks.extend(replace(stack, node=node) for stack in result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
-        self._state.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
+        self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
 
     def probe(self, wanted: MountProbeRequest, now: float) -> None:
         """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""

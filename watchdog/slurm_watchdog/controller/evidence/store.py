@@ -81,9 +81,7 @@ class EvidenceStore:
     def _add(
         self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
     ) -> None:
-        self._writer.write(
-            lambda: self._journal.add_packed_evidence(incident_id, at, kind, packed, collection)
-        )
+        self._writer.write(lambda: self._journal.evidence.add(incident_id, at, kind, packed, collection))
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
         """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and
@@ -103,4 +101,4 @@ class EvidenceStore:
         """Once an hour, removes evidence that has expired."""
         if now - self._pruned >= PRUNE_EVERY_S:
             self._pruned = now
-            self._writer.write(lambda: self._journal.forget_evidence(clock.wall() - self._keep_s))
+            self._writer.write(lambda: self._journal.evidence.forget(clock.wall() - self._keep_s))

@@ -194,7 +194,7 @@ class Judge:
         self._open.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         for incident in self.incidents:
             if spec_of(incident.kind).delays_steps:
-                self.state.note_trouble(incident.job_ids, now)
+                self.state.runs.note_trouble(incident.job_ids, now)
         return [Change(before=before.get(incident.id), after=incident) for incident in after]
 
     def settle(self, change: Change, now: float) -> None:
@@ -202,7 +202,7 @@ class Judge:
         incident = change.after
         if incident.state is IncidentState.RESOLVED and incident.subject.startswith("mount:"):
             self.state.filesystems.end(incident.subject)
-            self.state.grant_grace(now, incident.job_ids)
+            self.state.runs.grant_grace(now, incident.job_ids)
 
     def _slurm_is_fresh(self) -> bool:
         age_s = self.view.slurm_age_s

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
+    from slurm_watchdog.journal.evidence import SqlEvidence
     from slurm_watchdog.model.actions import ActionRun, Decision
     from slurm_watchdog.model.incidents import Incident
 
@@ -57,12 +58,7 @@ class DecisionJournal(Protocol):
 class EvidenceJournal(Protocol):
     """Where evidence is kept. Every method may raise JournalError."""
 
-    def add_packed_evidence(
-        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
-    ) -> None: ...
-
-    def share_evidence(self, incident_id: str, collection: str, stored_with: str) -> None: ...
-
-    def forget_evidence(self, before: float) -> int: ...
+    @property
+    def evidence(self) -> SqlEvidence: ...
 
     def note(self, incident_id: str, at: float, text: str) -> None: ...

@@ -16,44 +16,30 @@ from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.controller.state.nodes import Nodes
-from slurm_watchdog.controller.state.past_jobs import History
 from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_training, new_run, reveal, started_at
+from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_training
 from slurm_watchdog.controller.state.run_updates import (
     note_absent,
     note_event,
     note_log,
     note_on_disk,
     note_process,
-    note_snapshot,
     trains,
 )
 from slurm_watchdog.controller.state.run_view import job_view
+from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
-from slurm_watchdog.controller.state.slurm_listing import jobs_now, process_ids, remembered
+from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
-from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
-from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.model.slurm_states import (
-    ALIVE,
-    FAILED,
-    RUNNING,
-    WAITING,
-    is_away,
-    is_known,
-    is_lost,
-    may_hold_nodes,
-)
+from slurm_watchdog.model.slurm_states import RUNNING, may_hold_nodes
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
-TROUBLE_BREAK_S = 60.0
-"""Trouble that comes back sooner is the same."""
 KEPT_NODE_S = 86_400.0
 """A node that Slurm does not list (any more) is forgotten so long after its last report."""
 
@@ -67,10 +53,9 @@ class ClusterState:
         """What of all that reports say had no room here."""
         self.agents = Agents(silent_after_s, self.left_out)
         self._partitions = frozenset(partitions)
-        self._runs: dict[str, Run] = {}
+        self.runs = Runs(self.left_out)
         self.filesystems = Filesystems(self.left_out)
         self.nodes = Nodes(self.left_out)
-        self.history = History()
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
         self._job_nodes = JobNodes()
@@ -81,10 +66,6 @@ class ClusterState:
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
-        self._before: dict[str, str] | None = None
-        """Job -> its state in the listing before the newest; None: there was none."""
-        self._acted_on: dict[str, int] = {}
-        """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
         self._on_node: dict[str, set[str]] = {}
         """Node -> what its processes call the jobs that have it."""
         self._runs_on: dict[str, list[Run]] | None = None
@@ -117,7 +98,7 @@ class ClusterState:
 
         `wall` is the date of `now`: with it, what was logged before a run's start time is known to be older than it.
         """
-        self._before = None if self.slurm_at is None else {name: job.state for name, job in self.jobs.items()}
+        self.runs.begin_listing(None if self.slurm_at is None else self.jobs)
         self.slurm_at, self._slurm_excused = now, False
         self.slurm_problem, self.slurm_partial = "", view.partial
         self.jobs = jobs_now(self.jobs, view)
@@ -126,7 +107,7 @@ class ClusterState:
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
-        self._note_slurm_nodes(view, now)
+        self._slurm_nodes = node_views(view, self._slurm_nodes, now)
         self._forget_nodes(now)
         self._on_node = {}
         self._runs_on = None
@@ -136,8 +117,7 @@ class ClusterState:
                 self._on_node.setdefault(name, set()).update(process_ids(job))
         for job in view.jobs:
             self.apply_job(self.jobs[job.job_id], now, wall)
-        for job_id in [job_id for job_id in self._runs if job_id not in self.jobs]:
-            self.history.leave(self._runs.pop(job_id), now)
+        self.runs.drop_unlisted(self.jobs, now)
 
     def _forget_nodes(self, now: float) -> None:
         """Nodes of a cloud have a new name each time they are started."""
@@ -147,29 +127,6 @@ class ClusterState:
             self.nodes.forget(name)
             self.gpus.forget(name)
 
-    def _note_slurm_nodes(self, view: SlurmView, now: float) -> None:
-        """Slurm's words about nodes, and since when each is not away any more, for those that were."""
-        before = {node.name: node for node in self._slurm_nodes}
-        in_use = {name for job in view.jobs if job.state in RUNNING for name in job.nodes}
-        found = []
-        for node in view.nodes:
-            old, runs_job = before.get(node.name), node.name in in_use
-            back_at = old.back_at if old is not None else None
-            if old is not None and is_away(old.state, old.runs_job) and not is_away(node.state, runs_job):
-                back_at = now
-            lost = 1 + (old.lost_listings or 0 if old is not None else 0) if is_lost(node.state) else 0
-            found.append(
-                SlurmNodeView(
-                    name=node.name,
-                    state=node.state,
-                    reason=node.reason,
-                    runs_job=runs_job,
-                    back_at=back_at,
-                    lost_listings=lost,
-                )
-            )
-        self._slurm_nodes = tuple(found)
-
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
         self._runs_on = None
@@ -178,50 +135,7 @@ class ClusterState:
         self._job_ids.update(dict.fromkeys(process_ids(job), job.job_id))
         if self._partitions and job.partition not in self._partitions:
             return
-        run = self._runs.get(job.job_id)
-        if not is_known(job.state) or "restarts" in job.unreadable:
-            return  # which run it is, or how it stands, is not known: all stays as it was, and nothing is done (policy: unsure)
-        if job.state not in RUNNING:
-            if run is not None and run.job.restarts != job.restarts:
-                self._runs[job.job_id] = self._new_run(job, now, run, wall)
-            elif run is not None:
-                if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
-                    reveal(run)
-                run.inactive_since = now if run.inactive_since is None else run.inactive_since
-                run.job = job
-            elif job.restarts > 0 and job.state in WAITING:
-                self._runs[job.job_id] = self._new_run(
-                    job, now, None, wall
-                )  # the run before was too short to be seen
-            elif self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING":
-                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
-                run.started, run.valid_from, run.inactive_since = True, started_at(job, now, wall), now
-            elif self._was_too_short(job):
-                run = self._runs[job.job_id] = self._new_run(job, now, None, wall)
-                run.started, run.unseen, run.inactive_since = True, True, now
-                run.valid_from = started_at(job, now, wall)
-            return
-        if run is None or run.job.restarts != job.restarts:
-            self._runs[job.job_id] = self._new_run(job, now, run, wall)
-            self.history.returned(job.job_id)
-        else:
-            if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
-                run.grace_from = now  # it waited in the queue, or was suspended: no step was due in that time
-                run.forget_dumps()
-            if not run.started:
-                run.began_at, run.started = now, True
-                run.valid_from = max(run.valid_from, started_at(job, now, wall))
-            run.job, run.inactive_since = job, None
-
-    def _was_too_short(self, job: SlurmJob) -> bool:
-        """Whether the job began and failed between two listings: it waited in the one before, or was not
-        there at all."""
-        if self._before is None or job.state not in FAILED or not job.nodes:
-            return False
-        return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
-
-    def _new_run(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
-        return new_run(job, now, before, wall, self.left_out)
+        self.runs.apply(job, now, wall)
 
     def apply_report(self, report: Report, now: float) -> str:
         """Takes over one full report. Returns what became of it: `accepted`, `duplicate` or `expired`.
@@ -267,7 +181,7 @@ class ClusterState:
 
     def _known_on(self, node: str) -> set[tuple[int, int]]:
         """(pid, start ticks) of the processes that are remembered there."""
-        runs = (self._runs.get(job_id) for job_id in self._jobs_seen_on.get(node, ()))
+        runs = (self.runs.get(job_id) for job_id in self._jobs_seen_on.get(node, ()))
         return {key[1:] for run in runs if run is not None for key in run.on_node.get(node, ())}
 
     def _nodes_of(self, process_job_id: str) -> int:
@@ -300,7 +214,7 @@ class ClusterState:
 
     def _run(self, process_job_id: str) -> Run | None:
         """The run of the job that agents know by this id."""
-        return self._runs.get(self._job_ids.get(process_job_id, process_job_id))
+        return self.runs.get(self._job_ids.get(process_job_id, process_job_id))
 
     def _apply_processes(self, report: Report, made_at: float) -> None:
         present: dict[str, set[ProcessKey]] = {}
@@ -321,7 +235,7 @@ class ClusterState:
                     self.filesystems.note_blocked(name, report.boot_id, process, made_at)
         before = self._jobs_seen_on.get(report.node, set())
         for job_id in sorted(before | present.keys()):
-            run = self._runs.get(job_id)
+            run = self.runs.get(job_id)
             seen = present.get(job_id, set())
             if run is None:
                 continue
@@ -331,61 +245,12 @@ class ClusterState:
         self._jobs_seen_on[report.node] = {
             job_id
             for job_id in before | present.keys()
-            if job_id in self._runs and self._runs[job_id].on_node.get(report.node)
+            if (run := self.runs.get(job_id)) is not None and run.on_node.get(report.node)
         }
 
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""
         self.filesystems.apply_probe(node, self.agents.boot_id(node) or "", probe, now)
-
-    def add_snapshot(
-        self,
-        job_id: str,
-        restarts: int,
-        stacks: tuple[ProcessStack, ...],
-        silent: tuple[str, ...],
-        now: float,
-    ) -> None:
-        """One dump of all ranks; dropped if the job has restarted since it was asked for."""
-        run = self._runs.get(job_id)
-        if run is not None and run.job.restarts == restarts:
-            note_snapshot(run, stacks, silent, now)
-
-    def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
-        """Starts the clocks of these jobs (all by default) anew: a cause has gone, or the controller slept."""
-        for job_id in self._runs if job_ids is None else job_ids:
-            if job_id in self._runs:
-                run = self._runs[job_id]
-                run.grace_from = now
-                run.restless = True
-                run.forget_dumps()
-
-    def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
-        """These jobs have an open incident at this moment."""
-        for job_id in job_ids:
-            if job_id in self._runs:
-                run = self._runs[job_id]
-                if now - run.troubled_at > TROUBLE_BREAK_S:
-                    run.troubled_from = now
-                run.troubled_at = now
-                run.restless = True
-
-    def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
-        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run
-        continues without the action."""
-        run = self._runs.get(job_id)
-        if run is None:
-            return
-        if run.job.restarts == restarts:
-            run.touched_at = at if at is None or run.touched_at is None else min(at, run.touched_at)
-            run.restless = True
-        elif at is not None:
-            run.past = tuple(
-                replace(past, touched_at=at if past.touched_at is None else min(at, past.touched_at))
-                if past.restarts == restarts
-                else past
-                for past in run.past
-            )
 
     def forget_silence(self, now: float) -> None:
         """After the controller's own pause no agent counts as silent: they all get their time again."""
@@ -394,11 +259,6 @@ class ClusterState:
             self.slurm_at, self._slurm_excused = now, True
 
     # ------------------------------------------------------------------------------------ reading
-
-    @property
-    def restless(self) -> bool:
-        """Whether anything that may be told of a job has happened since it was looked at last."""
-        return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one
@@ -424,10 +284,6 @@ class ClusterState:
         job = self.jobs.get(job_id)
         return None if job is None else job.uid
 
-    def address_of(self, node: str) -> str | None:
-        """The address that Slurm has for a node; None for a node that it does not know."""
-        return self.node_addresses.get(node)
-
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""
         wish = self._wishes.get(job.process_id)
@@ -437,7 +293,7 @@ class ClusterState:
         """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""
         if self._runs_on is None:
             self._runs_on = {}
-            for run in self._runs.values():
+            for run in self.runs:
                 for name in run.job.nodes:
                     self._runs_on.setdefault(name, []).append(run)
         return [
@@ -456,13 +312,13 @@ class ClusterState:
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen, as it is at this moment."""
-        return self._view(now, {job_id: self._job_view(run, now) for job_id, run in self._active()})
+        return self._view(now, {job_id: self._job_view(run, now) for job_id, run in self.runs.active()})
 
     def next_view(self, now: float, asked: frozenset[str]) -> tuple[ClusterView, frozenset[str]]:
         """The same, and the jobs that were looked at for it: the others, where there are too many, are as
         they were some
         seconds ago. `asked` are the subjects of the open incidents."""
-        jobs = dict(self._active())
+        jobs = dict(self.runs.active())
         turns = (
             ScheduledJob(
                 job_id=job_id,
@@ -481,9 +337,6 @@ class ClusterState:
             views[job_id] = run.looked[1]
         return replace(self._view(now, views), asked=asked), frozenset(looked_at)
 
-    def _active(self) -> list[tuple[str, Run]]:
-        return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in RUNNING]
-
     def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:
         reporting = self.agents.reporting(now)
         here = frozenset(reporting)
@@ -498,12 +351,8 @@ class ClusterState:
             silent_after_s=self.agents.silent_after_s,
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
-            ended=tuple(self._ended(now)),
-            waiting=tuple(
-                self._job_view(run, now)
-                for _, run in sorted(self._runs.items())
-                if (run.past or run.started) and run.job.state in ALIVE and run.job.state not in RUNNING
-            ),
+            ended=tuple(self.runs.ended(now, self.jobs.values())),
+            waiting=tuple(self._job_view(run, now) for run in self.runs.waiting()),
             slurm_age_s=self.slurm_age_s(now),
             slurm_excused=self._slurm_excused,
             excused_nodes=self.agents.excused(),
@@ -520,43 +369,16 @@ class ClusterState:
 
     def job_view(self, job_id: str, now: float) -> JobView | None:
         """One job alone, also while it is pending between two runs."""
-        run = self._runs.get(job_id)
+        run = self.runs.get(job_id)
         return None if run is None else self._job_view(run, now)
 
     def _job_view(self, run: Run, now: float) -> JobView:
         silent = tuple(node for node in run.job.nodes if not self.agents.reports(node, now))
         return job_view(run, now, self.nodes, self.gpus, silent)
 
-    def _ended(self, now: float) -> Iterable[EndedJob]:
-        """Jobs that were seen running and that Slurm says are over, with what waits or runs in their place."""
-        successors: dict[tuple[str, str], list[SlurmJob]] = {}
-        dependent: dict[str, list[SlurmJob]] = {}
-        for job in self.jobs.values():
-            if job.state in ALIVE:
-                successors.setdefault((job.user, job.name), []).append(job)
-                if job.reason.startswith("Dependency"):  # on which job, Slurm's listing does not tell
-                    dependent.setdefault(job.user, []).append(job)
-        for run in [*self._runs.values(), *self.history.gone(now)]:
-            if run.inactive_since is None or run.job.state in ALIVE or not run.started:
-                continue
-            job, past = run.job, self.history.past(run, now)
-            behind = [*successors.get((job.user, job.name), ()), *dependent.get(job.user, ())]
-            succeeded_by = tuple(dict.fromkeys(each.job_id for each in behind if each.job_id != job.job_id))
-            self.history.note(job, past, succeeded_by)
-            yield EndedJob(
-                job=job,
-                ended_at=run.inactive_since,
-                last_step=past.last_step,
-                total_steps=past.total_steps,
-                succeeded_by=succeeded_by,
-                preceded_by=self.history.preceded_by(job, past),
-                run=past,
-                past=run.past,
-            )
-
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node."""
-        for run in self._runs.values():
+        for run in self.runs:
             for key in sorted(run.blocked):
                 name, (process, seen_at, gone_at) = key[0], run.processes[key]
                 boot_id = self.agents.boot_id(name)
@@ -567,6 +389,6 @@ class ClusterState:
     def remember_action(
         self, fence: Fence, nodes: Iterable[str] = (), process_job_id: str | None = None
     ) -> None:
-        """This run may have ended because of an action, while nobody listened: agents tell the recent past again."""
-        self._acted_on[fence.job_id] = fence.restarts
+        """This run may have ended because of an action while no controller ran: agents report the recent past again."""
+        self.runs.remember_action(fence)
         self._job_nodes.remember(fence.job_id if process_job_id is None else process_job_id, nodes)

@@ -13,46 +13,16 @@ the same words hide each other: whoever goes on shows as progress. That is seen,
 
 from __future__ import annotations
 
-import math
-import re
-from collections import deque
-from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
-
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.state.step_history import DatedLines, StepHistory
+from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.step_times import add_loss, add_time
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
-from slurm_watchdog.model.cluster_view import LossPoint, Progress, StepTime
+from slurm_watchdog.model.cluster_view import Progress
 from slurm_watchdog.model.observations import Event
-
-KEPT_INTERVALS = 50
-"""Recent steps that the limit is learnt from."""
-
-KEPT_TIMES = 600
-"""Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
-
-_BATCH = re.compile(
-    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
-    re.IGNORECASE,
-)
-"""Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
-
-_SAMPLES = re.compile(
-    r"(?:consumed|processed|seen|total|trained)[ _]samples['\"]?\s*[:=]\s*(\d[\d,_]*)",
-    re.IGNORECASE,
-)
-"""What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
-
-Counter = tuple[str, str]
-"""(file, pattern)."""
-
 
 BARS = ("tqdm", "ignite_bar")
 """Patterns by which several things are counted in turn: each total is a counter of its own."""
-KEPT_STRIDES = 16
-"""Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
 
 TRUSTED_AFTER = 5
 """Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be
@@ -67,63 +37,6 @@ many of its counts."""
 
 LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 """A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
-
-
-@dataclass
-class Clock:
-    """One counter."""
-
-    count: float
-    """What rises: the step, or another number."""
-    rose_at: float
-    first_step: int | None
-    """None while only the position was seen that a bar begins at."""
-    step: int
-    """0 where the counter counts no steps."""
-    is_step: bool = True
-    seen: int = 1
-    rose: int = 0
-    """How often it was seen to rise."""
-    stride: int = 0
-    strides: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STRIDES))
-    """The recent ones: some logs have a line at the begin, in the middle and at the end of each epoch."""
-    total_steps: int | None = None
-    begun_anew: int = 0
-    lower: float | None = None
-    """A lower count that was read after the highest one: a new epoch if it goes on rising."""
-    other: float | None = None
-    """The newest count of what may be another program that writes the same log."""
-    turns: int = 0
-    """How often that one has counted on, between two counts of this one."""
-    alone: int = 0
-    """Counts of this one since."""
-    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
-    rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
-    """(when, step): the last of those that were read at once."""
-    times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    history: StepHistory = field(default_factory=StepHistory)
-    lines: DatedLines = field(default_factory=DatedLines)
-    consumed: float | None = None
-    """Samples that the newest line says were consumed so far."""
-    _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
-
-    def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
-        """`times` and `losses`: the same tuples until one of them grows, so that nobody judges them twice."""
-        if self._handed_out is None:
-            self._handed_out = tuple(self.times), tuple(self.losses)
-        return self._handed_out
-
-    def grew(self) -> None:
-        """After anything was added to them."""
-        self._handed_out = None
-
-    @property
-    def step_s(self) -> float | None:
-        """Median time of one step, however many of them a report brings at once."""
-        pairs = pairwise(self.rises)
-        times_s = [(b_at - a_at) / (b - a) for (a_at, a), (b_at, b) in pairs if b_at > a_at and b > a]
-        return median(times_s) if times_s else None
 
 
 def apply_step(
@@ -166,7 +79,7 @@ def apply_step(
         return True
     if number == clock.count:
         if event.step is not None and (not clock.losses or clock.losses[-1].step != event.step):
-            _note_loss(clock, event, at)
+            add_loss(clock, event, at)
         return False
     if _epoch_ended(clock, event, number):
         clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
@@ -223,7 +136,7 @@ def _rise(
         ):  # from where a bar begins a run that was resumed jumps to its first step
             clock.stride = max(0, event.step - clock.step)
             clock.strides.append(clock.stride)
-        _note_time(clock, event, at, phase)
+        add_time(clock, event, at, phase)
         clock.step = event.step
         clock.first_step = event.step if clock.first_step is None else clock.first_step
         if clock.rises and clock.rises[-1][0] == at:
@@ -259,79 +172,13 @@ def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
     return new
 
 
-def note_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
+def apply_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
     """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face
     Trainer: it is of
     the step that the main clock shows."""
     main = main_clock(clocks)
     if event.step is None and main is not None and main.is_step:
-        _note_loss(main, replace(event, step=main.step), at)
-
-
-def _note_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
-    """The duration of the steps since the last line, and the loss, before the clock is set."""
-    assert event.step is not None
-    _note_loss(clock, event, at)
-    batch = _batch(clock, event)
-    seconds, logged = event.step_s, True
-    if seconds is None and event.written_s is not None:
-        seconds = clock.lines.take(event.step, event.written_s, phase is not None)
-    elif seconds is None and clock.rises:
-        _note_look(clock, event, at, phase, batch)
-        return
-    if seconds is not None:
-        time = StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
-        clock.times.append(time)
-        clock.history.take(time)
-        clock.grew()
-
-
-def _note_look(clock: Clock, event: Event, at: float, phase: str | None, batch: float | None) -> None:
-    """Where neither the line nor its date says how long a step takes: all steps of one look of the agent
-    share the time since the
-    look before. A line that came in the same look corrects it."""
-    assert event.step is not None
-    same = clock.rises[-1][0] == at
-    if same and len(clock.rises) < 2:
-        return
-    from_at, from_step = clock.rises[-2] if same else clock.rises[-1]
-    if event.step <= from_step or at <= from_at:
-        return
-    last = clock.times[-1] if clock.times and not clock.times[-1].logged else None
-    if same and last is not None and last.at == at:
-        phase = last.phase
-        clock.times.pop()
-    elif last is not None:
-        clock.history.take(last)
-    seconds = (at - from_at) / (event.step - from_step)
-    clock.times.append(
-        StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch)
-    )
-    clock.grew()
-
-
-def _batch(clock: Clock, event: Event) -> float | None:
-    """Samples a step, as the line says itself or as what was consumed has risen since the line before; before
-    the clock is
-    set. To compare by: rounded to the three digits that a ramp changes."""
-    size = _BATCH.search(event.line)
-    if size is not None:
-        return float(size[1])
-    consumed = _SAMPLES.search(event.line)
-    before, clock.consumed = clock.consumed, None
-    if consumed is None or event.step is None or event.step <= clock.step:
-        return None
-    clock.consumed = float(consumed[1].replace(",", "").replace("_", ""))
-    if before is None or clock.consumed <= before:
-        return None
-    return float(f"{(clock.consumed - before) / (event.step - clock.step):.3g}")
-
-
-def _note_loss(clock: Clock, event: Event, at: float) -> None:
-    loss = math.nan if event.loss_is_no_number else event.loss
-    if loss is not None and event.step is not None:
-        clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))
-        clock.grew()
+        add_loss(main, replace(event, step=main.step), at)
 
 
 def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:

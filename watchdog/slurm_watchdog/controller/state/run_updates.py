@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
-from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock, note_loss
-from slurm_watchdog.controller.state.run import ProcessKey, Rates, Run
+from slurm_watchdog.controller.state.process_rates import Rates
+from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
+from slurm_watchdog.controller.state.run import ProcessKey, Run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
 from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
@@ -139,7 +140,7 @@ def _note_progress(run: Run, event: Event, at: float) -> None:
             run.stepped_at = at
         if event.phase:  # a bar inside of the training's: the next step ends it
             run.phase = (event.phase, at)
-    note_loss(run.clocks, event, at)
+    apply_loss(run.clocks, event, at)
 
 
 def _is_named_after(path: str, job: SlurmJob) -> bool:

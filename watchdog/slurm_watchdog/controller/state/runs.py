@@ -1,0 +1,200 @@
+"""The runs of all jobs: which begin and end with a listing of Slurm, and what incidents and actions do to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.controller.state.past_jobs import History
+from slurm_watchdog.controller.state.run import Run, new_run, reveal, started_at
+from slurm_watchdog.controller.state.run_updates import note_snapshot
+from slurm_watchdog.model.actions import Fence
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.past_runs import EndedJob
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_known
+
+TROUBLE_BREAK_S = 60.0
+"""Trouble that comes back sooner is the same."""
+
+
+class Runs:
+    """The newest run of each job. One loop owns it."""
+
+    def __init__(self, left_out: LeftOut):
+        """`left_out` counts what runs have no room for."""
+        self._left_out = left_out
+        self._runs: dict[str, Run] = {}
+        self.history = History()
+        self._before: dict[str, str] | None = None
+        """Job -> its state in the listing before the newest; None: there was none."""
+        self._acted_on: dict[str, int] = {}
+        """Job -> restart count, of actions that an earlier controller left open: how such a job ended counts, too."""
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def get(self, job_id: str) -> Run | None:
+        """The newest run of the job; None if nothing is known of it."""
+        return self._runs.get(job_id)
+
+    def active(self) -> list[tuple[str, Run]]:
+        """Job and run of those that run, sorted by job."""
+        return [(job_id, run) for job_id, run in sorted(self._runs.items()) if run.job.state in RUNNING]
+
+    def waiting(self) -> list[Run]:
+        """Runs that have begun, or follow one that has, and whose job waits in the queue."""
+        return [
+            run
+            for _, run in sorted(self._runs.items())
+            if (run.past or run.started) and run.job.state in ALIVE and run.job.state not in RUNNING
+        ]
+
+    @property
+    def restless(self) -> bool:
+        """Whether anything that may be told of a job has happened since it was looked at last."""
+        return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
+
+    def begin_listing(self, before: Mapping[str, SlurmJob] | None) -> None:
+        """A new listing is applied next. `before`: the jobs of the one before; None: there was none."""
+        self._before = None if before is None else {name: job.state for name, job in before.items()}
+
+    def drop_unlisted(self, jobs: Mapping[str, SlurmJob], now: float) -> None:
+        """Jobs that Slurm does not list any more are past."""
+        for job_id in [job_id for job_id in self._runs if job_id not in jobs]:
+            self.history.leave(self._runs.pop(job_id), now)
+
+    def apply(self, job: SlurmJob, now: float, wall: float | None) -> None:
+        """What Slurm says of one job: its run begins, continues or ends."""
+        run = self._runs.get(job.job_id)
+        if not is_known(job.state) or "restarts" in job.unreadable:
+            return  # which run it is, or its state, is not known: nothing changes, nothing is done (policy: unsure)
+        is_new = run is None or run.job.restarts != job.restarts
+        if job.state in RUNNING and is_new:
+            self._begin(job, now, run, wall)
+            self.history.returned(job.job_id)
+        elif run is None:
+            self._apply_unseen(job, now, wall)
+        elif is_new:
+            self._begin(job, now, run, wall)
+        elif job.state in RUNNING:
+            _continue(run, job, now, wall)
+        else:
+            if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
+                reveal(run)
+            run.inactive_since = now if run.inactive_since is None else run.inactive_since
+            run.job = job
+
+    def _begin(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
+        run = self._runs[job.job_id] = new_run(job, now, before, wall, self._left_out)
+        return run
+
+    def _apply_unseen(self, job: SlurmJob, now: float, wall: float | None) -> None:
+        """A job that does not run, and that was never seen to."""
+        acted_on = self._acted_on.get(job.job_id) == job.restarts and job.state != "PENDING"
+        if job.restarts > 0 and job.state in WAITING:
+            self._begin(job, now, None, wall)  # the run before was too short to be seen
+        elif acted_on or self._was_too_short(job):
+            run = self._begin(job, now, None, wall)
+            run.started, run.unseen, run.inactive_since = True, not acted_on, now
+            run.valid_from = started_at(job, now, wall)
+
+    def _was_too_short(self, job: SlurmJob) -> bool:
+        """Whether the job began and failed between two listings: it waited in the one before, or was not
+        there at all."""
+        if self._before is None or job.state not in FAILED or not job.nodes:
+            return False
+        return self._before.get(job.job_id, "PENDING") in (*WAITING, "CONFIGURING")
+
+    def add_snapshot(
+        self,
+        job_id: str,
+        restarts: int,
+        stacks: tuple[ProcessStack, ...],
+        silent: tuple[str, ...],
+        now: float,
+    ) -> None:
+        """One dump of all ranks; dropped if the job has restarted since it was asked for."""
+        run = self._runs.get(job_id)
+        if run is not None and run.job.restarts == restarts:
+            note_snapshot(run, stacks, silent, now)
+
+    def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
+        """Starts the clocks of these jobs (all by default) anew: a cause has gone, or the controller slept."""
+        for job_id in self._runs if job_ids is None else job_ids:
+            if job_id in self._runs:
+                run = self._runs[job_id]
+                run.grace_from = now
+                run.restless = True
+                run.forget_dumps()
+
+    def note_trouble(self, job_ids: Iterable[str], now: float) -> None:
+        """These jobs have an open incident at this moment."""
+        for job_id in job_ids:
+            if job_id in self._runs:
+                run = self._runs[job_id]
+                if now - run.troubled_at > TROUBLE_BREAK_S:
+                    run.troubled_from = now
+                run.troubled_at = now
+                run.restless = True
+
+    def note_action(self, job_id: str, restarts: int, at: float | None) -> None:
+        """An action of ours touched this run at that moment, also of a run that is over by now; None: the run
+        continues without the action."""
+        run = self._runs.get(job_id)
+        if run is None:
+            return
+        if run.job.restarts == restarts:
+            run.touched_at = at if at is None or run.touched_at is None else min(at, run.touched_at)
+            run.restless = True
+        elif at is not None:
+            run.past = tuple(
+                replace(past, touched_at=at if past.touched_at is None else min(at, past.touched_at))
+                if past.restarts == restarts
+                else past
+                for past in run.past
+            )
+
+    def remember_action(self, fence: Fence) -> None:
+        """An action that an earlier controller left open is about this run."""
+        self._acted_on[fence.job_id] = fence.restarts
+
+    def ended(self, now: float, jobs: Iterable[SlurmJob]) -> Iterable[EndedJob]:
+        """Jobs that were seen running and that Slurm says are over, with what waits or runs in their place."""
+        successors: dict[tuple[str, str], list[SlurmJob]] = {}
+        dependent: dict[str, list[SlurmJob]] = {}
+        for job in jobs:
+            if job.state in ALIVE:
+                successors.setdefault((job.user, job.name), []).append(job)
+                if job.reason.startswith("Dependency"):  # on which job, Slurm's listing does not tell
+                    dependent.setdefault(job.user, []).append(job)
+        for run in [*self._runs.values(), *self.history.gone(now)]:
+            if run.inactive_since is None or run.job.state in ALIVE or not run.started:
+                continue
+            job, past = run.job, self.history.past(run, now)
+            behind = [*successors.get((job.user, job.name), ()), *dependent.get(job.user, ())]
+            succeeded_by = tuple(dict.fromkeys(each.job_id for each in behind if each.job_id != job.job_id))
+            self.history.note(job, past, succeeded_by)
+            yield EndedJob(
+                job=job,
+                ended_at=run.inactive_since,
+                last_step=past.last_step,
+                total_steps=past.total_steps,
+                succeeded_by=succeeded_by,
+                preceded_by=self.history.preceded_by(job, past),
+                run=past,
+                past=run.past,
+            )
+
+
+def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:
+    """The job runs as before, or again after it waited or was suspended."""
+    if run.inactive_since is not None or (job.state == "RUNNING" and run.job.state != "RUNNING"):
+        run.grace_from = now  # no step was due in that time
+        run.forget_dumps()
+    if not run.started:
+        run.began_at, run.started = now, True
+        run.valid_from = max(run.valid_from, started_at(job, now, wall))
+    run.job, run.inactive_since = job, None

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, TickChunks
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Rung, Verdict
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind, Severity
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -194,7 +194,7 @@ class Decider:
         now, wall = self._monotonic(), self._wall()
         incident = Incident(
             id=self._new_incident_id(),
-            kind=Kind.OPERATOR_RESTART,
+            kind=IncidentKind.OPERATOR_RESTART,
             subject=f"job:{job.job_id}",
             state=IncidentState.FIRING,
             severity=Severity.INFO,
@@ -231,5 +231,5 @@ def _stands_alone(incident: Incident) -> bool:
     return (
         incident.state is IncidentState.FIRING
         and incident.inhibited_by is None
-        and incident.kind != Kind.OPERATOR_RESTART
+        and incident.kind != IncidentKind.OPERATOR_RESTART
     )

@@ -21,7 +21,7 @@ from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState, Kind
+from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -108,11 +108,15 @@ class DecisionInputs:
             crash_loops={
                 job_id: each.summary
                 for each in reversed(self._judgement.incidents)
-                if each.kind == Kind.CRASH_LOOP and each.state is IncidentState.FIRING
+                if each.kind == IncidentKind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
-            outages=tuple(each for each in self._judgement.incidents if each.kind == Kind.FILESYSTEM_OUTAGE),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind == Kind.GPU_FAULT),
+            outages=tuple(
+                each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE
+            ),
+            faults=_by_node(
+                each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT
+            ),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -179,7 +183,7 @@ class DecisionInputs:
         rule = rule_for(self._book, kind, job)
         return (
             rule
-            if job is None or kind == Kind.OPERATOR_RESTART
+            if job is None or kind == IncidentKind.OPERATOR_RESTART
             else permit(rule, self._paths.directives_of(job))
         )
 
@@ -188,7 +192,7 @@ class DecisionInputs:
         restart knows himself."""
         if spec_of(kind).delays_steps:
             return False
-        if kind == Kind.OPERATOR_RESTART or view is None or view.progress is None:
+        if kind == IncidentKind.OPERATOR_RESTART or view is None or view.progress is None:
             return None
         limit_s = self._judgement.limits_s.get(view.job.job_id)
         return True if limit_s is not None and view.progress.age_s <= limit_s else None

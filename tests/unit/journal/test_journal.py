@@ -195,7 +195,7 @@ journal = Journal("sqlite:///" + sys.argv[1])
 for n in range(100000):
     d = Decision(id=f"d{n}", incident_id="i", action=Action.REQUEUE, verdict=Verdict.ALLOWED, by="r", reason="x" * 2000,
                  decided_at=float(n))
-    journal.save_incident(Incident(id=f"i{n}", kind=Kind.COLLECTIVE_HANG, subject="s", state=IncidentState.FIRING,
+    journal.save_incident(Incident(id=f"i{n}", kind=IncidentKind.COLLECTIVE_HANG, subject="s", state=IncidentState.FIRING,
                           severity=Severity.INFO, job_ids=("1", "2"), opened_at=float(n), pending_mono=0.0))
     journal.add_decision(d)
     journal.operation_intent(d.id, Operation.REQUEUE_HOLD, 1, 1.0)

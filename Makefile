@@ -36,7 +36,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 .PHONY: lock
-lock:  ## requirements.lock anew, from pyproject.toml (newest versions that fit; UPGRADE= keeps the pinned ones)
+lock:  ## requirements.lock again, from pyproject.toml (newest versions that fit; UPGRADE= keeps the pinned ones)
 	@tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	"$(PYTHON)" -m venv "$$tmp" && "$$tmp/bin/pip" install --quiet --disable-pip-version-check uv && \
 	"$$tmp/bin/uv" pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --generate-hashes \
@@ -46,7 +46,7 @@ lock:  ## requirements.lock anew, from pyproject.toml (newest versions that fit;
 UPGRADE ?= --upgrade
 
 .PHONY: example
-example: $(STAMP)  ## config.example.yaml anew, from the schema in watchdog/slurm_watchdog/config/schema.py
+example: $(STAMP)  ## config.example.yaml again, from the schema in watchdog/slurm_watchdog/config/schema.py
 	$(BIN)/python -c "from slurm_watchdog.config.example import example_config; print(example_config(), end='')" > config.example.yaml.new
 	mv config.example.yaml.new config.example.yaml
 
@@ -117,7 +117,7 @@ LIVE_WORKERS ?= 4
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' $(SPREAD)
 # tests/conftest.py says what goes to one worker together, and with what to begin.
 SPREAD := --dist loadscope --no-loadscope-reorder
-# Tests start some thousand interpreters; compiling the package anew in each of them takes 0.3 s (agent) to 1 s (controller),
+# Tests start some thousand interpreters; compiling the package in each of them takes 0.3 s (agent) to 1 s (controller),
 # wherever PYTHONDONTWRITEBYTECODE is set. checked-hash: what was edited since is compiled again, whatever its time says.
 COMPILED := watchdog deploy/demo tests tools hooks
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More such
@@ -157,7 +157,7 @@ live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and no
 	$(BIN)/python -m tests.live $(ARGS)
 
 .PHONY: grafana
-grafana: $(STAMP)  ## deploy/grafana/dashboards anew, from generate.py
+grafana: $(STAMP)  ## deploy/grafana/dashboards again, from generate.py
 	$(BIN)/python -m tools.docs.grafana
 
 .PHONY: bench

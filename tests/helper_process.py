@@ -27,8 +27,17 @@ from tests.rig.rights import (
 )
 
 __all__ = [
-    "AGENT_UID", "CAPABILITIES", "CHECKOUT", "HELPER_UID", "Place", "agent_command", "as_user", "helper", "helper_command", "place",
-]  # fmt: skip
+    "AGENT_UID",
+    "CAPABILITIES",
+    "CHECKOUT",
+    "HELPER_UID",
+    "Place",
+    "agent_command",
+    "as_user",
+    "helper",
+    "helper_command",
+    "place",
+]
 
 START_S = 120.0
 
@@ -63,7 +72,7 @@ def why_impossible() -> str | None:
     return (
         None
         if done.returncode == 0
-        else f"the helper's capabilities can't be had here: {done.stderr.strip()}"
+        else f"the helper's capabilities are unavailable here: {done.stderr.strip()}"
     )
 
 

@@ -8,7 +8,7 @@ frozen), writes
 - thread A stores a byte in the mapped page and waits in the page fault, in D, holding the lock of that mapping;
 - thread B unmaps it: it takes the lock of the whole memory for writing and waits for thread A with it.
 
-From then on whoever reads `cmdline`, `environ`, `mem`, `smaps` of the process waits, too, while its `stat`, `status`,
+From then on a process that reads `cmdline`, `environ`, `mem`, `smaps` of the process waits, too, while its `stat`, `status`,
 `wchan`, `syscall`, `cgroup` and descriptors answer. Its main thread sleeps all the time: it is state S, and nothing of
 that shows in `stat`. It ends when the filesystem is thawed and it was killed (or by itself, DONE_S later).
 

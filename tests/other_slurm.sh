@@ -5,7 +5,7 @@
 # directory of another distribution, such as
 #     debootstrap --variant=minbase --include=slurm-wlm,munge,iproute2,e2fsprogs,python3,python3-venv,procps,ca-certificates trixie WHERE
 # In a root directory the tests run on its Python, in an environment made from requirements.lock at the first time (network), in
-# mount and network namespaces of their own. Processes are not hidden: clusters of others on this machine are left alone by their locks.
+# mount and network namespaces of their own. Processes are not hidden: locks protect clusters of others on this machine.
 # Without arguments: the tests of the Slurm client and of the main job.
 set -euo pipefail
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,4 +1,4 @@
-"""A channel for tests of what is behind it: it believes whoever answers. Nothing of the product can make such a one."""
+"""A channel for tests of what is behind it: it believes any server that answers. Nothing of the product can make such a channel."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from slurm_watchdog.wire.http_client import Connection
 
 
 def trusting(url: str, max_body: int = MAX_REPLY_BYTES) -> DirectChannel:
-    """Over plain HTTP to whoever is at `url`."""
+    """Over plain HTTP to the server at `url`."""
     return DirectChannel(Connection(url, max_body))

@@ -107,7 +107,7 @@ def hang_of_everybody(s: Setup) -> Scene:
 
 
 def hang_with_heartbeats(s: Setup) -> Scene:
-    """A hang under a status reporter that goes on writing: a PULSE, pings, a bar that is redrawn."""
+    """A hang under a status reporter that keeps writing: a PULSE, pings, a bar that is redrawn."""
     scene = s.scene(Expect(HANG), pulse_s=45.0)
     scene.expect.within_s = hang_bound(scene.job)
     at = s.warm_s(scene.job.plan)
@@ -431,13 +431,22 @@ def interleaved_tracebacks(s: Setup) -> Scene:
 
 
 ERRORS: tuple[tuple[str, str], ...] = (
-    ("cuda_oom", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB"),
-    ("port_in_use", "[E socket.cpp:922] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."),
-    ("infiniband", "node7:2187:2301 [2] transport/net_ib.cc:1278 NCCL WARN NET/IB : Got completion from peer 10.0.0.7<55012> with error 12, opcode 0, len 0, vendor err 129"),
+    (
+        "cuda_oom",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB",
+    ),
+    (
+        "port_in_use",
+        "[E socket.cpp:922] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+    ),
+    (
+        "infiniband",
+        "node7:2187:2301 [2] transport/net_ib.cc:1278 NCCL WARN NET/IB : Got completion from peer 10.0.0.7<55012> with error 12, opcode 0, len 0, vendor err 129",
+    ),
     ("stale", "OSError: [Errno 116] Stale file handle: '/gpfs/data/shard_0412.bin'"),
     ("segfault", "Fatal Python error: Segmentation fault"),
     ("loader", "RuntimeError: DataLoader worker (pid 23121) is killed by signal: Killed."),
-)  # fmt: skip
+)
 
 
 def error_class(s: Setup) -> Scene:
@@ -495,11 +504,21 @@ def orphan(s: Setup) -> Scene:
             for node, rank in left:
                 node.holders = [
                     GpuHolder(
-                        pid=rank.pid, start_ticks=rank.start_ticks, uid=1000, user="ura81os", comm="python", state="S", job_id=job.job_id,
-                        gpu_uuids=(node.uuid(0),), minors=(0,), memory_bytes=520 << 20, listed_by_nvml=True, age_s=now,
+                        pid=rank.pid,
+                        start_ticks=rank.start_ticks,
+                        uid=1000,
+                        user="ura81os",
+                        comm="python",
+                        state="S",
+                        job_id=job.job_id,
+                        gpu_uuids=(node.uuid(0),),
+                        minors=(0,),
+                        memory_bytes=520 << 20,
+                        listed_by_nvml=True,
+                        age_s=now,
                         orphan_for_s=now - since,
                     )
-                ]  # fmt: skip
+                ]
             if now < since + 600:
                 scene.world.at(now + 5.0, lambda then: hold(then, since))
 
@@ -515,7 +534,7 @@ def orphan(s: Setup) -> Scene:
 
 
 def chain_broken(s: Setup) -> Scene:
-    """Two jobs of a chain: the first reaches its time limit, the second goes on from its checkpoint, fails,
+    """Two jobs of a chain: the first reaches its time limit, the second resumes from its checkpoint, fails,
     and nothing is queued behind it."""
     scene = s.scene(
         Expect(("chain_broken",), also=("log_error",), within_s=120.0 + 3 * REPORT_S),
@@ -575,7 +594,7 @@ def gpu_off_the_bus(s: Setup) -> Scene:
 
 
 def gpu_ecc(s: Setup) -> Scene:
-    """Uncorrectable memory errors: the count rises, and Xid 48 in the kernel's log. The job goes on for now."""
+    """Uncorrectable memory errors: the count rises, and Xid 48 in the kernel's log. The job continues for now."""
     scene = s.scene(Expect(("gpu_fault",), within_s=REPORT_S))
 
     def begin(t: float) -> None:
@@ -635,7 +654,7 @@ def stopped_rank(s: Setup) -> Scene:
 
 
 def agent_silent(s: Setup) -> Scene:
-    """The agent of one node falls silent; the job goes on."""
+    """The agent of one node falls silent; the job continues."""
     scene = s.scene(Expect(("agent_silent",), within_s=45.0))
 
     def begin(t: float) -> None:
@@ -729,7 +748,7 @@ def crash_loop(s: Setup) -> Scene:
 
 
 def wedged_teardown(s: Setup) -> Scene:
-    """The last step is done; the ranks sit in destroy_process_group for ever."""
+    """The last step is done; the ranks hang in destroy_process_group."""
     scene = s.scene(Expect(("wedged_teardown",)), total=24, save_every=12, every=1)
 
     def begins(span: object, t: float) -> None:

@@ -210,10 +210,19 @@ class Drive:
         look = rank.look
         frames = self.world.rng.choice(look.frames) if look.frames else ()
         return ProcessStack(
-            node=rank.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=job.job_id, role=Role.RANK, rank=rank.number,
-            local_rank=rank.local, threads=() if look.undumpable or not frames else looks.threads_of(frames, rank.pid),
-            error=look.undumpable, state=look.state, cpu_s=rank.cpu_s, main_cpu_s=rank.cpu_s,
-        )  # fmt: skip
+            node=rank.node,
+            pid=rank.pid,
+            start_ticks=rank.start_ticks,
+            job_id=job.job_id,
+            role=Role.RANK,
+            rank=rank.number,
+            local_rank=rank.local,
+            threads=() if look.undumpable or not frames else looks.threads_of(frames, rank.pid),
+            error=look.undumpable,
+            state=look.state,
+            cpu_s=rank.cpu_s,
+            main_cpu_s=rank.cpu_s,
+        )
 
     # ------------------------------------------------------------------------------------ judging
 

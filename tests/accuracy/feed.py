@@ -63,12 +63,25 @@ def report_of(said: Said, reader: Reader) -> Report:
     events, dropped = reader.events(said)
     files = {(job_id, stream): at for at, job_id, stream, _ in said.lines}
     return Report(
-        node=node.name, boot_id=node.boot_id, agent_id=f"{node.name}-{node.agent}", sequence=node.sequence, interval_s=INTERVAL_S,
-        processes=tuple(said.processes), gpus=tuple(said.gpus), events=events, events_dropped=dropped,
-        logs=tuple(LogFile(job_id=job_id, path=path, growth_age_s=said.at - at) for (job_id, path), at in files.items()),
-        node_events=tuple(_kernel_events(said)), mounts=tuple(said.probes), hung_probes=tuple(said.hung),
-        checkpoints=tuple(said.checkpoints), gpu_holders=tuple(said.holders),
-    )  # fmt: skip
+        node=node.name,
+        boot_id=node.boot_id,
+        agent_id=f"{node.name}-{node.agent}",
+        sequence=node.sequence,
+        interval_s=INTERVAL_S,
+        processes=tuple(said.processes),
+        gpus=tuple(said.gpus),
+        events=events,
+        events_dropped=dropped,
+        logs=tuple(
+            LogFile(job_id=job_id, path=path, growth_age_s=said.at - at)
+            for (job_id, path), at in files.items()
+        ),
+        node_events=tuple(_kernel_events(said)),
+        mounts=tuple(said.probes),
+        hung_probes=tuple(said.hung),
+        checkpoints=tuple(said.checkpoints),
+        gpu_holders=tuple(said.holders),
+    )
 
 
 def _kernel_events(said: Said) -> Iterator[NodeEvent]:
@@ -76,10 +89,21 @@ def _kernel_events(said: Said) -> Iterator[NodeEvent]:
         fact = parse_kernel_line(line)
         if fact is not None:
             yield NodeEvent(
-                source="kernel_log", name=fact.name, severity=fact.severity, age_s=said.at - at, line=fact.message, xid=fact.xid,
-                gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid, process=fact.process, mount=fact.mount,
-                server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node,
-            )  # fmt: skip
+                source="kernel_log",
+                name=fact.name,
+                severity=fact.severity,
+                age_s=said.at - at,
+                line=fact.message,
+                xid=fact.xid,
+                gpu_uuid=fact.gpu,
+                pci_bus_id=fact.pci_bus_id,
+                pid=fact.pid,
+                process=fact.process,
+                mount=fact.mount,
+                server=fact.server,
+                device=fact.device,
+                may_exclude_node=fact.may_exclude_node,
+            )
 
 
 # ------------------------------------------------------------------------------------ trace v1
@@ -109,9 +133,14 @@ def trace_of(said: Said, t: float) -> Iterator[Line]:
 def _process(process: Process) -> Line:
     call = process.blocked
     fields = {
-        "job_id": process.job_id, "rank": process.rank, "pid": process.pid, "start": process.start_ticks / 100, "state": process.state,
-        "state_age_s": process.state_age_s, "cpu_s": process.cpu_s,
-    }  # fmt: skip
+        "job_id": process.job_id,
+        "rank": process.rank,
+        "pid": process.pid,
+        "start": process.start_ticks / 100,
+        "state": process.state,
+        "state_age_s": process.state_age_s,
+        "cpu_s": process.cpu_s,
+    }
     if call is not None:
         fields |= {
             "state_age_s": call.seconds,
@@ -126,16 +155,21 @@ def _process(process: Process) -> Line:
 def _gpu(gpu: Gpu, processes: Iterable[Process]) -> Line:
     jobs = [process.job_id for process in processes if process.pid in (gpu.pids or ())]
     return {
-        "job_id": jobs[0] if jobs else None, "gpu": gpu.index, "uuid": gpu.uuid,
+        "job_id": jobs[0] if jobs else None,
+        "gpu": gpu.index,
+        "uuid": gpu.uuid,
         "util": None if gpu.utilization_ratio is None else round(100 * gpu.utilization_ratio),
-        "sm_clock_mhz": None if gpu.sm_clock_hz is None else gpu.sm_clock_hz / 1e6, "power_w": gpu.power_w, "temp_c": gpu.temperature_c,
+        "sm_clock_mhz": None if gpu.sm_clock_hz is None else gpu.sm_clock_hz / 1e6,
+        "power_w": gpu.power_w,
+        "temp_c": gpu.temperature_c,
         "mem_used_mib": None if gpu.memory_used_bytes is None else gpu.memory_used_bytes >> 20,
-        "throttle": None if gpu.throttle is None else list(gpu.throttle), "pids": None if gpu.pids is None else list(gpu.pids),
-    }  # fmt: skip
+        "throttle": None if gpu.throttle is None else list(gpu.throttle),
+        "pids": None if gpu.pids is None else list(gpu.pids),
+    }
 
 
 AGAIN_S = 60.0
-"""Slurm's word about a job is written again after so long, although nothing has changed: the time goes on."""
+"""Slurm's word about a job is written again after so long, although nothing has changed: time passes."""
 
 
 def slurm_trace(view: SlurmView, t: float, told: dict[str, tuple[object, float]]) -> Iterator[Line]:
@@ -151,8 +185,19 @@ def slurm_trace(view: SlurmView, t: float, told: dict[str, tuple[object, float]]
         before, at = told.get(job.job_id, (None, t))
         if before != now or t - at >= AGAIN_S:
             told[job.job_id] = (now, t)
-            yield _bare({"t": t, "kind": "job", "job_id": job.job_id, "state": job.state, "nodes": list(job.nodes) or None,
-                         "restarts": job.restarts, "name": job.name, "user": job.user, "batch_host": job.batch_host})  # fmt: skip
+            yield _bare(
+                {
+                    "t": t,
+                    "kind": "job",
+                    "job_id": job.job_id,
+                    "state": job.state,
+                    "nodes": list(job.nodes) or None,
+                    "restarts": job.restarts,
+                    "name": job.name,
+                    "user": job.user,
+                    "batch_host": job.batch_host,
+                }
+            )
 
 
 def _bare(line: Line) -> Line:

@@ -39,10 +39,19 @@ def day(s: Setup) -> Scene:
     rng = s.rng
     told = rng.random() < 0.5
     scene = _scene(
-        s, SHORT_DAY_S, save_every=rng.choice((50, 100)), save_s=rng.choice((40.0, 90.0, 200.0)), save_told=told,
-        save_on_disk=rng.random() < 0.8, eval_every=rng.choice((0, 100, 200)), eval_s=rng.choice((60.0, 240.0)), eval_told=told,
-        pulse_s=rng.choice((0.0, H)), pause_s=rng.choice((0.0, 40.0)), start_s=rng.choice((60.0, 300.0, 900.0)),
-    )  # fmt: skip
+        s,
+        SHORT_DAY_S,
+        save_every=rng.choice((50, 100)),
+        save_s=rng.choice((40.0, 90.0, 200.0)),
+        save_told=told,
+        save_on_disk=rng.random() < 0.8,
+        eval_every=rng.choice((0, 100, 200)),
+        eval_s=rng.choice((60.0, 240.0)),
+        eval_told=told,
+        pulse_s=rng.choice((0.0, H)),
+        pause_s=rng.choice((0.0, 40.0)),
+        start_s=rng.choice((60.0, 300.0, 900.0)),
+    )
     _harmless_words(scene, s)
     return scene
 
@@ -263,7 +272,7 @@ def harmless_words(s: Setup) -> Scene:
 
 
 def rotated_log(s: Setup) -> Scene:
-    """The log is rotated or truncated: lines come a second time, and the counting goes on."""
+    """The log is rotated or truncated: lines come a second time, and the count continues."""
     scene = _scene(s, 3 * H, ("bloom", "megatron", "torchtitan", "json", "key_value"), step_s=15.0, every=1)
     job = scene.job
     recent: list[str] = []
@@ -300,7 +309,7 @@ def replayed_step(s: Setup) -> Scene:
 
 
 def requeue(s: Setup) -> Scene:
-    """Slurm requeues the job now and then: it goes on from its checkpoint, on other nodes or fewer of them.
+    """Slurm requeues the job now and then: it resumes from its checkpoint, on other nodes or fewer of them.
     The log is appended."""
     scene = _scene(s, SHORT_DAY_S, step_s=s.rng.choice((10.0, 45.0)), save_every=40, start_s=120.0)
     job = scene.job

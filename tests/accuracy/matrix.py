@@ -256,14 +256,24 @@ def summary(results: Results, date: str) -> dict[str, Any]:
         "date": date,
         "minutes": round(results.seconds / 60),
         "cases": [
-            {"case": row.case, "way": row.way, "runs": row.runs, "found": row.found, "culprit": row.culprit, "p50_s": row.p50_s,
-             "p99_s": row.p99_s, "late": row.late, "false": row.false}
+            {
+                "case": row.case,
+                "way": row.way,
+                "runs": row.runs,
+                "found": row.found,
+                "culprit": row.culprit,
+                "p50_s": row.p50_s,
+                "p99_s": row.p99_s,
+                "late": row.late,
+                "false": row.false,
+            }
             for row in rows(results.scores)
         ],
         "healthy": [
-            {"thing": key, "hours": each.hours, "false": len(each.false)} for key, each in sorted(results.healthy.items())
+            {"thing": key, "hours": each.hours, "false": len(each.false)}
+            for key, each in sorted(results.healthy.items())
         ],
-    }  # fmt: skip
+    }
 
 
 def _what(score: Score) -> str:

@@ -141,7 +141,7 @@ def node_of(scene: Scene, rank: Rank) -> Node:
 def hang(
     scene: Scene, setup: Setup, at: float, others: Look, culprit: Look, number: int | None = None
 ) -> None:
-    """At `at` one rank stays out of the collective in which the others wait, for ever."""
+    """At `at` one rank stays out of the collective in which the others wait, and never enters it."""
 
     def begin(t: float) -> None:
         rank = setup.some_rank(scene.job) if number is None else scene.job.ranks[number]

@@ -92,10 +92,18 @@ def score(
     )
     culprit = None if not right else any(names(expect, i) for i in right)
     return Score(
-        case=case, seed=seed, nodes=nodes, way=way, found=bool(right), culprit=culprit, seconds=seconds, bound_s=scene.within() + late_s,
-        false=false, failures=tuple(failures),
+        case=case,
+        seed=seed,
+        nodes=nodes,
+        way=way,
+        found=bool(right),
+        culprit=culprit,
+        seconds=seconds,
+        bound_s=scene.within() + late_s,
+        false=false,
+        failures=tuple(failures),
         said=tuple(_told(i, known) for i in fired(incidents)),
-    )  # fmt: skip
+    )
 
 
 def _told(incident: Incident, known: dict[str, Incident]) -> str:

@@ -32,7 +32,7 @@ class Plan:
     compile_s: float = 20.0
     total: int = 100_000
     first: int = 0
-    """The step it goes on from."""
+    """The step it resumes from."""
     save_every: int = 0
     save_s: float = 40.0
     save_told: bool = True

@@ -165,10 +165,23 @@ class World:
         if not rank.zombie and look.syscall is not None:
             blocked = _blocked(rank, look, t)
         return Process(
-            pid=rank.pid, start_ticks=rank.start_ticks, job_id=job.job_id, role=Role.RANK, comm="python", state=state, state_age_s=age_s,
-            uid=1000, step_id="0", rank=rank.number, local_rank=rank.local, world_size=len(job.ranks), cpu_s=round(rank.cpu_s, 2),
-            io_bytes=int(rank.io_bytes), threads=60, blocked=blocked,
-        )  # fmt: skip
+            pid=rank.pid,
+            start_ticks=rank.start_ticks,
+            job_id=job.job_id,
+            role=Role.RANK,
+            comm="python",
+            state=state,
+            state_age_s=age_s,
+            uid=1000,
+            step_id="0",
+            rank=rank.number,
+            local_rank=rank.local,
+            world_size=len(job.ranks),
+            cpu_s=round(rank.cpu_s, 2),
+            io_bytes=int(rank.io_bytes),
+            threads=60,
+            blocked=blocked,
+        )
 
     def _gpu(self, node: Node, index: int, rank: Rank | None) -> Gpu:
         look = looks.IDLE_GPU if rank is None else rank.look
@@ -201,17 +214,34 @@ def _blocked(rank: Rank, look: Look, t: float) -> Blocked | None:
     if seconds < INTERVAL_S:
         return None
     return Blocked(
-        thread_id=rank.pid, seconds=seconds, state=look.state, wchan=look.wchan, syscall=look.syscall, path=look.path, mount=look.mount,
-        fs_type="gpfs" if look.mount else None, device="gpfs0" if look.mount else None,
-    )  # fmt: skip
+        thread_id=rank.pid,
+        seconds=seconds,
+        state=look.state,
+        wchan=look.wchan,
+        syscall=look.syscall,
+        path=look.path,
+        mount=look.mount,
+        fs_type="gpfs" if look.mount else None,
+        device="gpfs0" if look.mount else None,
+    )
 
 
 def _slurm_job(job: Job) -> SlurmJob:
     return SlurmJob(
-        job_id=job.job_id, state=job.state, name=job.plan.name, user=job.plan.user, uid=1000, partition="gpu",
-        nodes=tuple(n.name for n in job.nodes) if job.state == "RUNNING" else (), batch_host=job.host.name if job.state == "RUNNING" else None,
-        restarts=job.restarts, start_at=job.started_at if job.state == "RUNNING" else None, requeueable=True, stdout=LOG, workdir="/gpfs/m4",
-    )  # fmt: skip
+        job_id=job.job_id,
+        state=job.state,
+        name=job.plan.name,
+        user=job.plan.user,
+        uid=1000,
+        partition="gpu",
+        nodes=tuple(n.name for n in job.nodes) if job.state == "RUNNING" else (),
+        batch_host=job.host.name if job.state == "RUNNING" else None,
+        restarts=job.restarts,
+        start_at=job.started_at if job.state == "RUNNING" else None,
+        requeueable=True,
+        stdout=LOG,
+        workdir="/gpfs/m4",
+    )
 
 
 def _on_disk(job: Job, t: float) -> Checkpoint:
@@ -220,6 +250,13 @@ def _on_disk(job: Job, t: float) -> Checkpoint:
     frozen = job.frozen_at is not None and t - job.frozen_at > DISK_LOOK_S
     writing = job.writing_since is not None and t - job.writing_since > DISK_LOOK_S and not frozen
     return Checkpoint(
-        job_id=job.job_id, directory=DIRECTORY, layout="megatron", step=step, path=f"{DIRECTORY}/iter_{step or 0:07d}" if step else None,
-        age_s=t - at if step else None, size_bytes=2_300_000_000_000, writing_step=job.step if writing else None, writing=writing,
-    )  # fmt: skip
+        job_id=job.job_id,
+        directory=DIRECTORY,
+        layout="megatron",
+        step=step,
+        path=f"{DIRECTORY}/iter_{step or 0:07d}" if step else None,
+        age_s=t - at if step else None,
+        size_bytes=2_300_000_000_000,
+        writing_step=job.step if writing else None,
+        writing=writing,
+    )

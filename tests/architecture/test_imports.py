@@ -104,6 +104,16 @@ def read_modules() -> dict[str, tuple[str, ...]]:
     return {name: tuple(parse_imports(source)) for name, source in read_sources().items()}
 
 
+@cache
+def read_all_imports() -> dict[str, tuple[str, ...]]:
+    """File below the checkout to what it imports, for the package, its tools and its tests."""
+    return {
+        str(path.relative_to(CHECKOUT)): tuple(parse_imports(path.read_text()))
+        for folder in ("watchdog", "deploy", "tests", "tools")
+        for path in sorted((CHECKOUT / folder).rglob("*.py"))
+    }
+
+
 def parents(name: str) -> list[str]:
     """`a.b.c` gives a, a.b and a.b.c: importing the last runs all of them."""
     parts = name.split(".")
@@ -254,10 +264,9 @@ def test_code_for_training_environments_imports_the_standard_library_and_its_fra
 
 def test_nothing_is_mocked() -> None:
     bad = [
-        f"{path.relative_to(CHECKOUT)}: {name}"
-        for folder in ("watchdog", "deploy", "tests", "tools")
-        for path in sorted((CHECKOUT / folder).rglob("*.py"))
-        for name in parse_imports(path.read_text())
+        f"{path}: {name}"
+        for path, names in read_all_imports().items()
+        for name in names
         if within(name, "unittest.mock") or within(name, "mock")
     ]
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
@@ -270,15 +279,13 @@ STILL_IMPORT_TESTS = tuple(
 
 
 def test_no_test_imports_another_test() -> None:
-    bad = {
-        f"{path.relative_to(CHECKOUT)}: {name}"
-        for folder in ("watchdog", "deploy", "tests", "tools")
-        for path in sorted((CHECKOUT / folder).rglob("*.py"))
-        for name in parse_imports(path.read_text())
-        if re.match(r"tests\..*\btest_\w+$", name)
-        and not str(path.relative_to(CHECKOUT)).startswith(STILL_IMPORT_TESTS)
-    }
-    assert not bad, "What tests share goes to tests/builders/:\n" + "\n".join(sorted(bad))
+    bad = [
+        f"{path}: {name}"
+        for path, names in read_all_imports().items()
+        for name in sorted(set(names))
+        if re.match(r"tests\..*\btest_\w+$", name) and not path.startswith(STILL_IMPORT_TESTS)
+    ]
+    assert not bad, "What tests share goes to tests/builders/:\n" + "\n".join(bad)
 
 
 @pytest.mark.parametrize("module", ["slurm_watchdog.cli.main", "slurm_watchdog.agent.service"])

@@ -148,8 +148,11 @@ class Stage:
             return unix_channel(address, MAX_REPLY_BYTES, ORDINARY)
         url = f"{'https' if transport == 'tls' else 'http'}://localhost:{address[1]}"
         security = SecuritySettings(
-            mode=transport, tls_directory=str(self.ca / "nodes" / "n1"), controller_user=str(CONTROLLER), munge_socket=self.munge.socket
-        )  # fmt: skip
+            mode=transport,
+            tls_directory=str(self.ca / "nodes" / "n1"),
+            controller_user=str(CONTROLLER),
+            munge_socket=self.munge.socket,
+        )
         found = connect(url, security, "n1")
         if isinstance(found, ProvenConnection):
             encode = found._encode
@@ -232,11 +235,21 @@ ROWS = [
 ]
 
 
-def attack(stage: Stage, impostor: Impostor, channel: Callable[[Any], Channel], uid: int, tls: ssl.SSLContext | None = None) -> tuple[list[Reply], str]:  # fmt: skip
+def attack(
+    stage: Stage,
+    impostor: Impostor,
+    channel: Callable[[Any], Channel],
+    uid: int,
+    tls: ssl.SSLContext | None = None,
+) -> tuple[list[Reply], str]:
     """What the agent's loop was given, and what its sender says is wrong, after it tried to report to the impostor."""
     with impostor.listening(uid, tls):
         address = impostor.address
-        sender = Sender(address if isinstance(address, str) else f"http://localhost:{address[1]}", Spool(10**6, 60), channel(address))  # fmt: skip
+        sender = Sender(
+            address if isinstance(address, str) else f"http://localhost:{address[1]}",
+            Spool(10**6, 60),
+            channel(address),
+        )
         sender.start()
         sender.put(REPORT)
         found: list[Reply] = []

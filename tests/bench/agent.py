@@ -311,7 +311,7 @@ def _report_ticks(figures: Figures, window: Window, options: Options) -> None:
 
 
 def _say_shares(window: Window, schedule: scheduling.Schedule) -> None:
-    """Which process used how much, for whoever wants to make it less."""
+    """How much each process used, to find what can be made cheaper."""
     ticks = len(window.tick_cpu_s)
     used: Counter[str] = Counter()
     woken: Counter[str] = Counter()

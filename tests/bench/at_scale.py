@@ -159,8 +159,20 @@ class FleetProcess:
     """The agents, in a process of their own."""
 
     def __init__(self, options: Options, port: int, munge: Munged, tls: Path | None = None):
-        words = ["-m", "tests.bench.fleet", "--port", str(port), "--nodes", str(options.nodes), "--jobs", str(options.jobs),
-                 "--workers", str(options.workers), "--interval", str(options.interval_s)]  # fmt: skip
+        words = [
+            "-m",
+            "tests.bench.fleet",
+            "--port",
+            str(port),
+            "--nodes",
+            str(options.nodes),
+            "--jobs",
+            str(options.jobs),
+            "--workers",
+            str(options.workers),
+            "--interval",
+            str(options.interval_s),
+        ]
         if options.always_full:
             words.append("--always-full")
         if tls is not None:
@@ -169,8 +181,11 @@ class FleetProcess:
             words += ["--munge", munge.socket]
         self._process = subprocess.Popen(
             [sys.executable, *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[2], start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parents[2],
+            start_new_session=True,
+        )
         prefer(self._process.pid, options.nice)
         self._lock = threading.Lock()
 
@@ -407,7 +422,7 @@ def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) ->
 
 
 def _measure_questions(figures: Figures, here: Scene) -> None:
-    """What Prometheus and people ask, while the load goes on."""
+    """What Prometheus and people ask, while the load continues."""
     times_ms, body = [], b""
     for _ in range(20):
         began = time.monotonic()
@@ -461,7 +476,7 @@ def _measure_restart(figures: Figures, here: Scene) -> None:
 
 
 def _measure_outage(figures: Figures, here: Scene) -> None:
-    """Half of all nodes at once fall silent: one incident says so, and the loop goes on."""
+    """Half of all nodes at once fall silent: one incident says so, and the loop continues."""
     before = {incident["id"] for incident in here.incidents() if incident["state"] == "firing"}
     prober = Prober(here.service.port, here.service.tls)
     with prober.running():

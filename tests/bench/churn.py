@@ -93,9 +93,15 @@ def _body(node: str, number: int) -> bytes:
     rank = process(pid=2, start_ticks=2, job_id=JOB, role=Role.RANK, rank=int(node[1:]))
     return encode_report(
         Report(
-            node=node, boot_id=node, agent_id=node, sequence=number + 1, interval_s=INTERVAL_S, agent_version="0", processes=(rank, *rows)
+            node=node,
+            boot_id=node,
+            agent_id=node,
+            sequence=number + 1,
+            interval_s=INTERVAL_S,
+            agent_version="0",
+            processes=(rank, *rows),
         )
-    )  # fmt: skip
+    )
 
 
 def _rss_mib() -> float:

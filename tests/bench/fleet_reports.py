@@ -143,12 +143,19 @@ def events_of(shape: Shape, index: int, number: int) -> tuple[Event, ...]:
         loss = 1.9 + 6.0 / (1 + step / 200) + 0.01 * ((step * 37 + index) % 13 - 6)
         found.append(
             Event(
-                kind=EventKind.PROGRESS, job_id=job, age_s=0.7, source=source, step=1000 + step,
-                total_steps=500_000, step_s=STEP_S + 0.01 * (step * 31 % 7), loss=loss, pattern="megatron",
+                kind=EventKind.PROGRESS,
+                job_id=job,
+                age_s=0.7,
+                source=source,
+                step=1000 + step,
+                total_steps=500_000,
+                step_s=STEP_S + 0.01 * (step * 31 % 7),
+                loss=loss,
+                pattern="megatron",
                 line=f"iteration {1000 + step}/500000 | consumed samples: {step * 2048} | elapsed time per iteration (ms): "
                 f"{4000 + step * 31 % 7 * 10}.0 | global batch size: 2048 | lm loss: {loss:.6E} |",
             )
-        )  # fmt: skip
+        )
     if number % SAVE_EVERY == 60:
         found.append(
             Event(

@@ -1,5 +1,5 @@
 """A certificate for each of thousands of nodes in seconds: one that the real authority makes, with the name
-changed and signed anew.
+changed and signed again.
 
 `slurm-watchdog ca` takes 40 ms for each, most of it for starting openssl: seven minutes for ten thousand. All
 nodes have the same key, which

@@ -83,7 +83,9 @@ class Node:
 
     def step(self, job: str) -> int:
         """The newest step of a job that the controller knows; 0 before there is one."""
-        return next((each["step"] or 0 for each in self.ask("/v1/status")["jobs"] if each["job_id"] == job), 0)  # fmt: skip
+        return next(
+            (each["step"] or 0 for each in self.ask("/v1/status")["jobs"] if each["job_id"] == job), 0
+        )
 
 
 @dataclass
@@ -135,7 +137,12 @@ def size_of(processes: int) -> Size:
     """Everything in proportion to the processes, of which the whole has 55,000."""
     whole = Size()
     share = min(1.0, processes / whole.processes)
-    return Size(processes, max(64, int(whole.threads * share)), max(4, int(whole.mounts * share)), whole.log_bytes_per_s * max(0.1, share))  # fmt: skip
+    return Size(
+        processes,
+        max(64, int(whole.threads * share)),
+        max(4, int(whole.mounts * share)),
+        whole.log_bytes_per_s * max(0.1, share),
+    )
 
 
 def run(figures: Figures, options: Options) -> None:
@@ -149,7 +156,15 @@ def run(figures: Figures, options: Options) -> None:
         node = stack.enter_context(_node(options.interval_s))
         _settle(node, options.interval_s)
         usual = _look(node, QUIET_JOB, options.seconds)
-        hostile = HostileUser(node.space, node.directory, node.directory / "bin" / "crowd", HOSTILE_UID, HOSTILE_JOB, size, node.directory / "logs" / f"{HOSTILE_JOB}.out")  # fmt: skip
+        hostile = HostileUser(
+            node.space,
+            node.directory,
+            node.directory / "bin" / "crowd",
+            HOSTILE_UID,
+            HOSTILE_JOB,
+            size,
+            node.directory / "logs" / f"{HOSTILE_JOB}.out",
+        )
         stack.callback(hostile.close)
         hostile.start()
         say(f"{hostile.count()} processes of uid {HOSTILE_UID} are there; settling")
@@ -165,7 +180,10 @@ def _look(node: Node, job: str, seconds: float) -> Look:
     began = time.monotonic()
     with ages.looking():
         time.sleep(seconds)
-    spent = [100 * (now - then) / (time.monotonic() - began) for now, then in zip(_cpu_s(node), before, strict=True)]  # fmt: skip
+    spent = [
+        100 * (now - then) / (time.monotonic() - began)
+        for now, then in zip(_cpu_s(node), before, strict=True)
+    ]
     return Look(
         quantile(ages.ages_s, 0.95) if ages.ages_s else seconds, _time_to_finding_s(node, job), *spent
     )
@@ -199,7 +217,9 @@ def _report(figures: Figures, node: Node, usual: Look, loaded: Look) -> None:
         figures.add(f"hostile.{name.removesuffix('_s')}_ratio", during / before, "1", at_most=MAX_RATIO)
     for name, bound in (("agent", MAX_AGENT_CPU_PERCENT), ("helper", None), ("controller", None)):
         figures.add(f"hostile.{name}_cpu_usual_percent_of_core", getattr(usual, f"{name}_percent"), "%")
-        figures.add(f"hostile.{name}_cpu_percent_of_core", getattr(loaded, f"{name}_percent"), "%", at_most=bound)  # fmt: skip
+        figures.add(
+            f"hostile.{name}_cpu_percent_of_core", getattr(loaded, f"{name}_percent"), "%", at_most=bound
+        )
     for target, limit in ((node.agent, AGENT_MIB), (node.helper, HELPER_MIB)):
         usage = target.usage()
         figures.add(f"hostile.{target.name}_pss_mib", usage.pss_bytes / MIB, "MiB", at_most=limit)
@@ -250,7 +270,10 @@ def _node(interval_s: float) -> Iterator[Node]:
             f"  helper_socket: {directory}/helper/socket\n"
         )
         config.chmod(0o644)
-        ranks = {job: [_start_rank(stack, space, directory, job, rank) for rank in range(RANKS)] for job in (QUIET_JOB, LOUD_JOB)}  # fmt: skip
+        ranks = {
+            job: [_start_rank(stack, space, directory, job, rank) for rank in range(RANKS)]
+            for job in (QUIET_JOB, LOUD_JOB)
+        }
         service = Service(config, port, directory, -15)
         stack.callback(service.kill)
         service.start()
@@ -283,13 +306,23 @@ def _run_in(space: Space, *words: object) -> None:
 
 def _start_rank(stack: ExitStack, space: Space, directory: Path, job: str, rank: int) -> int:
     """Its number, as this process knows it."""
-    environment = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": str(RANKS)}  # fmt: skip
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "SLURM_JOB_ID": job,
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(RANKS),
+    }
     words = [str(directory / "bin" / "python3"), "rank", str(rank), "8", "16", str(STEP_S)]
     with open(directory / "logs" / (f"{job}.out" if rank == 0 else f"{job}.{rank}.out"), "ab") as out:
         os.fchown(out.fileno(), USER_UID, -1)
         process = subprocess.Popen(
-            space.words(words, USER_UID), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, env=environment
-        )  # fmt: skip
+            space.words(words, USER_UID),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
     stack.callback(process.wait, 30)
     stack.callback(process.kill)
     return space.find(process.pid)
@@ -312,7 +345,10 @@ def _settle(node: Node, interval_s: float) -> None:
     end = time.monotonic() + START_S
     while not all(node.step(job) > 1 for job in (QUIET_JOB, LOUD_JOB)):
         if time.monotonic() > end:
-            logs = "".join((node.directory / f"{name}.log").read_text(errors="replace")[-2000:] for name in ("agent", "helper", "controller"))  # fmt: skip
+            logs = "".join(
+                (node.directory / f"{name}.log").read_text(errors="replace")[-2000:]
+                for name in ("agent", "helper", "controller")
+            )
             raise TimeoutError(f"the controller knows no step of the jobs: {logs}")
         time.sleep(0.2)
     time.sleep(2 * interval_s)

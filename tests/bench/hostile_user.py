@@ -60,7 +60,11 @@ class Size:
 
 def room_for(wanted: int) -> int:
     """So many processes the machine can take besides its own."""
-    memory = next(int(line.split()[1]) << 10 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))  # fmt: skip
+    memory = next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemAvailable")
+    )
     return min(wanted, memory // 2 // BYTES_OF_A_PROCESS)
 
 
@@ -147,7 +151,9 @@ class HostileUser:
 
     def _make_group(self) -> Path | None:
         """A control group as Slurm makes it, by which agents know what belongs to the job."""
-        parent = find_group_parent(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())  # fmt: skip
+        parent = find_group_parent(
+            Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
+        )
         if parent is None:
             say("no control group can be had here: what he starts is his job's by its environment alone")
             return None
@@ -168,7 +174,9 @@ class HostileUser:
         with open(out or os.devnull, "ab") as output:
             if out is not None:
                 os.fchown(output.fileno(), self.uid, -1)
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, env=mine, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, env=mine, start_new_session=True
+            )
         self._stack.callback(process.wait, 60)
         self._stack.callback(process.kill)
         return process.pid

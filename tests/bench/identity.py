@@ -58,8 +58,11 @@ def measure(figures: Figures) -> None:
         percent = more_us * 1e-6 * FLEET / INTERVAL_S * 100
         figures.add(f"identity.{mode}.percent_of_core_for_{FLEET}_agents", percent, "%", at_most=MAX_PERCENT)
         figures.add(
-            f"identity.{mode}.seconds_of_core_for_{FLEET}_connections", costs[mode][0] * FLEET / 1000, "s", at_most=MAX_HANDSHAKES_S
-        )  # fmt: skip
+            f"identity.{mode}.seconds_of_core_for_{FLEET}_connections",
+            costs[mode][0] * FLEET / 1000,
+            "s",
+            at_most=MAX_HANDSHAKES_S,
+        )
 
 
 def _measure(mode: str, place: Path) -> tuple[float, float, float]:
@@ -174,9 +177,13 @@ async def _serve(mode: str, place: Path) -> None:
         else None
     )
     door = ReportEndpoint(
-        address_of=None, accept=lambda report, size: Reply(controller_id="c"), metrics=ControllerMetrics(),
-        healthy=lambda: (True, ""), identity=tls or ((sessions, NoDecoder()) if mode == "session" else OwnUser(0, "")), interval_s=0.001,
-    )  # fmt: skip
+        address_of=None,
+        accept=lambda report, size: Reply(controller_id="c"),
+        metrics=ControllerMetrics(),
+        healthy=lambda: (True, ""),
+        identity=tls or ((sessions, NoDecoder()) if mode == "session" else OwnUser(0, "")),
+        interval_s=0.001,
+    )
     door._by_node.bytes.burst = float("inf")  # one node's certificate for all of them
     door._by_node.reports.burst = float("inf")
     server = door.server()

@@ -72,7 +72,7 @@ def change_percent(pairs: Sequence[tuple[Round, Round]], share: float) -> float:
 
 
 def uncertainty_percent(pairs: Sequence[tuple[Round, Round]], share: float) -> float:
-    """How far that change would vary if all were done again: the standard deviation over pairs drawn anew
+    """How far that change would vary if all were done again: the standard deviation over pairs drawn again
     (bootstrap)."""
     chance = random.Random(1)
     changes = [change_percent(chance.choices(pairs, k=len(pairs)), share) for _ in range(REDRAWN)]

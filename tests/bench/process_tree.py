@@ -204,10 +204,10 @@ def make_group(name: str) -> Path | None:
 
 @contextmanager
 def favoured(name: str, pids: Sequence[int]) -> Iterator[Path | None]:
-    """A group that holds `pids`, and gets all but a trace of a processor against whoever else wants it, while
+    """A group that holds `pids`, and gets all but a trace of a processor against other processes that want it, while
     the block runs.
 
-    Among themselves they share as ever. None where the kernel's cpu controller can't be had in its first version.
+    Among themselves they share as before. None where the kernel's cpu controller is unavailable in its first version.
     """
     parent = find_controller(Path("/proc/self/mountinfo").read_text(), "cpu")
     group = parent / f"{GROUP_PREFIX}.{os.getpid()}.{name}" if parent else None

@@ -83,7 +83,7 @@ def _report(figures: Figures, marks: list[tuple[int, int, int]], watch: Watch) -
 
 
 def _flood(path: Path, error: str, kind: logs.Kind) -> None:
-    """A hundred thousand lines at once behind one error. The file begins anew, as when it is rotated, so that
+    """A hundred thousand lines at once behind one error. The file begins again, as when it is rotated, so that
     no disk fills."""
     lines = "".join(islice(kind(), FLOOD_LINES))
     if path.stat().st_size > 100 * agent.MIB:

@@ -144,8 +144,12 @@ async def _storm(figures: Figures, directory: Path) -> None:
         journal = Watched(f"sqlite:///{directory}/journal.sqlite")
         notifier = make_notifier(config, journal.outbox)
         controller = Controller(
-            config, journal=journal, slurm=QuietSlurm(_view(shape)), notifier=notifier, metrics=ControllerMetrics()  # type: ignore[arg-type]
-        )  # fmt: skip
+            config,
+            journal=journal,
+            slurm=QuietSlurm(_view(shape)),
+            notifier=notifier,
+            metrics=ControllerMetrics(),  # type: ignore[arg-type]
+        )
         ticks = controller.pieces = SlowTicks(controller)  # type: ignore[method-assign]
         stop = asyncio.Event()
         life = asyncio.create_task(live(controller, notifier, stop))

@@ -27,14 +27,33 @@ from slurm_watchdog.notify.dispatcher import Notifier
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(
-    id="i1", kind=IncidentKind.COLLECTIVE_HANG, subject="job:7", state=IncidentState.FIRING, severity=Severity.CRITICAL,
-    job_ids=("7",), opened_at=100.0, pending_mono=5.0, fired_at=160.0, detected_after_s=60.0, summary="rank 3 waits alone.",
-    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),), facts=("no step for 90 s",), runs=(("7", 0),),
-)  # fmt: skip
+    id="i1",
+    kind=IncidentKind.COLLECTIVE_HANG,
+    subject="job:7",
+    state=IncidentState.FIRING,
+    severity=Severity.CRITICAL,
+    job_ids=("7",),
+    opened_at=100.0,
+    pending_mono=5.0,
+    fired_at=160.0,
+    detected_after_s=60.0,
+    summary="rank 3 waits alone.",
+    culprits=(Culprit(node="n1", rank=3, pid=42, reason="the only one in forward"),),
+    facts=("no step for 90 s",),
+    runs=(("7", 0),),
+)
 DECISION = Decision(
-    id="d1", incident_id="i1", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="collective_hang",
-    reason="a rank is stuck", decided_at=200.0, fence=Fence(job_id="7", restarts=0, start_at=90.0), exclude=("n1",), nodes=("n1", "n2"),
-)  # fmt: skip
+    id="d1",
+    incident_id="i1",
+    action=Action.GRACEFUL_RESTART,
+    verdict=Verdict.ALLOWED,
+    by="collective_hang",
+    reason="a rank is stuck",
+    decided_at=200.0,
+    fence=Fence(job_id="7", restarts=0, start_at=90.0),
+    exclude=("n1",),
+    nodes=("n1", "n2"),
+)
 RUN = ActionRun(
     decision=DECISION,
     records=(

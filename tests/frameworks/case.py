@@ -142,8 +142,11 @@ class Case:
         training = [self.python, script]
         if self.framework.launcher == "torchrun":
             training[1:1] = [
-                "-m", "torch.distributed.run", f"--nproc-per-node={self.framework.ranks}", f"--master-port={free_port()}",
-            ]  # fmt: skip
+                "-m",
+                "torch.distributed.run",
+                f"--nproc-per-node={self.framework.ranks}",
+                f"--master-port={free_port()}",
+            ]
         if self.framework.launcher == "spawn":
             training[1:1] = [str(SCRIPTS / "spawn.py"), str(self.framework.ranks)]
         return [
@@ -210,7 +213,7 @@ class Case:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends `slurm-watchdog run`, which ends its command; whoever does not is killed."""
+    """Ends `slurm-watchdog run`, which ends its command; a process that does not end is killed."""
     if process.poll() is not None:
         return
     process.terminate()

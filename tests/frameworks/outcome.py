@@ -98,8 +98,15 @@ def said_of(events: Iterable[Mapping[str, Any]]) -> list[Said]:
         ranks = {culprit.get("rank") for culprit in incident.get("culprits", ())} - {None}
         found.append(
             Said(
-                topic=event["event"], at=event["at"], kind=incident.get("kind", ""), text=text, ranks=tuple(sorted(ranks)),
-                ok=end.get("ok"), needless=bool(end.get("needless")), steps_lost=end.get("steps_lost"), steps_lost_at_most=end.get("steps_lost_at_most"),
+                topic=event["event"],
+                at=event["at"],
+                kind=incident.get("kind", ""),
+                text=text,
+                ranks=tuple(sorted(ranks)),
+                ok=end.get("ok"),
+                needless=bool(end.get("needless")),
+                steps_lost=end.get("steps_lost"),
+                steps_lost_at_most=end.get("steps_lost_at_most"),
             )
-        )  # fmt: skip
+        )
     return found

@@ -25,12 +25,49 @@ MAX_DRAWN = 300
 """Characters of each: a cell is a cell."""
 
 ELEMENTS = [
-    "a", "div", "span", "p", "i", "h1", "h2", "ul", "ol", "li", "section", "strong", "time", "table", "caption", "thead", "tbody", "tr",
-    "th", "td", "svg", "title", "polyline", "figure", "figcaption",
-]  # fmt: skip
+    "a",
+    "div",
+    "span",
+    "p",
+    "i",
+    "h1",
+    "h2",
+    "ul",
+    "ol",
+    "li",
+    "section",
+    "strong",
+    "time",
+    "table",
+    "caption",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "svg",
+    "title",
+    "polyline",
+    "figure",
+    "figcaption",
+]
 ATTRIBUTES = [
-    "href", "class", "title", "aria-label", "aria-hidden", "role", "tabindex", "scope", "datetime", "download", "style", "points", "viewBox", "preserveAspectRatio", "data-of",
-]  # fmt: skip
+    "href",
+    "class",
+    "title",
+    "aria-label",
+    "aria-hidden",
+    "role",
+    "tabindex",
+    "scope",
+    "datetime",
+    "download",
+    "style",
+    "points",
+    "viewBox",
+    "preserveAspectRatio",
+    "data-of",
+]
 LOOK = """(() => {
   const elements = new Set(ELEMENTS), attributes = new Set(ATTRIBUTES), bad = [];
   for (const each of document.querySelectorAll("main *")) {
@@ -50,9 +87,13 @@ LOOK = """(() => {
 def controller_of(texts: Sequence[str], mark: str) -> FixedController:
     """A controller that knows a job, an incident and a node for each of them; the jobs' numbers begin with `mark`."""
     jobs = tuple(
-        views.job(job=views.slurm_job(job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",)))
+        views.job(
+            job=views.slurm_job(
+                job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",)
+            )
+        )
         for number, text in enumerate(texts)
-    )  # fmt: skip
+    )
     view = views.cluster(
         *jobs,
         nodes=tuple(NodeView(name=f"n{number}", reported_at=9_999.0) for number in range(len(texts))),
@@ -106,7 +147,7 @@ async def drawn(number: int) -> int:
     async with serving(start, person=SEES_ALL) as url, Browser(url) as browser:
         for index, texts in enumerate(batches(number, DRAWN_AT_ONCE)):
             mark = f"b{index}"
-            # The same controller, another cluster: a page that is open goes on.
+            # The same controller, another cluster: a page that is open keeps working.
             new = controller_of([text[:MAX_DRAWN] for text in texts], mark)
             start.judge, start.journal = new.judge, new.journal
             await browser.sees(f"{mark}x0")

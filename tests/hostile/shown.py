@@ -141,10 +141,14 @@ def story(text: str) -> list[Notice]:
     return [
         Notice(topic=Topic.OPENED, **common),
         Notice(topic=Topic.DIAGNOSED, said=(text, text), **common),
-        Notice(topic=Topic.DECIDED, decision=replace(DECISION, reason=text, by=text, exclude=(text,), asked_by=text), **common),
+        Notice(
+            topic=Topic.DECIDED,
+            decision=replace(DECISION, reason=text, by=text, exclude=(text,), asked_by=text),
+            **common,
+        ),
         Notice(topic=Topic.ENDED, run=failed, **common),
         Notice(topic=Topic.RESOLVED, **common),
-    ]  # fmt: skip
+    ]
 
 
 def series(text: str) -> set[tuple[str, tuple[tuple[str, str], ...]]]:
@@ -176,9 +180,13 @@ def controller_text(batch: list[str]) -> str:
     """What the controller serves that knows as many jobs and incidents."""
     metrics = ControllerMetrics()
     jobs = [
-        views.job(job=views.slurm_job(job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t))
+        views.job(
+            job=views.slurm_job(
+                job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t
+            )
+        )
         for n, t in enumerate(batch)
-    ]  # fmt: skip
+    ]
     incidents = [replace(INCIDENT, id=t, subject=t, summary=t, facts=(t,), job_ids=()) for t in batch]
     metrics.show(views.cluster(*jobs), {}, incidents)
     return metrics.text().decode()

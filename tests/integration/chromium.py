@@ -33,11 +33,22 @@ class Browser:
         self._home = tempfile.mkdtemp(prefix="slurm-watchdog-browser-")
         self._process = subprocess.Popen(  # noqa: ASYNC220, over in a millisecond
             [
-                "chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-                "--disable-background-networking", "--disable-component-update", f"--user-data-dir={self._home}", "--remote-debugging-port=0", "about:blank",
+                "chromium",
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-component-update",
+                f"--user-data-dir={self._home}",
+                "--remote-debugging-port=0",
+                "about:blank",
             ],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "HOME": self._home},
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "HOME": self._home},
+        )
         self._session = aiohttp.ClientSession()
         port_file = Path(self._home, "DevToolsActivePort")
         await self._until(port_file.exists)

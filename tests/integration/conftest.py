@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.integration.silent_server import Silent, mounted
 from tests.rig.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from tests.rig.stack import Watchdog
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +40,35 @@ def cluster(cluster_of_the_run: Cluster) -> Iterator[Cluster]:
     """The cluster n1, n2, n3: all idle, nothing broken, no job, no file. What a test breaks is mended after it."""
     yield cluster_of_the_run
     cluster_of_the_run.reset()
+
+
+@pytest.fixture
+def watch(cluster: Cluster) -> Iterator[Callable[..., Watchdog]]:
+    """Starts a watchdog on the cluster; stops it after the test."""
+    started: list[Watchdog] = []
+
+    def start(**options: Any) -> Watchdog:
+        watchdog = Watchdog(cluster, **options)
+        started.append(watchdog)
+        return watchdog.__enter__()
+
+    yield start
+    for watchdog in started:
+        watchdog.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user can pass through, unlike pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="watchdog-mounts-", ignore_cleanup_errors=True) as path:
+        os.chmod(path, 0o755)
+        yield Path(path)
+
+
+@pytest.fixture
+def fuse(place: Path) -> Iterator[Silent]:
+    """A filesystem whose server can be silenced."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("no /dev/fuse here")
+    with mounted(place / "fuse") as silent:
+        yield silent

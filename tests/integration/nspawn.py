@@ -147,11 +147,25 @@ class Machine:
             self._make_network()
             with self.log.open("ab") as log:
                 self.process = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", "systemd-nspawn", "--boot", "--quiet", "--register=no", "--keep-unit",
-                     f"--directory={self.image}", f"--machine={self.name}", f"--hostname={self.name}", "--console=pipe",
-                     f"--network-namespace-path=/run/netns/{self.network}"],
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                )  # fmt: skip
+                    [
+                        "setpriv",
+                        "--pdeathsig",
+                        "KILL",
+                        "systemd-nspawn",
+                        "--boot",
+                        "--quiet",
+                        "--register=no",
+                        "--keep-unit",
+                        f"--directory={self.image}",
+                        f"--machine={self.name}",
+                        f"--hostname={self.name}",
+                        "--console=pipe",
+                        f"--network-namespace-path=/run/netns/{self.network}",
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
             self.wait(self._booted, 120, "the machine to boot")
         except BaseException:
             self.__exit__()

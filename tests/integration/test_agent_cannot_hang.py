@@ -185,9 +185,14 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
             set_frozen(memory, False)
             until(lambda: hung(receiver.last()) == set(), 20, "nothing hangs any more")
             until(lambda: [gpu.error for gpu in receiver.last().gpus] == [None, None], 20, "the GPUs answer")
-            until(lambda: any(event.step for event in receiver.last().events), 20, "the log goes on")
-            until(lambda: any(each.pid == holder.pid and each.job_id == HIDDEN_JOB for each in receiver.last().processes),
-                  20, "the process whose memory was locked is known")  # fmt: skip
+            until(lambda: any(event.step for event in receiver.last().events), 20, "the log to continue")
+            until(
+                lambda: any(
+                    each.pid == holder.pid and each.job_id == HIDDEN_JOB for each in receiver.last().processes
+                ),
+                20,
+                "the process whose memory was locked is known",
+            )
             assert all(each.blocked is None for each in receiver.last().processes if each.pid == rank.pid)
             assert agent.end() == 0
         finally:

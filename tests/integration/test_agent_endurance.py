@@ -105,14 +105,25 @@ class Endurance:
         url = f"http://127.0.0.1:{port}"
         settings = Settings(
             agent=AgentSettings(
-                controller_url=url, node_name="n1", interval=INTERVAL_S, metrics_listen="", spool_bytes=8 << 20,
+                controller_url=url,
+                node_name="n1",
+                interval=INTERVAL_S,
+                metrics_listen="",
+                spool_bytes=8 << 20,
                 # Children live in real time: what a deadline of ten seconds would be, is over after two jumps.
-                spool_age=600.0, probe_deadline=3600.0, state_directory=str(place), kernel_log="", mount_probe_interval=30.0,
-                mount_probe_write=(), checkpoint_interval=30.0, orphan_grace=60.0, log_patterns=(),
+                spool_age=600.0,
+                probe_deadline=3600.0,
+                state_directory=str(place),
+                kernel_log="",
+                mount_probe_interval=30.0,
+                mount_probe_write=(),
+                checkpoint_interval=30.0,
+                orphan_grace=60.0,
+                log_patterns=(),
             ),
             security=SecuritySettings(mode="unix"),  # not asked for: see trusting
             personal=True,
-        )  # fmt: skip
+        )
         self.agent = Agent(settings)
         self.agent.probes.read_clock = self.now
         self.metrics = AgentMetrics(self.agent.probes.counts)

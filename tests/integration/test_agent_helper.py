@@ -12,19 +12,17 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
 from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
-from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report
+from slurm_watchdog.model.observations import Role
 from tests import helper_process
 from tests.helper_process import AGENT_UID, HelperProcess, Place
-from tests.integration.test_main_job import ended_action, submit, training
+from tests.integration.reporting_watchdog import ReportingWatchdog
+from tests.integration.training_job import ended_action, submit, training
 from tests.rig.cluster import Cluster
-from tests.rig.stack import Watchdog
 
 NOBODY, STRANGER = 64986, 64985
 WAIT_S = 120.0
@@ -228,7 +226,7 @@ def test_a_helper_that_is_killed_or_stopped_holds_nobody_up_and_is_found_again(h
         assert json.loads(process.stdout.readline()) == ["first", None]
         helper.process.kill()
         helper.process.wait()
-        until(lambda: "helper:" in " ".join(ask()[4]), "the loss is told as a problem")
+        until(lambda: "helper:" in " ".join(ask()[4]), "the loss to be reported as a problem")
         assert ask()[0], "it answers, that there is no helper"
         helper.start_again()
         until(lambda: ask()[1] and not ask()[4], "the new helper serves")
@@ -249,52 +247,15 @@ def test_a_helper_that_is_killed_or_stopped_holds_nobody_up_and_is_found_again(h
 # ------------------------------------------------------------------------------------------ on a real Slurm
 
 
-class Powerless(Watchdog):
-    """A watchdog whose agents write their reports down."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(
-            cluster, mode="observe", settings={"agent": {"metrics_listen": ""}}, nodes=("n1", "n2")
-        )
-
-    def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
-        with self._reports(node).open("ab") as reports:
-            super().start_agent(node, "--json", *words, stdout=reports)
-
-    def _reports(self, node: str) -> Path:
-        return self.directory / f"reports-{node}.jsonl"
-
-    def last(self, node: str) -> Report:
-        return decode_report(self._reports(node).read_bytes().split(b"\n")[:-1][-1])
-
-    def both(
-        self, job: str, condition: Callable[[Report, list[Process]], object], what: str
-    ) -> dict[str, Report]:
-        """A report of each node that is as it should be, as to the report and the job's ranks in it."""
-        found: dict[str, Report] = {}
-
-        def holds() -> bool:
-            for node in self.nodes:
-                report = self.last(node)
-                if condition(
-                    report, [p for p in report.processes if p.job_id == job and p.role is Role.RANK]
-                ):
-                    found[node] = report
-            return len(found) == len(self.nodes)
-
-        self.wait_for(holds, 300, what)
-        return found
-
-
 @pytest.fixture
-def powerless(cluster: Cluster) -> Iterator[Powerless]:
-    with Powerless(cluster) as watchdog:
+def powerless(cluster: Cluster) -> Iterator[ReportingWatchdog]:
+    with ReportingWatchdog(cluster) as watchdog:
         yield watchdog
 
 
 @pytest.mark.timeout(900)
 def test_agents_without_rights_and_their_helpers_see_and_do_all_that_there_is_to_do(
-    cluster: Cluster, powerless: Powerless
+    cluster: Cluster, powerless: ReportingWatchdog
 ) -> None:
     watchdog = powerless
     agent = watchdog.agents["n1"].pid
@@ -320,11 +281,15 @@ def test_agents_without_rights_and_their_helpers_see_and_do_all_that_there_is_to
         stalled = watchdog.both(
             job,
             lambda report, ranks: any(
-                p.blocked and p.blocked.state == "D" and p.blocked.mount == str(cluster.shared) and p.blocked.path and p.blocked.wchan
+                p.blocked
+                and p.blocked.state == "D"
+                and p.blocked.mount == str(cluster.shared)
+                and p.blocked.path
+                and p.blocked.wchan
                 for p in ranks
             ),
             "each node to tell the rank in D, its mount, file and wait channel",
-        )  # fmt: skip
+        )
         assert not [each for each in stalled["n1"].hung_probes if each.probe.startswith("start:")]
     finally:
         cluster.thaw()

@@ -1,4 +1,4 @@
-"""SIGHUP at a real agent that watches a real process: nothing of what it sees and says is told twice, and
+"""SIGHUP at a real agent that watches a real process: nothing is reported twice, and
 nothing is lost."""
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     met = len(controller.reports)
     """By then the agent knows its controller, to which it tells its short past once more when they meet."""
 
-    # A file with an error: the same agent goes on with what it had.
+    # A file with an error: the same agent continues with what it had.
     node.configure("700ms", "mode: obey\n")
     node.reload()
     node.wait(lambda: "the one before stays, whole" in node.log, "the agent's word about the error")

@@ -133,7 +133,7 @@ def test_a_hang_is_named_the_job_requeued_and_followed_into_its_next_run(
     (listed,) = watched.ask("status")["jobs"]
     assert (listed["restarts"], listed["ranks"], listed["ranks_alive"]) == (1, 4, 4), "an agent is no rank"
     assert watched.close() == 0
-    assert cluster.job(job)["JobState"] == "RUNNING", "the job is left alone"
+    assert cluster.job(job)["JobState"] == "RUNNING", "nothing is done to the job"
 
 
 def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
@@ -144,7 +144,12 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     killed.until(lambda: killed.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
     own = str(USER_UID)
     security = json.loads((killed.directory / "config.yaml").read_text())["security"]
-    assert security == {"mode": "munge", "controller_user": own, "agent_user": own, "munge_socket": munge_of(cluster)["munge_socket"]}  # fmt: skip
+    assert security == {
+        "mode": "munge",
+        "controller_user": own,
+        "agent_user": own,
+        "munge_socket": munge_of(cluster)["munge_socket"],
+    }
     assert not (killed.directory / "token").exists()
 
     def agents() -> str:

@@ -320,7 +320,7 @@ def test_nothing_stays_behind_when_the_owner_is_told_to_end(number: signal.Signa
     owner, directory = start_owner()
     owner.send_signal(number)
     time.sleep(0.05)
-    owner.send_signal(number)  # impatient: cleaning up goes on
+    owner.send_signal(number)  # impatient: cleaning up continues
     owner.communicate(timeout=180)
     assert traces(directory) == []
 

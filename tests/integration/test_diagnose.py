@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_main_job import inject, submit, training
+from tests.integration.training_job import inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
 

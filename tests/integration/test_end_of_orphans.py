@@ -1,6 +1,6 @@
 """Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends
 when it is asked, one only when it
-is killed, one cannot be; whoever else holds a GPU there goes on."""
+is killed, one cannot be; other processes that hold a GPU there are not touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_agent_helper import Powerless
+from tests.integration.gpu_devices import DEVICES
+from tests.integration.reporting_watchdog import ReportingWatchdog
 from tests.rig import rights
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
@@ -27,25 +28,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "agent": {"metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
     "ladder": {"term_limit": "2s", "kill_limit": "3s"},
     "policy": {
-        "max_drained_nodes": 3, "drained_percent": 100.0,
-        "kinds": {"orphan_gpu_process": {"mode": "act", "ladder": ["end_process"], "drain": True, "attempts": 1, "cooldown": "0s"}},
+        "max_drained_nodes": 3,
+        "drained_percent": 100.0,
+        "kinds": {
+            "orphan_gpu_process": {
+                "mode": "act",
+                "ladder": ["end_process"],
+                "drain": True,
+                "attempts": 1,
+                "cooldown": "0s",
+            }
+        },
     },
-}  # fmt: skip
+}
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a Slurm cluster of its own"),
     pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"),
 ]
-
-DEVICES = """
-mount -t tmpfs none /dev
-for each in null:1:3 zero:1:5 full:1:7 random:1:8 urandom:1:9 tty:5:0 nvidia0:1:3 nvidia1:1:3 nvidiactl:1:3; do
-    name=${each%%:*}; numbers=${each#*:}; mknod --mode=666 /dev/$name c ${numbers%:*} ${numbers#*:}
-done
-ln -s /proc/self/fd /dev/fd; mkdir /dev/shm /dev/pts; chmod 1777 /dev/shm
-"""
-"""A /dev of the node's own, in which files have the names of GPUs."""
 
 # Each leaves the job, and holds the GPU that it inherits. The third writes a line now and then, until it can't.
 ORPHANS = r"""#!/bin/sh
@@ -63,7 +64,7 @@ exec sleep 900
 NAMES = ("quiet", "deaf", "stuck")
 
 
-class Acting(Powerless):
+class Acting(ReportingWatchdog):
     """A watchdog that may end orphans, on one node: its agent has no right at all, and a helper."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -120,7 +121,7 @@ def acting(cluster: Cluster) -> Iterator[Acting]:
 
 
 def pid_of(cluster: Cluster, name: str) -> int | None:
-    """Of the one that has left the job: whoever started it is its parent for a moment."""
+    """Of the one that has left the job: the process that started it is its parent for a moment."""
     done = cluster.node_run(NODE, ["pgrep", "--exact", "--parent=1", name], check=False)
     return int(done.stdout.split()[0]) if done.stdout.split() else None
 
@@ -148,7 +149,7 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
     cluster.freeze(NODE)
     watchdog.wait_for(lambda: state_of(cluster, pids["stuck"]) == "D", WAIT_S, "the third to hang")
     cluster.slurm("scancel", job)
-    watchdog.wait_for(lambda: watchdog.named() == set(pids), WAIT_S, "all three to be told of")
+    watchdog.wait_for(lambda: watchdog.named() == set(pids), WAIT_S, "all three to be reported")
     held = watchdog.wait_for(lambda: held_back(watchdog), WAIT_S, "the second job to protect them")
     assert all(f"its user has job {later} on {NODE} now" in reason for reason in held)
     assert {name: pid_of(cluster, name) for name in NAMES} == pids

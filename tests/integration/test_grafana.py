@@ -108,9 +108,12 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
                     if not found and not excused:
                         empty.append(f"{file.name}: {title}: {expression}")
             assert not empty, "\n".join(empty)
-            ranks = {row["metric"]["rank"] for row in prometheus.query(
-                f'slurm_watchdog_gpu_utilization_ratio * on (gpu_uuid) group_left (job_id, rank) max by (gpu_uuid, job_id, rank) (slurm_watchdog_gpu_job{{job_id="{job}"}})'
-            )}  # fmt: skip
+            ranks = {
+                row["metric"]["rank"]
+                for row in prometheus.query(
+                    f'slurm_watchdog_gpu_utilization_ratio * on (gpu_uuid) group_left (job_id, rank) max by (gpu_uuid, job_id, rank) (slurm_watchdog_gpu_job{{job_id="{job}"}})'
+                )
+            }
             assert ranks == {"0", "1", "2", "3"}
             # Last, for it takes the job away: an action is under way for a while, from its first operation on.
             assert watchdog.command("restart", job, "--now", "--no-wait").returncode == 0

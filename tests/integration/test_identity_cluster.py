@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.identity import certificate_authority
-from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training
+from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.rights import AGENT_UID
 from tests.rig.stack import COMMAND, PORT, ROOT, Watchdog

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_main_job import SAVE_INTERVAL, ended_action, inject, submit, training, watch
+from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.rights import USER
 from tests.rig.stack import Watchdog
 
-__all__ = ["watch"]
 Watch = Callable[..., Watchdog]
 
 
@@ -48,7 +47,7 @@ print(answer.status, answer.read().decode())
 
 
 def nobody_asks(watchdog: Watchdog, job: str) -> str:
-    """What somebody else than the job's owner is told who asks for its restart."""
+    """The answer to a user who does not own the job and requests its restart."""
     os.chmod(watchdog.socket, 0o666)
     request = f'{{"job_id": "{job}"}}'
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", ASK]

@@ -10,67 +10,21 @@ import stat
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import PORT, ROOT, Watchdog, train_script
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Scenario
 
-SAVE_INTERVAL = 10
-
 
 def slurm_release(cluster: Cluster) -> tuple[int, int]:
     year, month = cluster.slurm("squeue", "--version").stdout.split()[1].split(".")[:2]
     return int(year), int(month)
-
-
-def submit(cluster: Cluster, *options: str, nodes: int = 2, sbatch: tuple[str, ...] = ()) -> str:
-    faults = cluster.shared / "faults"
-    faults.mkdir(exist_ok=True)
-    faults.chmod(0o777)  # the job renames what it has done
-    output = Path(cluster.directory) / "log" / "job-%j.out"
-    script = train_script(
-        cluster,
-        f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}",
-        *options,
-    )
-    return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
-
-
-def inject(cluster: Cluster, fault: str, content: str = "") -> None:
-    (cluster.shared / "faults" / fault).write_text(content)
-
-
-def training(watchdog: Watchdog, job: str, at_least: int = 5) -> None:
-    watchdog.wait_for(lambda: watchdog.step(job) >= at_least, 60, f"job {job} to reach step {at_least}")
-
-
-def ended_action(watchdog: Watchdog, incident_id: str, timeout_s: float = 90) -> dict[str, Any]:
-    def ended() -> Any:
-        return next((a for a in watchdog.explain(incident_id)["actions"] if a["end"]), None)
-
-    found: dict[str, Any] = watchdog.wait_for(ended, timeout_s, "the action to end")
-    return found
-
-
-@pytest.fixture
-def watch(cluster: Cluster) -> Iterator[Callable[..., Watchdog]]:
-    """Starts a watchdog on the cluster; stops it after the test."""
-    started: list[Watchdog] = []
-
-    def start(**options: Any) -> Watchdog:
-        watchdog = Watchdog(cluster, **options)
-        started.append(watchdog)
-        return watchdog.__enter__()
-
-    yield start
-    for watchdog in started:
-        watchdog.close()
 
 
 def test_in_observing_mode_a_hang_is_named_and_nothing_is_done(

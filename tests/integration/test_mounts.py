@@ -6,10 +6,8 @@ What the probes of mounts say of them, and what the looks at checkpoints that li
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +24,9 @@ from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
 from slurm_watchdog.model.protocol import JobWatch
 from tests.builders.requests import functions
+from tests.integration.silent_server import NOBODY, Silent, unmount
 from tests.rig.cluster import set_frozen
 
-NOBODY = 60983
 DEADLINE_S = 0.5
 
 
@@ -37,14 +35,6 @@ def probes() -> Iterator[WorkerPool]:
     probes = WorkerPool(functions(*OWN_TASKS))
     yield probes
     probes.close()
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory that every user can pass through, unlike pytest's own."""
-    with tempfile.TemporaryDirectory(prefix="watchdog-mounts-", ignore_cleanup_errors=True) as path:
-        os.chmod(path, 0o755)
-        yield Path(path)
 
 
 @pytest.fixture
@@ -59,42 +49,6 @@ def ext4(place: Path) -> Iterator[Path]:
     yield point
     set_frozen(point, False)
     unmount(point)
-
-
-@dataclass
-class Silent:
-    """A mounted filesystem whose server can be silenced."""
-
-    point: Path
-    server: subprocess.Popen[str]
-
-    def silence(self) -> None:
-        self.server.send_signal(signal.SIGSTOP)
-
-    def speak(self) -> None:
-        self.server.send_signal(signal.SIGCONT)
-
-
-@pytest.fixture
-def fuse(place: Path) -> Iterator[Silent]:
-    if not os.path.exists("/dev/fuse"):
-        pytest.skip("no /dev/fuse here")
-    point = place / "fuse"
-    point.mkdir()
-    command = [sys.executable, str(Path(__file__).with_name("fuse_server.py")), str(point)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None
-    assert server.stdout.readline() == "mounted\n"
-    yield Silent(point, server)
-    server.send_signal(signal.SIGCONT)
-    unmount(point)
-    server.kill()
-    server.wait(10)
-
-
-def unmount(point: Path) -> None:
-    if subprocess.run(["umount", str(point)], capture_output=True, timeout=180).returncode != 0:
-        subprocess.run(["umount", "--lazy", str(point)], check=True, timeout=180)
 
 
 @dataclass

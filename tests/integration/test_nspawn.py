@@ -105,7 +105,11 @@ def status(machine: Machine) -> dict[str, Any]:
 def wait_for_report(machine: Machine) -> None:
     """Both services are active, and the agent's reports arrive."""
     for unit in SERVICES:
-        machine.wait(lambda unit=unit: machine.show(unit, "ActiveState") == "active", DEADLINE_S, f"{unit} to be active")  # fmt: skip
+        machine.wait(
+            lambda unit=unit: machine.show(unit, "ActiveState") == "active",
+            DEADLINE_S,
+            f"{unit} to be active",
+        )
     reporting = lambda: "wd1" in status(machine).get("nodes", {}).get("reporting", [])  # noqa: E731
     machine.wait(reporting, DEADLINE_S, "the agent's report")
 
@@ -191,7 +195,9 @@ def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port
     machine.file("/home/eve/squat.py").write_text(shipped_attacks.SQUATTER)
     heard = machine.file("/home/eve/heard")
     machine.shell(prelude + "configure 's/^agent:/&\\n  interval: 1s/' agent")
-    job = machine.run("sbatch", "--parsable", "--wrap", "exec python3 -c 'import time; time.sleep(600)'", user="ann").stdout.strip()  # fmt: skip
+    job = machine.run(
+        "sbatch", "--parsable", "--wrap", "exec python3 -c 'import time; time.sleep(600)'", user="ann"
+    ).stdout.strip()
     machine.shell(
         f"SLURM_JOB_ID={job} SLURM_PROCID=7 SLURM_NTASKS=9 setpriv --reuid=eve --regid=eve --clear-groups setsid "
         "python3 -c 'import time; time.sleep(600)' > /dev/null 2>&1 &"
@@ -204,7 +210,9 @@ def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port
         """Eve has it as soon as the controller is away for a moment, until the agent has sent `sign` there."""
         heard.unlink(missing_ok=True)
         machine.run("systemctl", "stop", CONTROLLER, timeout_s=200)
-        machine.shell("setpriv --reuid=eve --regid=eve --clear-groups setsid python3 /home/eve/squat.py > /dev/null 2>&1 &")  # fmt: skip
+        machine.shell(
+            "setpriv --reuid=eve --regid=eve --clear-groups setsid python3 /home/eve/squat.py > /dev/null 2>&1 &"
+        )
         machine.wait(lambda: heard.exists() and sign in heard.read_bytes(), DEADLINE_S, what)
         machine.shell("pkill -u eve -f squat.py")
         machine.run("systemctl", "start", CONTROLLER, timeout_s=200)
@@ -217,11 +225,18 @@ def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port
         machine.wait(lambda: ranks() >= 1, DEADLINE_S, "the next report")
         assert ranks() == 1
         machine.shell(f"{prelude}set -e\n{shipped_attacks.CREDULOUS}; systemctl restart {CONTROLLER} {AGENT}")
-        machine.wait(lambda: ranks() == 2, DEADLINE_S, "a rank of Eve's, with an agent and a controller that believe her")  # fmt: skip
+        machine.wait(
+            lambda: ranks() == 2,
+            DEADLINE_S,
+            "a rank of Eve's, with an agent and a controller that believe her",
+        )
         port_is_taken(b"boot_id", "a report, of an agent that believes anybody")
     finally:
         machine.run("scancel", job)
-        machine.shell(f"{prelude}pkill -u eve; {shipped_attacks.WARY}; no_configure agent; systemctl restart {CONTROLLER}", check=False)  # fmt: skip
+        machine.shell(
+            f"{prelude}pkill -u eve; {shipped_attacks.WARY}; no_configure agent; systemctl restart {CONTROLLER}",
+            check=False,
+        )
     wait_for_report(machine)
 
 
@@ -252,7 +267,7 @@ def test_a_service_that_hangs_is_ended_by_systemd_and_started_again(machine: Mac
         machine.wait(
             lambda unit=unit, pid=pid: came_back(machine, unit, pid),
             DEADLINE_S,
-            f"{unit} to be ended and started anew",
+            f"{unit} to be ended and started again",
         )
         assert "Watchdog timeout" in machine.journal(unit)
     machine.shell("rm -r /run/systemd/system/slurm-watchdog-*.d; systemctl daemon-reload")
@@ -310,8 +325,14 @@ def test_what_can_not_start_like_this_is_told_and_not_tried_again_and_again(mach
     try:
         machine.file(CONFIG).write_text("mode: obey\n")
         program = "/opt/slurm-watchdog/bin/slurm-watchdog helper --agent-user nobody-here"
-        machine.shell(f"mkdir -p {drop_in}; printf '[Service]\\nExecStart=\\nExecStart={program}\\n' > {drop_in}/t.conf; systemctl daemon-reload")  # fmt: skip
-        said = {HELPER: "there is no user nobody-here", AGENT: ":1: mode: input should be", CONTROLLER: ":1: mode: input should be"}  # fmt: skip
+        machine.shell(
+            f"mkdir -p {drop_in}; printf '[Service]\\nExecStart=\\nExecStart={program}\\n' > {drop_in}/t.conf; systemctl daemon-reload"
+        )
+        said = {
+            HELPER: "there is no user nobody-here",
+            AGENT: ":1: mode: input should be",
+            CONTROLLER: ":1: mode: input should be",
+        }
         for unit, words in said.items():
             assert machine.run("systemctl", "start", unit, check=False).returncode != 0
             assert (machine.show(unit, "SubState"), machine.show(unit, "ExecMainStatus")) == ("failed", "2")
@@ -324,7 +345,11 @@ def test_what_can_not_start_like_this_is_told_and_not_tried_again_and_again(mach
 
 
 def test_the_manual_page_and_the_completion_of_bash_are_there(machine: Machine) -> None:
-    where = machine.run("sh", "-c", "command -v man > /dev/null && man -w slurm-watchdog || echo /usr/share/man/man1/slurm-watchdog.1.gz").stdout.strip()  # fmt: skip
+    where = machine.run(
+        "sh",
+        "-c",
+        "command -v man > /dev/null && man -w slurm-watchdog || echo /usr/share/man/man1/slurm-watchdog.1.gz",
+    ).stdout.strip()
     assert "slurm\\-watchdog \\- " in machine.run("zcat", where).stdout
     words = "COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${COMPREPLY[@]}"
     text = f". /usr/share/bash-completion/completions/slurm-watchdog; {words}"

@@ -1,4 +1,4 @@
-"""A process that really outlives its Slurm job with a GPU's device open: told of after the grace, it alone,
+"""A process that really outlives its Slurm job with a GPU's device open: reported after the grace, it alone,
 and with its owner."""
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ while True:
 
 
 class Node:
-    """The watcher on n1, its words, and the jobs that it is told of."""
+    """The watcher on n1, its words, and the jobs that it is given."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

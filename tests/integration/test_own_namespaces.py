@@ -44,7 +44,13 @@ def test_a_frozen_filesystem_of_another_worker_stays_frozen(tmp_path: Path) -> N
     frozen = FREEZES.replace(
         "exit 7", f"{SCRIPT} true\ngrep -q '^State:.D' /proc/$!/status && echo still stuck"
     )
-    done = subprocess.run([SCRIPT, "sh", "-c", frozen, tmp_path], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [SCRIPT, "sh", "-c", frozen, tmp_path],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.stdout.endswith("still stuck\n"), done.stderr
 
 

@@ -52,8 +52,12 @@ def test_the_rpm_brings_what_the_layout_says_and_keeps_a_changed_configuration(
         assert (tmp_path / place).is_file(), place
     assert os.readlink(tmp_path / "usr/bin/slurm-watchdog") == "/opt/slurm-watchdog/bin/slurm-watchdog"
     assert os.access(tmp_path / "opt/slurm-watchdog/bin/slurm-watchdog", os.X_OK)
-    for place in ("man/man1/slurm-watchdog.1.gz", "bash-completion/completions/slurm-watchdog", "zsh/site-functions/_slurm-watchdog",
-                  "fish/vendor_completions.d/slurm-watchdog.fish"):  # fmt: skip
+    for place in (
+        "man/man1/slurm-watchdog.1.gz",
+        "bash-completion/completions/slurm-watchdog",
+        "zsh/site-functions/_slurm-watchdog",
+        "fish/vendor_completions.d/slurm-watchdog.fish",
+    ):
         assert (tmp_path / "usr/share" / place).is_file(), place
     config = tmp_path / "etc/slurm-watchdog/config.yaml"
     config.write_text("cluster_name: ours\n")

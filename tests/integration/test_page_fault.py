@@ -16,9 +16,7 @@ from slurm_watchdog.agent.processes.identify import resolve
 from slurm_watchdog.agent.workers.request_types import BlockedCall
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
-from tests.integration.test_mounts import NOBODY, Silent, fuse, place
-
-__all__ = ["fuse", "place"]
+from tests.integration.silent_server import NOBODY, Silent
 
 READER = """
 import mmap, sys

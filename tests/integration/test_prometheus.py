@@ -90,7 +90,7 @@ def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
         )[0]
         assert alert["labels"]["job_id"] == job
         assert f"Job {job} has made no step for" in alert["annotations"]["summary"]
-        assert receivers.alerts("dead-man"), "the dead man's switch is told that all is well"
+        assert receivers.alerts("dead-man"), "the dead man's switch hears that all is well"
     finally:
         prometheus.close()
         alertmanager.close()

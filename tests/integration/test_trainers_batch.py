@@ -1,4 +1,4 @@
-"""deploy/trainers/batch.sh on a real Slurm: a warned job saves, is requeued once by itself, and goes on
+"""deploy/trainers/batch.sh on a real Slurm: a warned job saves, is requeued once by itself, and resumes
 without a lost step."""
 
 from __future__ import annotations

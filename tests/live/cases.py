@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.live.stage import Job
 
 HANG_S = 70.0
-"""Issue: a hang is told within max(60 s, 3 x the slowest of the recent steps) + 10 s; steps here take 0.3 s."""
+"""Issue: a hang is reported within max(60 s, 3 x the slowest of the recent steps) + 10 s; steps here take 0.3 s."""
 DEAD_S = 10.0
 DIAGNOSIS_S = 60.0
 SAVE_INTERVAL = 20

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A real DistributedDataParallel training on gloo that breaks when it is told to. Runs where torch is, and
+"""A real DistributedDataParallel training on gloo that breaks on request. Runs where torch is, and
 imports nothing of ours.
 
     srun --ntasks-per-node=2 python ddp.py --place DIR --faults DIR     (a task a rank)
@@ -76,7 +76,7 @@ def options():
 
 
 class Faults:
-    """What rank `rank` is told to do, once."""
+    """What rank `rank` has to do, once."""
 
     def __init__(self, directory, rank):
         self.directory, self.rank = directory, rank
@@ -130,7 +130,7 @@ def wait_for_the_cache():
 
 
 class Samples(Dataset):
-    """A sample is made by whoever asks: with workers, by one of them."""
+    """A sample is made by the process that asks: with workers, by one of them."""
 
     def __init__(self, faults, worker_log):
         self.faults, self.worker_log = faults, worker_log

@@ -37,17 +37,39 @@ def run_nodes() -> list[Result]:
         with Watchdog(cluster, mode="observe", shipped=True, agent_env=environment) as watchdog:
             time.sleep(SETTLE_S)
             results = [
-                _verdict(watchdog, "xid", "gpu_fault", ("n1", "GPU-n1-1"), FAULT_S, lambda: scenarios["n1"].event(1, 79)),
                 _verdict(
-                    watchdog, "gpu_off_the_bus", "gpu_fault", ("n2", "GPU-n2-0"), FAULT_S,
+                    watchdog,
+                    "xid",
+                    "gpu_fault",
+                    ("n1", "GPU-n1-1"),
+                    FAULT_S,
+                    lambda: scenarios["n1"].event(1, 79),
+                ),
+                _verdict(
+                    watchdog,
+                    "gpu_off_the_bus",
+                    "gpu_fault",
+                    ("n2", "GPU-n2-0"),
+                    FAULT_S,
                     lambda: scenarios["n2"].change(0, rules=("lost",)),
                 ),
                 _verdict(
-                    watchdog, "agent_silent", "agent_silent", ("n3", None), SILENT_S,
+                    watchdog,
+                    "agent_silent",
+                    "agent_silent",
+                    ("n3", None),
+                    SILENT_S,
                     lambda: watchdog.stop_agent("n3", signal.SIGKILL),
                 ),
-                _verdict(watchdog, "node_down", "node_down", ("n4", None), NODE_DOWN_S, lambda: cluster.kill_node("n4")),
-            ]  # fmt: skip
+                _verdict(
+                    watchdog,
+                    "node_down",
+                    "node_down",
+                    ("n4", None),
+                    NODE_DOWN_S,
+                    lambda: cluster.kill_node("n4"),
+                ),
+            ]
             expected = {
                 ("gpu_fault", "n1"),
                 ("gpu_fault", "n2"),
@@ -84,7 +106,7 @@ def _verdict(
     bound_s: float,
     break_it: Callable[[], Any],
 ) -> Result:
-    """Breaks something and waits until it is told of. There is no job, and so no diagnosis."""
+    """Breaks something and waits until it is reported. There is no job, and so no diagnosis."""
     result = Result(f"node.{name}", bound_s=bound_s, asks_ranks=False)
     at = time.time()
     break_it()

@@ -125,7 +125,7 @@ class Stage:
     python: str
     closing: bool = False
     scratch: threading.Lock = field(default_factory=threading.Lock)
-    """Held by the training that freezes the nodes' own filesystems: whoever else writes there would stand as well."""
+    """Held by the training that freezes the nodes' own filesystems: other processes that write there would hang as well."""
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     """Trainings are started from several threads."""
 
@@ -162,9 +162,13 @@ class Stage:
         )
         output = base / f"{number}-{name}.out"
         job_id = self.cluster.sbatch(
-            script, f"-N{len(nodes)}", f"--ntasks-per-node={tasks}", f"--nodelist={','.join(nodes)}", f"--output={output}",
+            script,
+            f"-N{len(nodes)}",
+            f"--ntasks-per-node={tasks}",
+            f"--nodelist={','.join(nodes)}",
+            f"--output={output}",
             f"--job-name={name}",
-        )  # fmt: skip
+        )
         return Job(self, job_id, place, faults, output, nodes)
 
     def training(self, job: Job, at_least: int = 15) -> None:

@@ -148,11 +148,15 @@ def work_for_ever(place: Place, pipe: int) -> None:
     state: dict[str, Any] = {}
     while not stop:
         for name, function, args in (
-            ("looks", follow.follow, Follow([("1", path, None), ("1", switch, 0)], globs=[("1", f"{place.box}/*/train.l*")])),
+            (
+                "looks",
+                follow.follow,
+                Follow([("1", path, None), ("1", switch, 0)], globs=[("1", f"{place.box}/*/train.l*")]),
+            ),
             ("ends", last_lines.last_lines, LastLines([("1", path), ("2", str(place.box / "logs"))])),
             ("written", as_owner.write_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
             ("removed", as_owner.remove_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
-        ):  # fmt: skip
+        ):
             try:
                 answer = json.dumps(function(args, state if name == "looks" else {}))
             except OSError:

@@ -1,7 +1,7 @@
 """Who the watchdog's services are on a demo cluster, as their units have it: an agent without a right, a
 helper with a few.
 
-Neither may enter the home of whoever starts them, where interpreter and checkout may lie: those are bound
+Neither may enter the home of the user who starts them, where interpreter and checkout may lie: those are bound
 under a path that is open to
 all (`Place`). Standard library only.
 """
@@ -51,7 +51,7 @@ def as_user(uid: int, capabilities: Sequence[str], command: list[str]) -> list[s
 
 
 def group_of(uid: int) -> int:
-    """The user's own group, as Slurm checks it of whoever starts a step; a group of that number for an unknown user."""
+    """The user's own group, as Slurm checks it of the user who starts a step; a group of that number for an unknown user."""
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:

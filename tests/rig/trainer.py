@@ -3,7 +3,7 @@
 
 One file, standard library only, Python >= 3.8: it runs in a *training* environment and imports nothing of ours.
 What is real: one process a rank, DataLoader worker processes, collectives over TCP without any timeout (so that a
-dead or stuck peer leaves the others waiting for ever, as NCCL does), Megatron's log lines, sharded checkpoints with a
+dead or stuck peer leaves the others waiting indefinitely, as NCCL does), Megatron's log lines, sharded checkpoints with a
 completeness marker, resume, kill switch. What is not: there is no model; the loss is a curve with noise.
 
 Function names are those of Megatron-DeepSpeed and PyTorch, so that a stack dump reads like one of theirs.
@@ -44,7 +44,7 @@ EXAMPLES = """\
 examples
   one process:
     python trainer.py --world-size 1 --steps 20 --step-seconds 0.1
-  four ranks on this machine, rank 2 waits for its DataLoader for ever at step 12:
+  four ranks on this machine, rank 2 waits for its DataLoader indefinitely at step 12:
     for r in 0 1 2 3; do RANK=$r WORLD_SIZE=4 LOCAL_RANK=$r MASTER_ADDR=127.0.0.1 MASTER_PORT=29511 \\
       python trainer.py --steps 1000 --checkpoint-dir /tmp/ckpt --save-interval 10 --log /tmp/train.log \\
       --fault dataloader_hang:rank=2,step=12 & done; wait
@@ -55,7 +55,7 @@ examples
 
 faults   --fault KIND:key=value,...    (repeatable)
   dataloader_hang  the workers stop delivering; the rank waits in queue get      [seconds=S] [phase=train|eval]
-  lock             the rank waits on a lock for ever                             [seconds=S] [phase=train|eval]
+  lock             the rank waits on a lock indefinitely                         [seconds=S] [phase=train|eval]
   die              the rank ends without a word, code 1, or by a signal (19: is
                    stopped, not ended)                                           [signal=9]  [phase=train|eval]
   exception        the rank raises and prints a traceback                        [error=plain|cuda|oom]
@@ -101,7 +101,7 @@ def write_stdout(data):
     try:
         os.write(1, data)
     except OSError:
-        pass  # whoever read our output is gone; the training goes on
+        pass  # the reader of our output is gone; the training continues
 
 
 def fail(code, what):
@@ -245,7 +245,7 @@ def listen(args, deadline):
 
 
 def find_master(args):
-    """(address, port) of rank 0, or None while its rendezvous file is not there. Read anew at every attempt."""
+    """(address, port) of rank 0, or None while its rendezvous file is not there. Read again at every attempt."""
     target = master_address(args)
     if target is not None:
         return target
@@ -261,7 +261,7 @@ def find_master(args):
 # Collectives: one server thread in rank 0, blocking clients without timeout
 # ----------------------------------------------------------------------------------------------------
 class CollectiveServer(threading.Thread):
-    """Gathers one message from every rank, answers all. A rank that dies is simply missing: nobody is told."""
+    """Gathers one message from every rank, answers all. A rank that dies is simply missing: nobody is informed."""
 
     def __init__(self, listener, world_size, abort_on_peer_death, deadline):
         super().__init__(name="collective_server", daemon=True)
@@ -355,7 +355,7 @@ class CollectiveServer(threading.Thread):
             try:
                 send_message(self.peers[rank], message)
             except OSError:
-                pass  # it died; nobody is told
+                pass  # it died; nobody is informed
 
 
 def send_message(sock, message):
@@ -436,7 +436,7 @@ class ProcessGroup:
         )
 
     def recv(self, op):
-        """The answer to the collective this rank stands in; waits for ever if a peer does not come."""
+        """The answer to the collective this rank stands in; waits indefinitely if a peer does not come."""
         try:
             line = self.reader.readline()
         except OSError:
@@ -1009,7 +1009,7 @@ class Trainer:
         self.print_rank_0(f" saving checkpoint at iteration {step:7d} to {args.checkpoint_dir}")
         os.makedirs(directory, exist_ok=True)
         if self.rank == 0 and os.path.exists(os.path.join(directory, "complete")):
-            os.unlink(os.path.join(directory, "complete"))  # being written anew: not complete any more
+            os.unlink(os.path.join(directory, "complete"))  # being written again: no longer complete
         barrier(self.group)
         state = {
             "step": step,
@@ -1176,7 +1176,7 @@ def slurm_duration(seconds):
 
 
 def pulse(out, name, every_seconds):
-    """A line every so often, for ever, whatever the training does."""
+    """A line every so often, whatever the training does."""
     since = time.time()
     partition = first_env("SLURM_JOB_PARTITION", default="local")
     nodes = first_env("SLURM_JOB_NODELIST", default=node_name())
@@ -1249,7 +1249,7 @@ def build_parser():
     world.add_argument(
         "--abort-on-peer-death",
         action="store_true",
-        help="when a rank dies the others exit with an error (default: they wait for ever)",
+        help="when a rank dies the others exit with an error (default: they wait indefinitely)",
     )
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=at_least(1, int), default=100, help="total, default %(default)s")

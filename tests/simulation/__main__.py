@@ -24,7 +24,7 @@ from tests.simulation.sim import Simulation, simulation
 
 @dataclass(frozen=True)
 class Told:
-    """What is told of one run."""
+    """The figures of one run."""
 
     option: str
     number: int

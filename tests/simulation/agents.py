@@ -63,8 +63,15 @@ class _Children:
         pass
 
     def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int = -1
-    ) -> int | None:  # fmt: skip
+        self,
+        key: str,
+        function: str,
+        args: Any,
+        deadline_s: float,
+        now: float,
+        then: Callable[[Answer], None],
+        uid: int = -1,
+    ) -> int | None:
         self._count += 1
         number, agent = self._count, self._agent
         life = agent.life

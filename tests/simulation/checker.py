@@ -26,13 +26,19 @@ request to Slurm up to 50 s."""
 CLEAR_S = 2400.0
 """A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace,
 the widest floor of a phase
-that the log may have told of, and some."""
+that the log may have mentioned, and some."""
 ACCUSES = frozenset(
     {
-        IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS, IncidentKind.FILESYSTEM_STALL, IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.RANK_STOPPED,
-        IncidentKind.DEAD_RANK, IncidentKind.LINGERING_JOB, IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.STALLED_PROGRESS,
+        IncidentKind.FILESYSTEM_STALL,
+        IncidentKind.FILESYSTEM_OUTAGE,
+        IncidentKind.RANK_STOPPED,
+        IncidentKind.DEAD_RANK,
+        IncidentKind.LINGERING_JOB,
+        IncidentKind.WEDGED_TEARDOWN,
     }
-)  # fmt: skip
+)
 """Kinds that say of a run that it stands, or that something in it is dead."""
 
 
@@ -133,8 +139,11 @@ def every_requeue_is_of_its_run_and_once(h: History) -> Iterator[str]:
 
 
 LEVERS = {
-    "cancel": Operation.CANCEL, "signal USR1": Operation.SIGNAL_USR1, "signal TERM": Operation.SIGNAL_TERM, "hold": Operation.HOLD,
-}  # fmt: skip
+    "cancel": Operation.CANCEL,
+    "signal USR1": Operation.SIGNAL_USR1,
+    "signal TERM": Operation.SIGNAL_TERM,
+    "hold": Operation.HOLD,
+}
 """What we did to a job -> the operation that has to be written before."""
 
 
@@ -157,9 +166,10 @@ def every_other_lever_is_of_its_run_too(h: History) -> Iterator[str]:
             signals[deed.job_id, deed.restarts, deed.what] += 1
     for (job_id, restarts, what), count in signals.items():
         sent = sum(
-            run.decision.fence is not None and (run.decision.fence.job_id, run.decision.fence.restarts) == (job_id, restarts)
+            run.decision.fence is not None
+            and (run.decision.fence.job_id, run.decision.fence.restarts) == (job_id, restarts)
             for run in h.actions
-        )  # fmt: skip
+        )
         if count > sent:
             yield f"run {job_id}.{restarts} got {what} {count} times for {sent} decisions"
 
@@ -455,8 +465,9 @@ def a_matter_is_not_dropped(h: History) -> Iterator[str]:
         if run.end is None or run.end.ok or fence is None or run.decision.asked_by or ended is None:
             continue
         standing = any(
-            (f.job_id, f.restarts) == (fence.job_id, fence.restarts) and f.ended is None and f.began <= ended for f in h.faults
-        )  # fmt: skip
+            (f.job_id, f.restarts) == (fence.job_id, fence.restarts) and f.ended is None and f.began <= ended
+            for f in h.faults
+        )
         if (
             not standing
             or end - max(ended, end - h.recipe.calm_s) < policy.cooldown + policy.budget_window / 2
@@ -480,9 +491,22 @@ Invariant = Callable[[History], Iterator[str]]
 INVARIANTS: dict[str, Invariant] = {
     each.__name__: each
     for each in (
-        nothing_is_lost, every_requeue_is_of_its_run_and_once, every_other_lever_is_of_its_run_too,
-        what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job, drains_are_written_and_bounded, what_is_over_stays_over, nobody_else_s_hold_is_lifted, guards_hold,
-        budgets_hold, no_healthy_job_is_acted_on, no_healthy_run_is_accused, every_lasting_fault_is_found,
-        no_switch_outlives_its_run, evidence_comes_first, exclusions_are_kept, a_matter_is_not_dropped, nothing_raised,
+        nothing_is_lost,
+        every_requeue_is_of_its_run_and_once,
+        every_other_lever_is_of_its_run_too,
+        what_is_submitted_again_is_so_once_and_never_runs_beside_the_old_job,
+        drains_are_written_and_bounded,
+        what_is_over_stays_over,
+        nobody_else_s_hold_is_lifted,
+        guards_hold,
+        budgets_hold,
+        no_healthy_job_is_acted_on,
+        no_healthy_run_is_accused,
+        every_lasting_fault_is_found,
+        no_switch_outlives_its_run,
+        evidence_comes_first,
+        exclusions_are_kept,
+        a_matter_is_not_dropped,
+        nothing_raised,
     )
-}  # fmt: skip
+}

@@ -146,7 +146,7 @@ class SimJob(Job):
             )
 
     def thaw(self, t: float) -> None:
-        """Whatever held it is gone: it goes on where it stood."""
+        """What held it is gone: it continues where it was."""
         left_s = max(0.5, self._span_end - (self.frozen_at or t))
         self.frozen_at, self.others, self.overrides = None, None, {}
         self._span_end = t + left_s
@@ -272,9 +272,13 @@ class Cluster(World):
             ):
                 continue
             free = [
-                n for n in self.nodes
-                if n.name not in busy and n.name not in job.excluded and n.name not in self.down and n.name not in self.drained
-            ]  # fmt: skip
+                n
+                for n in self.nodes
+                if n.name not in busy
+                and n.name not in job.excluded
+                and n.name not in self.down
+                and n.name not in self.drained
+            ]
             if len(free) >= job.wants:
                 nodes = free[: job.wants]
                 busy |= {node.name for node in nodes}
@@ -355,7 +359,7 @@ class Cluster(World):
         self.deed("fault", f"ends {fault.kind}", job)
 
     def heal(self, job: SimJob) -> None:
-        """The fault goes away by itself, and the job goes on."""
+        """The fault goes away by itself, and the job continues."""
         self.catch_up()
         fault = self.live_fault(job)
         if fault is not None and fault.kind != "dead_rank" and job.state == "RUNNING":
@@ -400,11 +404,26 @@ class Cluster(World):
         if job.state == "PENDING" and not reason and self.array_is_full(job):
             reason = "JobArrayTaskLimit"
         return SlurmJob(
-            job_id=job.slurm_id, raw_id=job.job_id, array_job_id=job.array, array_tasks=str(job.task or ""), state=job.state, reason=reason, name=job.plan.name, user=job.plan.user, uid=UID, partition="gpu",
-            nodes=tuple(n.name for n in job.nodes) if there else (), batch_host=job.host.name if there and job.nodes else None,
-            restarts=job.restarts, start_at=job.slurm_start_at, requeueable=True, stdout=LOG, workdir="/gpfs/m4",
-            held=job.held_by is not None, comment=job.comment,
-        )  # fmt: skip
+            job_id=job.slurm_id,
+            raw_id=job.job_id,
+            array_job_id=job.array,
+            array_tasks=str(job.task or ""),
+            state=job.state,
+            reason=reason,
+            name=job.plan.name,
+            user=job.plan.user,
+            uid=UID,
+            partition="gpu",
+            nodes=tuple(n.name for n in job.nodes) if there else (),
+            batch_host=job.host.name if there and job.nodes else None,
+            restarts=job.restarts,
+            start_at=job.slurm_start_at,
+            requeueable=True,
+            stdout=LOG,
+            workdir="/gpfs/m4",
+            held=job.held_by is not None,
+            comment=job.comment,
+        )
 
     def listing(self) -> SlurmView:
         self.catch_up()

@@ -42,7 +42,7 @@ class NoPeople:
 
 
 class SimDatabase(Database):
-    """The real database; whoever is dead does not write into it, and its disk may be full."""
+    """The real database; a controller that is dead does not write into it, and its disk may be full."""
 
     def __init__(self, url: str, life: Life):
         self._life = life
@@ -97,9 +97,10 @@ class SimJournal(Journal):
         self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
     ) -> None:
         self._write(
-            f"intent {operation}", lambda: super(SimJournal, self).operation_intent(decision_id, operation, attempt, at, detail),
+            f"intent {operation}",
+            lambda: super(SimJournal, self).operation_intent(decision_id, operation, attempt, at, detail),
             f"{decision_id} {attempt}",
-        )  # fmt: skip
+        )
 
     def operation_outcome(
         self,
@@ -128,7 +129,7 @@ class SimJournal(Journal):
     # ------------------------------------------------------------------------------------ across a fork
 
     def let_go(self) -> None:
-        """Closes the file, without a word to whoever writes next: that opens it again."""
+        """Closes the file, silently: the next write opens it again."""
         self._database.engine.dispose()
 
     def go_on_at(self, url: str) -> None:

@@ -37,7 +37,7 @@ class Rates:
     kills: float = 0.5
     """The controller dies."""
     stops: float = 0.3
-    """The controller stands still for a minute."""
+    """The controller is stopped for a minute."""
     agents: float = 1.0
     """An agent dies and comes back."""
     cuts: float = 0.5
@@ -68,7 +68,7 @@ class Recipe:
     sizes: tuple[int, ...] = (1, 1, 1, 2, 3)
     """Nodes, and so ranks, of a job."""
     totals: tuple[int, ...] = (300, 100_000, 100_000, 100_000)
-    """Steps that a job makes, if it is left alone."""
+    """Steps that a job makes, if nothing is done to it."""
     kill_at_writes: float = 0.0
     """Chance that a write of the journal is the controller's last deed, before or after it is on disk."""
     rates: Rates = field(default_factory=Rates)

@@ -121,7 +121,7 @@ class Simulation:
         settled, now = self.recipe.settled_s, self.timeline.now
         assert settled is not None
         if any(fault.ended is None for fault in self.cluster.truth.faults):
-            settled += self.recipe.cooldown_s  # an action that failed may be tried anew
+            settled += self.recipe.cooldown_s  # an action that failed may be tried again
         good = self.circumstances and not self.open_actions and self.life is not None and not self.life.dead
         since = (now if since is None else since) if good else None
         if since is not None and now - since >= settled:
@@ -162,10 +162,17 @@ class Simulation:
     def submit(self) -> SimJob:
         rng = self.rng
         plan = Plan(
-            nodes=rng.choice(self.recipe.sizes), per_node=1, format=rng.choice(FORMS), step_s=rng.choice(self.recipe.step_s), jitter=0.02,
-            start_s=30.0, save_every=rng.choice((20, 40)), save_s=rng.choice((10.0, 30.0)),
-            total=rng.choice(self.recipe.totals), name=f"j{rng.randrange(10**6)}",
-        )  # fmt: skip
+            nodes=rng.choice(self.recipe.sizes),
+            per_node=1,
+            format=rng.choice(FORMS),
+            step_s=rng.choice(self.recipe.step_s),
+            jitter=0.02,
+            start_s=30.0,
+            save_every=rng.choice((20, 40)),
+            save_s=rng.choice((10.0, 30.0)),
+            total=rng.choice(self.recipe.totals),
+            name=f"j{rng.randrange(10**6)}",
+        )
         return self.cluster.new_job(plan)
 
     # ------------------------------------------------------------------------------------ the record
@@ -193,10 +200,15 @@ class Simulation:
             self.open_actions.add(decision.id)
         silent_after_s = self.config.controller.agent_silent_after
         self.circumstances[decision.id] = Circumstances(
-            at=now, started=life.started, seeing_from=life.seeing_from, slurm_age_s=now - life.slurm.answered_at,
-            nodes_silent=sum(now - heard > silent_after_s for heard in life.heard.values()), nodes_known=len(life.heard),
-            paused=self.paused, clock_moved_at=self.clock_moved_at,
-        )  # fmt: skip
+            at=now,
+            started=life.started,
+            seeing_from=life.seeing_from,
+            slurm_age_s=now - life.slurm.answered_at,
+            nodes_silent=sum(now - heard > silent_after_s for heard in life.heard.values()),
+            nodes_known=len(life.heard),
+            paused=self.paused,
+            clock_moved_at=self.clock_moved_at,
+        )
 
     def digest(self) -> str:
         """Of everything that happened and of every row of the journal."""

@@ -1,6 +1,6 @@
 """Slurm as the controller meets it: each request is answered, lost, done although lost, done late, or refused.
 
-What a request does happens on the timeline, whether or not whoever sent it still lives: an scontrol outlives
+What a request does happens on the timeline, whether or not its sender still lives: an scontrol outlives
 a controller that is killed.
 """
 
@@ -264,5 +264,5 @@ class SimSlurm:
 
 
 def replace_plan(plan: Plan) -> Plan:
-    """The same program: it goes on from the checkpoint that is there."""
+    """The same program: it resumes from the checkpoint that is there."""
     return dataclasses.replace(plan)

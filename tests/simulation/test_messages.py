@@ -17,7 +17,7 @@ from tests.simulation.sim import simulation
 
 
 class NeverAnswers:
-    """Takes a message and is silent for ever."""
+    """Takes a message and never answers."""
 
     threads = True
 

@@ -44,7 +44,7 @@ a test of its own below."""
 
 
 def test_on_a_bad_day_nothing_is_lost_done_twice_or_done_to_a_healthy_job() -> None:
-    with simulation(replace(recipe_of(0), hours=2.0, calm_s=2000.0)) as sim:
+    with simulation(replace(recipe_of(0), hours=1.0, calm_s=2000.0)) as sim:
         sim.run()
         assert check(history_of(sim)) == []
 
@@ -89,10 +89,14 @@ def test_a_seed_is_a_run_whatever_order_the_interpreter_gives_its_sets() -> None
     code = "from tests.simulation.__main__ import run_one; print(run_one('crash-points', 7).digest)"
     digests = {
         subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": number}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": number},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for number in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(digests) == 1
 
 

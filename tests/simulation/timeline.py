@@ -5,7 +5,7 @@ run on a `SimLoop`,
 which never sleeps: where it would wait it lets the world go on, until its next timer or until somebody speaks to it.
 Killing the controller is leaving the loop from the middle of whatever it did; stopping it (SIGSTOP) is not
 returning from a wait
-while the world goes on. Models: FoundationDB's simulation, TigerBeetle's VOPR.
+while the world continues. Models: FoundationDB's simulation, TigerBeetle's VOPR.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # handed over to whoever awaits it
+        except Exception as error:  # handed over to the coroutine that awaits it
             future.set_exception(error)
         return future
 

@@ -25,7 +25,7 @@ def _hurt(stage: Stage, name: str, content: str = "") -> None:
 
 
 def hang(stage: Stage) -> Lasting:
-    """A rank waits for its data for ever, the others for it."""
+    """A rank waits for its data indefinitely, the others for it."""
     return _hurt(stage, stage.rng.choice(("dataloader_hang", "lock")))
 
 

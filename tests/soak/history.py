@@ -63,10 +63,17 @@ def history_of(stage: Stage) -> History:
         for file in stage.cluster.node_path(node, "/run/slurm-watchdog/jobs").glob("*/kill")
     ]
     return History(
-        stage.deeds, stage.runs(), list(stage.tools.requests()), actions, incidents, {j: stage.job(j) for j in stage.jobs},
+        stage.deeds,
+        stage.runs(),
+        list(stage.tools.requests()),
+        actions,
+        incidents,
+        {j: stage.job(j) for j in stage.jobs},
         {j: stage.log_of(j).read_text(errors="replace") for j in stage.jobs if stage.log_of(j).exists()},
-        integrity, switches, stage.marks,
-    )  # fmt: skip
+        integrity,
+        switches,
+        stage.marks,
+    )
 
 
 def check(history: History) -> list[str]:
@@ -76,9 +83,11 @@ def check(history: History) -> list[str]:
 
 def _mine(h: History, job_id: str, restarts: int) -> list[ActionRun]:
     return [
-        run for run in h.actions
-        if run.decision.fence is not None and (run.decision.fence.job_id, run.decision.fence.restarts) == (job_id, restarts)
-    ]  # fmt: skip
+        run
+        for run in h.actions
+        if run.decision.fence is not None
+        and (run.decision.fence.job_id, run.decision.fence.restarts) == (job_id, restarts)
+    ]
 
 
 # ---------------------------------------------------------------------------------------- the rules
@@ -231,7 +240,7 @@ def guards_hold(h: History) -> Iterator[str]:
             yield f"{what} was decided while Slurm was away"
         for a, b in stopped:
             if b - a > 10 and b - SLACK_S < decision.decided_at < b + WARM_UP_S - SLACK_S:
-                yield f"{what} was decided {decision.decided_at - b:.1f} s after the controller had stood still for {b - a:.0f} s"
+                yield f"{what} was decided {decision.decided_at - b:.1f} s after the controller had been stopped for {b - a:.0f} s"
 
 
 def memory_does_not_grow(h: History) -> Iterator[str]:
@@ -247,7 +256,13 @@ def memory_does_not_grow(h: History) -> Iterator[str]:
 
 Rule = Callable[[History], Iterator[str]]
 RULES: tuple[Rule, ...] = (
-    nothing_is_lost, no_run_is_requeued_twice_or_without_a_decision, every_run_is_accounted_for, what_is_over_stays_over,
-    no_switch_outlives_its_run, the_switch_is_gone_before_the_restart, no_healthy_run_is_acted_on, guards_hold,
+    nothing_is_lost,
+    no_run_is_requeued_twice_or_without_a_decision,
+    every_run_is_accounted_for,
+    what_is_over_stays_over,
+    no_switch_outlives_its_run,
+    the_switch_is_gone_before_the_restart,
+    no_healthy_run_is_acted_on,
+    guards_hold,
     memory_does_not_grow,
-)  # fmt: skip
+)

@@ -82,7 +82,7 @@ class Stage:
     frozen: bool = False
     slurm_away: bool = False
     paused: bool = False
-    """Whether the controller stands still."""
+    """Whether the controller is stopped."""
     marks: list[tuple[float, int]] = field(default_factory=list)
     """(date, bytes) of the controller's memory."""
 
@@ -258,7 +258,7 @@ class Stage:
             self.marks.append((time.time(), 1024 * int(text.split("VmRSS:")[1].split()[0])))
 
     def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = 600.0) -> Any:
-        """The first true value; the limit only ends a test that would wait for ever. Raises AssertionError."""
+        """The first true value; the limit only ends a test that would never end. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, http.client.HTTPException, ClusterError):

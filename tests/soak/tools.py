@@ -116,9 +116,15 @@ class Tools:
         rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         for row in sorted(rows, key=lambda row: row["done"]):
             yield Request(
-                asked=row["asked"], done=row["done"], words=row["words"], job_id=row["job"], fate=row["fate"], code=row["code"],
-                before=_fields(row["before"]), after=_fields(row["after"]),
-            )  # fmt: skip
+                asked=row["asked"],
+                done=row["done"],
+                words=row["words"],
+                job_id=row["job"],
+                fate=row["fate"],
+                code=row["code"],
+                before=_fields(row["before"]),
+                after=_fields(row["after"]),
+            )
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.integration.test_main_job import ended_action, inject, submit, training
+from tests.integration.training_job import ended_action, inject, submit, training
 from tests.rig.cards import SimulatedCards
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog

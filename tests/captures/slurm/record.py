@@ -58,9 +58,13 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
     run, submit = cluster.slurm, cluster.sbatch
     pending = "--begin=now+1day"
     jobs = {
-        "plain": submit(SLEEP, "--exclude=n2", "--comment=cmt plain", "-o/tmp/%j-%x.out", "-J", "plain", "-t60", "-wn1"),
+        "plain": submit(
+            SLEEP, "--exclude=n2", "--comment=cmt plain", "-o/tmp/%j-%x.out", "-J", "plain", "-t60", "-wn1"
+        ),
         "array": submit(SLEEP, "--array=0-9%2", "--output=%A_%a.out", "-J", "array", "-wn1", user=USER),
-        "het": submit("#!/bin/bash\n#SBATCH -wn1\n#SBATCH hetjob\n#SBATCH -wn2\nexec sleep 900\n", "-J", "het"),
+        "het": submit(
+            "#!/bin/bash\n#SBATCH -wn1\n#SBATCH hetjob\n#SBATCH -wn2\nexec sleep 900\n", "-J", "het"
+        ),
         "stubborn": submit(STUBBORN, "-J", "stubborn", "-o/dev/null", "-wn3"),
         "fails": submit("#!/bin/bash\nexit 3\n", "-J", "fails", "-o/dev/null"),
         "completes": submit("#!/bin/bash\ntrue\n", "-J", "completes", "-o/dev/null"),
@@ -77,7 +81,7 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
         "too large": submit(SLEEP, "-N5", "-J", "too-large"),
         "gaps": submit(SLEEP, pending, f"--array={','.join(str(n * n) for n in range(30))}%2", "-J", "gaps"),
         "guess": submit(SLEEP, pending, f"--job-name={MARK_IN_A_NAME}"),
-    }  # fmt: skip
+    }
     jobs["depends"] = submit(SLEEP, f"--dependency=afterok:{jobs['plain']}", "-J", "depends")
     for what, name in HOSTILE.items():
         jobs[what] = submit(SLEEP, pending, f"--job-name={name}", f"--comment=cmt {name}")

@@ -175,9 +175,14 @@ def eight_cards(**changes: object) -> tuple[Gpu, ...]:
     fields: dict[str, Any] = {**BUSY_CARD, **HEALTHY, **changes}
     buses = (0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)
     return tuple(
-        Gpu(uuid=f"GPU-{i:08x}-0000-4000-8000-00000000000{i}", bus=f"00000000:{bus:02X}:00.0", minor=(i + 4) % 8, **fields)
+        Gpu(
+            uuid=f"GPU-{i:08x}-0000-4000-8000-00000000000{i}",
+            bus=f"00000000:{bus:02X}:00.0",
+            minor=(i + 4) % 8,
+            **fields,
+        )
         for i, bus in enumerate(buses)
-    )  # fmt: skip
+    )
 
 
 UTILIZATION_S, MEMORY_S, PROCESS_LIST_S = 2.5e-6, 12e-6, 4.5e-3

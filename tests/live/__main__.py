@@ -12,7 +12,7 @@ from tests.bench.figures import Figures, take_standard_output
 from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY, SAVE_INTERVAL
 from tests.live.nodes import run_nodes
 from tests.live.run import HARM, Result, run_fault, run_healthy, tell
-from tests.live.stage import ACTING, Stage, python_with_torch
+from tests.live.stage import ACTING, Stage, python_with_torch, why_not_for_jobs
 from tests.rig.cluster import Cluster, why_impossible
 from tests.rig.stack import Watchdog
 
@@ -109,7 +109,9 @@ def main() -> int:
     options = parser.parse_args()
     python = python_with_torch()
     reason = why_impossible() or (
-        None if python else "no torch: make live installs it, or set LIVE_PYTHON=…/bin/python"
+        why_not_for_jobs(python)
+        if python
+        else "no torch: make live installs it, or set LIVE_PYTHON=…/bin/python"
     )
     if reason is not None or python is None:
         tell(f"skipped: {reason}")

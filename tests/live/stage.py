@@ -6,6 +6,7 @@ import json
 import os
 import re
 import statistics
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.rig.cluster import Cluster
+from tests.rig.cluster import Cluster, as_user
 from tests.rig.stack import Watchdog
 
 TRAINER = Path(__file__).with_name("ddp.py")
@@ -33,6 +34,17 @@ def python_with_torch() -> str | None:
         if path and os.access(path, os.X_OK):
             return str(path)
     return None
+
+
+def why_not_for_jobs(python: str) -> str | None:
+    """Why the ordinary user as whom jobs run cannot import torch with this interpreter, a sentence; None if it can."""
+    done = subprocess.run(
+        [*as_user("nobody"), python, "-c", "import torch"], capture_output=True, text=True, cwd="/"
+    )
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return f"jobs run as an ordinary user, who cannot import torch with {python}: {said}"
 
 
 class Over(Exception):
@@ -140,11 +152,10 @@ class Stage:
         """Starts a training of two ranks a node; `launcher` is srun (a task a rank) or torchrun (a launcher a node)."""
         number = next(self._numbers)
         base = Path(self.cluster.directory) / "trainings"
-        base.mkdir(exist_ok=True)
         place, faults = base / f"{number}-{name}", base / f"{number}-{name}-faults"
-        place.mkdir()
-        faults.mkdir()
-        faults.chmod(0o777)
+        for directory in (base, place, faults):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o1777)  # jobs run as an ordinary user
         words = f"{TRAINER} --place {place} --faults {faults} --steps {steps} {' '.join(options)}"
         port = FIRST_PORT + number
         if launcher == "srun":

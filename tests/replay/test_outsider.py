@@ -190,7 +190,8 @@ def test_a_rank_that_is_gone_is_told_within_ten_seconds(how: str) -> None:
     if how == "the kernel killed it":
         trace.say(
             "kmsg", node="gpu002",
-            line="Memory cgroup out of memory: Killed process 41006 (python3) total-vm:9kB, anon-rss:9kB, file-rss:0kB, shmem-rss:0kB",
+            line="Memory cgroup out of memory: Killed process 41006 (python3) total-vm:9kB, "
+                "anon-rss:9kB, file-rss:0kB, shmem-rss:0kB",
         )  # fmt: skip
     trace.gone = trace.freed = {6}
     trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}

@@ -110,7 +110,8 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.CHAIN_BROKEN: cluster(ended=(link(),)),
     IncidentKind.LOG_ERROR: cluster(
         job(
-            progress=progress(40.0), errors=logs.errors((30.0, "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered")),
+            progress=progress(40.0), errors=logs.errors((30.0, "[rank3]: RuntimeError: CUDA error: an "
+                "illegal memory access was encountered")),
             processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=25.0)),
         )
     ),

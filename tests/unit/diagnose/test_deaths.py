@@ -236,9 +236,13 @@ def test_an_exit_code_is_said_and_is_no_cause(log: str) -> None:
 
 ECHOES = {
     "a loader's worker, ended with its rank": VICTIM_OF_TERM,
-    "Lightning's handler": "[rank: 0] Received SIGTERM: 15\n[rank0]: Traceback (most recent call last):\n[rank0]: lightning.pytorch.utilities.exceptions.SIGTERMException\n",
-    "torchrun was told to end": "W1122 06:41:07.811000 4700 torch/distributed/elastic/agent/server/api.py:725] Received 15 death signal, shutting down workers\n"
-    "W1122 06:41:07.812000 4700 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process 4710 closing signal SIGTERM\n"
+    "Lightning's handler": "[rank: 0] Received SIGTERM: 15\n[rank0]: Traceback (most recent call "
+        "last):\n[rank0]: lightning.pytorch.utilities.exceptions.SIGTERMException\n",
+    "torchrun was told to end": "W1122 06:41:07.811000 4700 "
+        "torch/distributed/elastic/agent/server/api.py:725] Received 15 death signal, shutting down "
+        "workers\n"
+    "W1122 06:41:07.812000 4700 torch/distributed/elastic/multiprocessing/api.py:1010] Sending process "
+    "4710 closing signal SIGTERM\n"
     "Traceback (most recent call last):\n  File \"/opt/venv/bin/torchrun\", line 8, in <module>\n    sys.exit(main())\n"
     "torch.distributed.elastic.multiprocessing.api.SignalException: Process 4700 got signal: 15\n",
 }  # fmt: skip
@@ -251,10 +255,15 @@ def test_who_is_ended_while_it_works_accuses_nobody(log: str) -> None:
 
 
 GUESSED = {
-    "Ray's list in the same line": "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker PID: 4711 Worker exit type: SYSTEM_ERROR Worker exit detail: There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory usage.",
-    "Ray's list in a line of its own": "Some common causes include: (1) the process was killed by the OOM killer due to high memory usage (oom-kill), (2) ray stop --force was called",
+    "Ray's list in the same line": "(raylet) A worker died or was killed while executing a task by an "
+        "unexpected system error. Worker PID: 4711 Worker exit type: SYSTEM_ERROR Worker exit detail: "
+        "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due "
+        "to high memory usage.",
+    "Ray's list in a line of its own": "Some common causes include: (1) the process was killed by the "
+        "OOM killer due to high memory usage (oom-kill), (2) ray stop --force was called",
     "a list line by line": "  (1) the process was killed: Out of memory: Killed process 4711",
-    "a tracker's advice": "Possible reasons: CUDA out of memory, Segmentation fault, a full disk (No space left on device)",
+    "a tracker's advice": "Possible reasons: CUDA out of memory, Segmentation fault, a full disk (No "
+        "space left on device)",
 }  # fmt: skip
 
 

@@ -122,7 +122,10 @@ def test_stages_of_a_pipeline_that_wait_for_each_other_are_not_odd() -> None:
 
 
 def test_a_rank_that_alone_could_not_be_dumped_is_suspect_while_all_others_wait() -> None:
-    failed = "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n"
+    failed = (
+        "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: "
+        "Operation not permitted\n"
+    )
     others = "".join(text_of(rank, BARRIER) for rank in (0, 1, 3))
     found = diagnose_dumps(parse_stacks(others + failed))
     assert said(found) == (True, "undumpable", [2])
@@ -212,7 +215,10 @@ def test_with_ddp_the_others_wait_in_the_backward_pass_which_only_time_can_tell(
 
 
 def test_the_thread_that_runs_the_backward_pass_tells_where_its_rank_waits() -> None:
-    gather = f"Thread 4079 (active)\n    all_gather_into_tensor ({C10D}:2709)\n    backward (torch/autograd/function.py:289)\n"
+    gather = (
+        f"Thread 4079 (active)\n    all_gather_into_tensor ({C10D}:2709)\n    backward "
+        "(torch/autograd/function.py:289)\n"
+    )
     text = "".join(text_of(rank, BACKWARD) + gather for rank in range(3)) + text_of(3, LOADER)
     assert said(diagnose_dumps(parse_stacks(text))) == (True, "dataloader", [3])
 
@@ -227,8 +233,15 @@ def test_two_dumps_that_are_alike_prove_it_and_two_that_differ_disprove_it() -> 
 
 
 def test_workers_and_launchers_are_left_out_and_one_that_hangs_is_told_with_its_rank() -> None:
-    launcher = 'Process 1: torchrun train.py\nThread 1 (idle): "MainThread"\n    _monitor_workers (torch/distributed/elastic/agent/server/local_elastic_agent.py:3)\n'
-    worker = 'Process 50000: python -u pretrain.py\nParent Process 40002: python\nThread 50000 (idle): "MainThread"\n    read (lustre_reader.py:8)\n    _worker_loop (torch/utils/data/_utils/worker.py:300)\n'
+    launcher = (
+        'Process 1: torchrun train.py\nThread 1 (idle): "MainThread"\n    _monitor_workers '
+        "(torch/distributed/elastic/agent/server/local_elastic_agent.py:3)\n"
+    )
+    worker = (
+        "Process 50000: python -u pretrain.py\nParent Process 40002: python\nThread 50000 (idle): "
+        '"MainThread"\n    read (lustre_reader.py:8)\n    _worker_loop '
+        "(torch/utils/data/_utils/worker.py:300)\n"
+    )
     text = "".join(text_of(r, LOADER if r == 2 else REDUCE) for r in range(4)) + worker + launcher
     found = diagnose_dumps(parse_stacks(text))
     assert (said(found), found.ranks) == ((True, "dataloader", [2]), 4)

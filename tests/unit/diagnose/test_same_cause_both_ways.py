@@ -32,16 +32,20 @@ LESS_IS_KNOWN: dict[str, str] = {
             "a lookup that failed is no cause", "the table tells the rank of a local rank", "the table alone: killed",
             "the table alone: SIGSEGV", "a row that aborted is a victim", "a destructor", "the noise of the end",
             "NCCL's word for a call of CUDA in its own process", "Paddle's container", "Ray: which rank the killed process was",
-            "Ray: two hosts have the same pid", "a result that is no number", "what gloo's transport says is a consequence",
-            "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its victim",
+            "Ray: two hosts have the same pid", "a result that is no number", "what gloo's transport says is a "
+                "consequence",
+            "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its "
+                "victim",
             "the output of a rank, as Composer's launcher prints it", "several files in one", "what Horovod waits for",
-            "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after the other",
+            "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after "
+                "the other",
         ),
         FEWER_LINES,
     ),
     **dict.fromkeys(
         (
-            "srun --label", "some fail alike: the first", "a large number after a host, in every line of a traceback", "the numbers of tasks",
+            "srun --label", "some fail alike: the first", "a large number after a host, in every line of "
+                "a traceback", "the numbers of tasks",
             "a rank in the words of an exception with a dotted name", "a rank that several say they lost",
             "a rank that the first rank says it lost", "a host of a large job", "labels of equal width",
         ),

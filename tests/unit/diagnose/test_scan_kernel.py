@@ -93,7 +93,8 @@ def test_what_follows_a_gpu_off_the_bus_is_its_consequence() -> None:
             [
                 f"[ 8593.497005] {BUS}",
                 "[ 8593.497035] NVRM: GPU 0000:c1:00.0: GPU has fallen off the bus.",
-                "[ 8593.6] NVRM: Xid (PCI:0000:c1:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+                "[ 8593.6] NVRM: Xid (PCI:0000:c1:00): 154, GPU recovery action changed from 0x0 (None) "
+                "to 0x1 (GPU Reset Required)",
                 "[ 8594.6] NVRM: Xid (PCI:0000:3b:00): 45, pid=123, name=python, Ch 00000008",
                 "[ 8600.0] NVRM: Xid (PCI:0000:3b:00): 74, pid='<unknown>', name=<unknown>, NVLink: 0x0 0x0",
             ]
@@ -170,7 +171,8 @@ def test_what_answered_again_is_said_to_be_over() -> None:
 def test_a_server_lost_with_the_nodes_own_link_follows_from_the_link() -> None:
     lines = by_line(
         "[5.0] mlx5_core 0000:17:00.0: device's health compromised - reached miss count\n"
-        "[60.0] Lustre: work-OST0001-osc-ffff: Connection to work-OST0001 (at 10.0.0.9@o2ib) was lost; in progress operations using this service will wait\n"
+        "[60.0] Lustre: work-OST0001-osc-ffff: Connection to work-OST0001 (at 10.0.0.9@o2ib) was lost; "
+        "in progress operations using this service will wait\n"
     )
     assert lines[1].may_exclude_node
     assert (lines[2].role, lines[2].because_of, lines[2].may_exclude_node) == ("consequence", 1, False)
@@ -198,13 +200,16 @@ def test_a_disk_of_the_nodes_own_that_fails_may_exclude_it() -> None:
         "[5.0] nvme nvme0: controller is down; will reset: CSTS=0x3, PCI_STATUS=0x10",
         "[5.0] XFS (nvme0n1p1): User initiated shutdown received. Shutting down filesystem",
         "[5.0] sd 0:0:1:0: [sdb] tag#0 FAILED Result: hostbyte=DID_BAD_TARGET driverbyte=DRIVER_OK cmd_age=0s",
-        "[5.0] block nvme2n1: no available path - failing I/O\n[6.0] Buffer I/O error on dev nvme2n1, logical block 0, async page read",
+        "[5.0] block nvme2n1: no available path - failing I/O\n[6.0] Buffer I/O error on dev nvme2n1, "
+        "logical block 0, async page read",
         "[6.0] print_req_error: critical target error, dev sdx, sector 8",
         "[6.0] I/O error, dev vdb, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev sr0, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev loop3, sector 12 op 0x0:(READ)",
-        "[6.0] EXT4-fs (sda1): Delayed block allocation failed for inode 12 at logical offset 0 with max blocks 2 with error 28",
-        "[6.0] EXT4-fs warning (device sda1): ext4_dx_add_entry:2461: Directory (ino: 1) index full, reach max htree level :2",
+        "[6.0] EXT4-fs (sda1): Delayed block allocation failed for inode 12 at logical offset 0 with max "
+        "blocks 2 with error 28",
+        "[6.0] EXT4-fs warning (device sda1): ext4_dx_add_entry:2461: Directory (ino: 1) index full, "
+        "reach max htree level :2",
     ],
 )  # fmt: skip
 def test_a_disk_that_may_be_somewhere_else_or_only_full_excludes_nothing(text: str) -> None:

@@ -86,7 +86,10 @@ def test_what_a_tracker_of_experiments_says_of_its_network_is_no_error_wherever_
 
 
 def test_a_tracker_that_ended_the_program_is_named() -> None:
-    text = "Traceback (most recent call last):\nwandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.\n"
+    text = (
+        "Traceback (most recent call last):\nwandb.errors.errors.CommError: Run initialization has "
+        "timed out after 90.0 sec.\n"
+    )
     assert verdict_of(text) is not None
 
 

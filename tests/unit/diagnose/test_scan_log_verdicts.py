@@ -122,7 +122,9 @@ def test_without_any_clock_nothing_is_said_of_silence() -> None:
 
 def test_a_change_of_speed_is_told_with_its_step() -> None:
     text = "".join(
-        f" iteration {n:8d}/  115311 | elapsed time per iteration (s): {(105.2 if n < 60 else 111.3) + n % 5 / 10:.2f} | global batch size:  2048 | lm loss: 2.1E+00 |\n"
+        f" iteration {n:8d}/  115311 | elapsed time per iteration (s): "
+        f"{(105.2 if n < 60 else 111.3) + n % 5 / 10:.2f} | global batch size:  2048 | lm loss: 2.1E+00 "
+        "|\n"
         for n in range(1, 121)
     )
     (change,) = read(text).rows()[0]["throughput_changes"]
@@ -132,14 +134,18 @@ def test_a_change_of_speed_is_told_with_its_step() -> None:
 
 def test_a_ramp_of_the_batch_is_no_change_of_speed() -> None:
     text = "".join(
-        f" iteration {n:8d}/  115311 | elapsed time per iteration (s): {10 + n // 40}.{n % 4} | global batch size:  {256 * (1 + n // 40)} | lm loss: 2.1E+00 |\n"
+        f" iteration {n:8d}/  115311 | elapsed time per iteration (s): {10 + n // 40}.{n % 4} | global "
+        f"batch size:  {256 * (1 + n // 40)} | lm loss: 2.1E+00 |\n"
         for n in range(1, 161)
     )
     assert read(text).rows()[0]["throughput_changes"] == []
 
 
 def test_what_people_tell_of_errors_is_no_error() -> None:
-    told = "Last week we had CUDA errors, NCCL errors and nodes that ran out of memory, but our run went on after each of them.\n"
+    told = (
+        "Last week we had CUDA errors, NCCL errors and nodes that ran out of memory, but our run went "
+        "on after each of them.\n"
+    )
     assert verdict_of(told) is None
 
 
@@ -157,8 +163,10 @@ def test_a_letter_with_two_excerpts_tells_of_two_incidents() -> None:
         return "".join(f"    {line}\n" for line in text.splitlines())
 
     letter = (
-        f"Hello,\non Monday this came:\n\n{pasted(traceback('[rank3]: ', 'RuntimeError: mat1 and mat2 shapes cannot be multiplied'))}\n"
-        f"and on Friday, after we had mended that:\n\n{pasted(''.join(timeout(r) for r in range(8) if r != 6))}\nAny ideas?\n"
+        "Hello,\non Monday this "
+        f"came:\n\n{pasted(traceback('[rank3]: ', 'RuntimeError: mat1 and mat2 shapes cannot be multiplied'))}\n"
+        "and on Friday, after we had mended "
+        f"that:\n\n{pasted(''.join(timeout(r) for r in range(8) if r != 6))}\nAny ideas?\n"
     )
     judged = read(letter)
     assert judged.verdict is not None
@@ -184,7 +192,10 @@ def test_a_number_that_is_no_step_breaks_nothing() -> None:
 
 
 def test_of_a_transfer_that_got_no_answer_both_ends_are_told() -> None:
-    text = "n2:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0\n"
+    text = (
+        "n2:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer "
+        "10.2.0.5<33092> with error 12, opcode 0, len 0\n"
+    )
     verdict = read(steps(1, 9) + text).verdict
     assert verdict is not None
     assert "host n2 did not reach 10.2.0.5; either end may be at fault" in verdict.summary

@@ -358,7 +358,8 @@ def test_a_rank_that_always_runs_and_gets_little_of_a_core_computes() -> None:
         ("EventOverlap.current_stream_wait (deep_ep/utils.py)", Place.COLLECTIVE),
         ("gather_along_first_dim (transformer_engine/pytorch/distributed.py)", Place.COLLECTIVE),
         ("Manager.wait_quorum (torchft/manager.py)", Place.COLLECTIVE),
-        ("PartitionedParameterCoordinator.fetch_sub_module (deepspeed/runtime/zero/partitioned_param_coordinator.py)", Place.COLLECTIVE),
+        ("PartitionedParameterCoordinator.fetch_sub_module "
+            "(deepspeed/runtime/zero/partitioned_param_coordinator.py)", Place.COLLECTIVE),
         ("synchronize (horovod/torch/mpi_ops.py)", Place.COLLECTIVE),
         ("PipelineP2PCommunication.recv_forward (colossalai/pipeline/p2p.py)", Place.P2P),
         ("MessageQueue.acquire_read (vllm/distributed/device_communicators/shm_broadcast.py)", Place.COLLECTIVE),

@@ -181,7 +181,8 @@ def test_every_pattern_of_the_package_takes_linear_time_of_a_hostile_text() -> N
 @pytest.mark.parametrize(
     "expression",
     [
-        r".*(?:py-spy|pystack)\b.*\b(?:dump|remote)\b(?:.*?(?:--pid|-p|remote)[ =](\d{2,8})\b)?.*$|.*gdb .*-p ?(\d+).*$",
+        r".*(?:py-spy|pystack)\b.*\b(?:dump|remote)\b(?:.*?(?:--pid|-p|remote)[ =](\d{2,8})\b)?.*$|.*gdb "
+        r".*-p ?(\d+).*$",
         r"\s*(.+) \((.+?)(?::(\d{1,8}))?\)\s*",
         r"(?:a+)+$",
     ],

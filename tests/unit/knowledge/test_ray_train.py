@@ -65,9 +65,12 @@ def test_the_worker_that_wrote_a_line_is_named_before_it_on_its_own_node_alone()
 
 
 DIED = (
-    "(raylet) A worker died or was killed while executing a task by an unexpected system error. To troubleshoot the problem, check the logs "
-    "for the dead worker. Lease ID: 05 Worker ID: f1 Node ID: 73 Worker IP address: 192.0.2.2 Worker port: 37393 Worker PID: {} "
-    "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. To "
+    "troubleshoot the problem, check the logs "
+    "for the dead worker. Lease ID: 05 Worker ID: f1 Node ID: 73 Worker IP address: 192.0.2.2 Worker "
+    "port: 37393 Worker PID: {} "
+    "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection "
+    "error code 2. End of file."
 )
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:421: Connection reset by peer"
 LOST_WORKER = (STARTED + SEATS).decode().replace("13121", "984") + "step 1\n" + DIED.format(984) + "\n"

@@ -20,18 +20,22 @@ BY_NAME = {row.name: row for row in HINTS}
 TEXTS = {
     "dataloader_at_evaluation": ("dataloader", "evaluate_and_print_results (megatron/training.py:1030)"),
     "nccl_2_14_blocking": ("collective_hang", "CUDA_LAUNCH_BLOCKING=1 NCCL version 2.14.3"),
-    "infiniband_error_12": ("infiniband", "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> with error 12, opcode 0, len 0, vendor err 129 (Recv)"),
-    "infiniband_local_error": ("infiniband", "NET/IB : Got completion from peer 10.2.0.5<33092> with status=10 opcode=129"),
+    "infiniband_error_12": ("infiniband", "NCCL WARN NET/IB : Got completion from peer 10.2.0.5<33092> "
+        "with error 12, opcode 0, len 0, vendor err 129 (Recv)"),
+    "infiniband_local_error": ("infiniband", "NET/IB : Got completion from peer 10.2.0.5<33092> with "
+        "status=10 opcode=129"),
     "memory_lock_limit": ("infiniband", "NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory"),
     "socket_interface": ("nccl_interface", "NCCL WARN Bootstrap : no socket interface found"),
     "async_errors_off": ("lingering_job", "NCCL_ASYNC_ERROR_HANDLING=0"),
-    "flight_recorder": ("nccl_watchdog", "Stack trace of the failed collective not found, potentially because FlightRecorder is disabled."),
+    "flight_recorder": ("nccl_watchdog", "Stack trace of the failed collective not found, potentially "
+        "because FlightRecorder is disabled."),
     "sequence_zero": ("nccl_watchdog", "WorkNCCL(SeqNum=1, OpType=ALLREDUCE) last completed NCCL work: -1."),
     "long_work_on_rank_0": ("nccl_watchdog", "WorkNCCL(SeqNum=77, OpType=BROADCAST, Timeout(ms)=1800000)"),
     "shared_memory_docker": ("bus_error", "This might be caused by insufficient shared memory (shm)."),
     "file_descriptors": ("too_many_files", "OSError: [Errno 24] Too many open files"),
     "worker_killed": ("dataloader_worker", "RuntimeError: DataLoader worker (pid 1234) is killed by signal: Killed."),
-    "fragmentation": ("cuda_oom", "If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF to avoid fragmentation."),
+    "fragmentation": ("cuda_oom", "If reserved but unallocated memory is large try setting "
+        "PYTORCH_CUDA_ALLOC_CONF to avoid fragmentation."),
     "another_process_holds_memory": ("cuda_oom", "Process 4242 has 31.20 GiB memory in use."),
     "index_out_of_range": ("device_assert", "RuntimeError: CUDA error: device-side assert triggered"),
     "peer_over_nvlink": ("cuda_error", "CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error"),
@@ -39,7 +43,8 @@ TEXTS = {
     "driver_mismatch": ("cuda_unavailable", "Failed to initialize NVML: Driver/library version mismatch"),
     "iommu": ("collective_hang", "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0]"),
     "port_chosen_by_all": ("port_in_use", "(errno: 98 - Address already in use)"),
-    "master_not_reached": ("rendezvous", "The client socket has failed to connect to [n1]:29500 (errno: 113 - No route to host)."),
+    "master_not_reached": ("rendezvous", "The client socket has failed to connect to [n1]:29500 (errno: "
+        "113 - No route to host)."),
     "gloo_hostname": ("rendezvous", "Gloo connectFullMesh failed"),
     "async_checkpoint_full": ("disk_full", "No space left on device: '/scratch/ckpt/iter_10'"),
     "hub_offline": ("network", "429 Client Error: Too Many Requests for url: https://huggingface.co/api"),
@@ -50,7 +55,8 @@ TEXTS = {
     "jax_heartbeat": ("heartbeat_lost", "The following tasks are unhealthy (stopped sending heartbeats)"),
     "xla_memory": ("xla_error", "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating"),
     "xid_off_the_bus": ("gpu_fault", "Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus."),
-    "teardown_after_an_error": ("wedged_teardown", "rank 5 printed CUDA out of memory and stands in destroy_process_group"),
+    "teardown_after_an_error": ("wedged_teardown", "rank 5 printed CUDA out of memory and stands in "
+        "destroy_process_group"),
     "stale_kill_switch": ("crash_loop", "exiting: kill switch /scratch/m4/kill found"),
     "exit_137": ("task_exit", "srun: error: n1: task 0: Exited with exit code 137"),
     "exit_bus_error": ("launcher", "failed (exitcode: -7) local_rank: 0 (pid: 5275) of binary: /usr/bin/python"),

@@ -47,7 +47,8 @@ def line_by_line(block: bytes) -> Facts:
 
 
 REAL = [
-    b" iteration       10/   15000 | consumed samples:         2560 | elapsed time per iteration (ms): 1234.5 | lm loss: nan |",
+    b" iteration       10/   15000 | consumed samples:         2560 | elapsed time per iteration (ms): "
+    b"1234.5 | lm loss: nan |",
     b"[rank0]:\x1b[31mstep: 10  \x1b[32mloss:  7.5467  \x1b[33mmemory: 12.00GiB(15.1%)  tps: 1,234",
     b"\r 12%|\xe2\x96\x88\xe2\x96\x8f        | 120/1000 [00:10<01:13, 1.25s/it, loss=3.5]",
     b"Validation DataLoader 0:  20%|##        | 2/10 [00:01<00:04,  2.00it/s]",

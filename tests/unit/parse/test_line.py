@@ -19,30 +19,40 @@ from slurm_watchdog.parse.training_log.text import clean_line, split_prefix
 CAPTURES = Path(__file__).parents[2] / "captures/logs"
 
 BLOOM = (
-    "[default7]: iteration    12695/  115311 | consumed samples:      9841584 | consumed tokens:  20155564032 | elapsed time "
-    "per iteration (s): 105.22 | learning rate: 5.969E-05 | global batch size:  2048 | lm loss: 2.463556E+00 | grad norm: 0.174 "
-    "| num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per second: 19.463 | TFLOPs: 149.02 |"
+    "[default7]: iteration    12695/  115311 | consumed samples:      9841584 | consumed tokens:  "
+    "20155564032 | elapsed time "
+    "per iteration (s): 105.22 | learning rate: 5.969E-05 | global batch size:  2048 | lm loss: "
+    "2.463556E+00 | grad norm: 0.174 "
+    "| num zeros: 0.0 | number of skipped iterations:   0 | number of nan iterations:   0 | samples per "
+    "second: 19.463 | TFLOPs: 149.02 |"
 )
 MEGATRON = (
-    " [2024-05-01 10:00:00] iteration       10/   15000 | consumed samples:         2560 | elapsed time per iteration (ms): 1234.5 | "
-    "throughput per GPU (TFLOP/s/GPU): 400.1 | learning rate: 1.5E-06 | global batch size:   256 | lm loss: nan | loss scale: 1.0 | "
+    " [2024-05-01 10:00:00] iteration       10/   15000 | consumed samples:         2560 | elapsed time "
+    "per iteration (ms): 1234.5 | "
+    "throughput per GPU (TFLOP/s/GPU): 400.1 | learning rate: 1.5E-06 | global batch size:   256 | lm "
+    "loss: nan | loss scale: 1.0 | "
 )
 
 # pattern, line, step, total, seconds a step, loss
 PROGRESS = [
     ("megatron", BLOOM, 12695, 115311, 105.22, 2.463556),
     ("megatron", MEGATRON, 10, 15000, 1.2345, math.nan),
-    ("deepspeed", "[2024-05-01 10:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]", 10, None, None, None),
-    ("nemo2", "Training epoch 0, iteration 9/999 | lr: 1.499e-07 | global_batch_size: 512 | global_step: 9 | reduced_train_loss: 11.03 | train_step_timing in s: 5.2", 9, None, 5.2, 11.03),
-    ("nemo", "Epoch 0: :   1%|          | 10/1000 [00:52<1:26:40, v_num=0, reduced_train_loss=10.90, global_step=9.000, consumed_samples=2560.0]", 9, None, None, 10.9),
+    ("deepspeed", "[2024-05-01 10:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, "
+        "skipped=0, lr=[0.001], mom=[(0.9, 0.999)]", 10, None, None, None),
+    ("nemo2", "Training epoch 0, iteration 9/999 | lr: 1.499e-07 | global_batch_size: 512 | global_step: "
+        "9 | reduced_train_loss: 11.03 | train_step_timing in s: 5.2", 9, None, 5.2, 11.03),
+    ("nemo", "Epoch 0: :   1%|          | 10/1000 [00:52<1:26:40, v_num=0, reduced_train_loss=10.90, "
+        "global_step=9.000, consumed_samples=2560.0]", 9, None, None, 10.9),
     ("lightning", "Epoch 2:  10%|#         | 12/120 [00:10<01:30,  1.20it/s, v_num=0, loss=2.31]", 252, None, 1 / 1.2, 2.31),
     ("tqdm", " 12%|█▏        | 120/1000 [00:10<01:13, 1.25s/it]", 120, 1000, 1.25, None),
     ("tqdm", " 12%|█▏        | 120/1000 [00:10<01:13, 4.00it/s, loss=3.5]", 120, 1000, 0.25, 3.5),
-    ("torchtitan", "[rank0]:\x1b[31mstep: 10  \x1b[32mloss:  7.5467  \x1b[33mmemory: 12.00GiB(15.1%)  tps: 1,234", 10, None, None, 7.5467),
+    ("torchtitan", "[rank0]:\x1b[31mstep: 10  \x1b[32mloss:  7.5467  \x1b[33mmemory: 12.00GiB(15.1%)  "
+        "tps: 1,234", 10, None, None, 7.5467),
     ("nanogpt", "iter 100: loss 3.1234, time 250.50ms, mfu 30.12%", 100, None, 0.2505, 3.1234),
     ("maxtext", "completed step: 5, seconds: 0.400, TFLOP/s/device: 180.5, loss: 10.1", 5, None, 0.4, 10.1),
     ("composer", "[batch=10/1000]:", 10, 1000, None, None),
-    ("fairseq", "2024-05-01 10:00:00 | INFO | train_inner | epoch 001:     10 / 1000 loss=15.2, ppl=37000, wps=1000", 10, None, None, 15.2),
+    ("fairseq", "2024-05-01 10:00:00 | INFO | train_inner | epoch 001:     10 / 1000 loss=15.2, "
+        "ppl=37000, wps=1000", 10, None, None, 15.2),
     ("num_updates", "| train | loss 4.2 | num_updates 100 | lr 0.0001", 100, None, None, 4.2),
     ("json", '{"global_step": 120, "loss": 2.5, "step_time": 0.5}', 120, None, 0.5, 2.5),
     ("json", '{"epoch": 1, "update": 0.1, "loss": "5.3", "num_updates": "100", "lr": "0.01"}', 100, None, None, 5.3),
@@ -63,15 +73,20 @@ SIGN_LINES = [
     ("megatron_saved", "  successfully saved checkpoint at iteration   45000 to /ckpt", EventKind.CHECKPOINT, 45000, None),
     ("megatron_saved", "  successfully saved checkpoint from iteration     100 to /ckpt [ t 1/1, p 1/1 ]", EventKind.CHECKPOINT, 100, None),
     ("megatron_saving", "[default0]: saving checkpoint at iteration   45000 to /ckpt", EventKind.PHASE, 45000, "checkpointing"),
-    ("megatron_validation", "[default7]:valid loss at iteration 45000 | lm loss value: 2.327091E+00 | lm loss PPL: 1.024808E+01 |", EventKind.PHASE, 45000, "evaluating"),
-    ("deepspeed_saved", "[INFO] [torch_checkpoint_engine.py:33:commit] [Torch] Checkpoint global_step100 is ready now!", EventKind.CHECKPOINT, 100, None),
-    ("deepspeed_saving", "[INFO] [logging.py:96:log_dist] [Rank 0] [Torch] Checkpoint global_step100 is about to be saved!", EventKind.PHASE, 100, "checkpointing"),
+    ("megatron_validation", "[default7]:valid loss at iteration 45000 | lm loss value: 2.327091E+00 | lm "
+        "loss PPL: 1.024808E+01 |", EventKind.PHASE, 45000, "evaluating"),
+    ("deepspeed_saved", "[INFO] [torch_checkpoint_engine.py:33:commit] [Torch] Checkpoint global_step100 "
+        "is ready now!", EventKind.CHECKPOINT, 100, None),
+    ("deepspeed_saving", "[INFO] [logging.py:96:log_dist] [Rank 0] [Torch] Checkpoint global_step100 is "
+        "about to be saved!", EventKind.PHASE, 100, "checkpointing"),
     ("torchtitan_saved", "Finished saving the checkpoint (or staging if async is enabled)in 3.15 seconds.", EventKind.CHECKPOINT, None, None),
-    ("ray_saved", "(RayTrainWorker pid=17) Checkpoint successfully created at: Checkpoint(filesystem=local, path=/results/a/checkpoint_2026-11-20_10-00-00.1)", EventKind.CHECKPOINT, None, None),
+    ("ray_saved", "(RayTrainWorker pid=17) Checkpoint successfully created at: "
+        "Checkpoint(filesystem=local, path=/results/a/checkpoint_2026-11-20_10-00-00.1)", EventKind.CHECKPOINT, None, None),
     ("torchtitan_saving", "Saving the checkpoint (or staging if async is enabled).", EventKind.PHASE, None, "checkpointing"),
     ("hf_saving", "Saving model checkpoint to out/checkpoint-500", EventKind.PHASE, 500, "checkpointing"),
     ("hf_evaluation", "***** Running Evaluation *****", EventKind.PHASE, None, "evaluating"),
-    ("fairseq_saved", "Saved checkpoint checkpoints/checkpoint_1_100.pt (epoch 1 @ 100 updates, score None) @ 1 epochs, 100 updates", EventKind.CHECKPOINT, 100, None),
+    ("fairseq_saved", "Saved checkpoint checkpoints/checkpoint_1_100.pt (epoch 1 @ 100 updates, score "
+        "None) @ 1 epochs, 100 updates", EventKind.CHECKPOINT, 100, None),
     ("fairseq_saving", "Preparing to save checkpoint for epoch 1 @ 100 updates", EventKind.PHASE, 100, "checkpointing"),
     ("maxtext_saved", "saved a checkpoint at step 300", EventKind.CHECKPOINT, 300, None),
     ("nanogpt_evaluation", "step 250: train loss 3.1, val loss 3.2", EventKind.PHASE, 250, "evaluating"),
@@ -81,7 +96,8 @@ SIGN_LINES = [
     ("saving", "saving checkpoint, step 40", EventKind.PHASE, 40, "checkpointing"),
     ("transferring", "Uploading checkpoint to s3://runs/m4/global_step500", EventKind.PHASE, None, "checkpointing"),
     ("transferring", "[rank0] gathering full checkpoint on rank 0", EventKind.PHASE, None, "checkpointing"),
-    ("evaluation_step", "[rank0]:[titan] 2026-03-09 04:04:40,000 - root - INFO - validate step: 30  loss: 3.1", EventKind.PHASE, None, "evaluating"),
+    ("evaluation_step", "[rank0]:[titan] 2026-03-09 04:04:40,000 - root - INFO - validate step: 30  "
+        "loss: 3.1", EventKind.PHASE, None, "evaluating"),
     ("initializing", "> initializing torch distributed ...", EventKind.PHASE, None, "starting"),
     ("initializing", "> setting random seeds to 42 ...", EventKind.PHASE, None, "starting"),
     ("initializing", "[rank 0] Initialized process group, world size 8", EventKind.PHASE, None, "starting"),
@@ -101,19 +117,26 @@ SIGN_LINES = [
 # signature, line, rank: the others are beside their rows, in knowledge/data
 ERRORS_OF_RANKS = [
     ("cuda_oom", "[rank3]: torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", 3),
-    ("nccl_watchdog", "slurm0-a3-ghpc-8: [rank17]:[E ProcessGroupNCCL.cpp:1182] [Rank 2] NCCL watchdog thread terminated with exception: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=ALLREDUCE)", 17),
+    ("nccl_watchdog", "slurm0-a3-ghpc-8: [rank17]:[E ProcessGroupNCCL.cpp:1182] [Rank 2] NCCL watchdog "
+        "thread terminated with exception: [Rank 2] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=4, OpType=ALLREDUCE)", 17),
     ("stale_file_handle", "17: OSError: [Errno 116] Stale file handle: '/data/x'", 17),
     ("host_oom", "[rank1]:   what():  std::bad_alloc", 1),
     ("interrupted", "[rank1]: KeyboardInterrupt", 1),
-    ("launcher", "[host1:0]ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 5)", 0),
-    ("collective_mismatch", "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running another one", 1),
-    ("nccl_watchdog", "[rank3]:[E626 06:24:44.90 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank 3] Exception (either an error or timeout) detected by watchdog at work: 8, last enqueued NCCL work: 9, last completed NCCL work: 7.", 3),
+    ("launcher", "[host1:0]ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) "
+        "local_rank: 0 (pid: 5)", 0),
+    ("collective_mismatch", "[rank1]: RuntimeError: Detected mismatch between collectives on ranks. Rank "
+        "1 is running another one", 1),
+    ("nccl_watchdog", "[rank3]:[E626 06:24:44.90 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID "
+        "0(default_pg) Rank 3] Exception (either an error or timeout) detected by watchdog at work: "
+        "8, last enqueued NCCL work: 9, last completed NCCL work: 7.", 3),
     ("python_exception", "[host1:2]AttributeError: 'list' object has no attribute 'sum'", 2),
 ]  # fmt: skip
 
 NOTHING = [
     "[2022-05-01 03:56:11] PULSE: tr11-176B-ml is waiting to be scheduled (1528874_[1-3%1] on 'gpu_p5' partition)",
-    "[2022-05-01 03:56:11] PULSE: tr11-176B-ml is running for 1-07:27:33 since 2022-04-29T20:28:38 (1528763 on 'gpu_p5' partition (jean-zay-iam[01-34,36-49])",
+    "[2022-05-01 03:56:11] PULSE: tr11-176B-ml is running for 1-07:27:33 since 2022-04-29T20:28:38 "
+    "(1528763 on 'gpu_p5' partition (jean-zay-iam[01-34,36-49])",
     "2024-05-01 10:00:00,123 INFO nothing happens",
     "PID 756282:  After clip in _do_batch",
     "starting from step 40",

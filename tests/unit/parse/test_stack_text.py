@@ -57,13 +57,18 @@ def test_py_spy_text() -> None:
 def test_arguments_and_locals_are_no_frames() -> None:
     text = SPY.replace(
         "    <lambda> (train.py:40)\n",
-        "        Arguments:\n            group: <Group (a.py:1)>\n        Locals:\n            x: 1\n    <lambda> (train.py:40)\n",
+        "        Arguments:\n            group: <Group (a.py:1)>\n        Locals:\n            x: 1\n    "
+        "<lambda> (train.py:40)\n",
     )
     assert calls(the_one(text)) == ["barrier", "<lambda>", "<module>"]
 
 
 def test_native_frames() -> None:
-    text = 'Thread 7 (active): "MainThread"\n    pthread_cond_wait@@GLIBC_2.3.2 (libpthread-2.31.so)\n    c10d::Work::wait(std::chrono::duration<long>) (libtorch.so)\n    0x7f00 (libcuda.so.525)\n    train (train.py:3)\n'
+    text = (
+        'Thread 7 (active): "MainThread"\n    pthread_cond_wait@@GLIBC_2.3.2 (libpthread-2.31.so)\n   '
+        " c10d::Work::wait(std::chrono::duration<long>) (libtorch.so)\n    0x7f00 (libcuda.so.525)\n    "
+        "train (train.py:3)\n"
+    )
     assert calls(the_one(text))[1:] == [
         "c10d::Work::wait(std::chrono::duration<long>)",
         "0x7f00",
@@ -106,12 +111,18 @@ def test_a_main_thread_begins_a_new_process_where_no_header_does() -> None:
 
 
 def test_main_threads_written_one_below_the_other_share_the_frames_that_follow() -> None:
-    text = 'Thread 7 (active): "MainThread"\nThread 8 (active): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n'
+    text = (
+        'Thread 7 (active): "MainThread"\nThread 8 (active): "MainThread"\n    barrier '
+        "(torch/distributed/distributed_c10d.py:1)\n"
+    )
     assert [(dump.pid, calls(dump)) for dump in parse_stacks(text)] == [(7, ["barrier"]), (8, ["barrier"])]
 
 
 def test_threads_without_a_name_and_without_frames_share_nothing() -> None:
-    text = 'Thread 7 (active): "MainThread"\n    f (a.py:1)\nThread 71 (idle)\nThread 72 (active)\n    all_gather (b.py:2)\n'
+    text = (
+        'Thread 7 (active): "MainThread"\n    f (a.py:1)\nThread 71 (idle)\nThread 72 (active)\n    '
+        "all_gather (b.py:2)\n"
+    )
     assert [len(thread.frames) for thread in the_one(text).threads] == [1, 0, 1]
 
 
@@ -119,7 +130,8 @@ def test_faulthandler() -> None:
     text = (
         "Timeout (0:01:00)!\n"
         'Thread 0x00007f1c (most recent call first):\n  File "/usr/lib/python3.10/threading.py", line 320 in wait\n\n'
-        'Thread 0x00007f2c [MainThread] (most recent call first):\n  File "/x/t.py", line 4 in step\n  File "/x/t.py", line 9 in <module>\n'
+        'Thread 0x00007f2c [MainThread] (most recent call first):\n  File "/x/t.py", line 4 in step\n  '
+        'File "/x/t.py", line 9 in <module>\n'
     )
     dump = the_one(text)
     assert (calls(dump, 0), calls(dump, 1)) == (["wait"], ["step", "<module>"])
@@ -127,14 +139,19 @@ def test_faulthandler() -> None:
 
 def test_gdb_s_word_of_a_function_in_c_ends_no_stack() -> None:
     text = (
-        "(gdb) py-bt\nTraceback (most recent call first):\n  <built-in method acquire of _thread.lock object at remote 0x7f>\n"
-        '  File "/usr/lib/python3.12/threading.py", line 355, in wait\n    waiter.acquire()\n  File "/x/t.py", line 9, in <module>\n    main()\n'
+        "(gdb) py-bt\nTraceback (most recent call first):\n  <built-in method acquire of _thread.lock "
+        "object at remote 0x7f>\n"
+        '  File "/usr/lib/python3.12/threading.py", line 355, in wait\n    waiter.acquire()\n  File '
+        '"/x/t.py", line 9, in <module>\n    main()\n'
     )
     assert calls(the_one(text)) == ["wait", "<module>"]
 
 
 def test_two_processes_of_faulthandler_one_after_the_other() -> None:
-    one = 'Thread 0x01 (most recent call first):\n  File "/x/w.py", line 3 in run\n\nCurrent thread 0x02 (most recent call first):\n  File "/x/t.py", line 9 in <module>\n\n'
+    one = (
+        'Thread 0x01 (most recent call first):\n  File "/x/w.py", line 3 in run\n\nCurrent thread 0x02 '
+        '(most recent call first):\n  File "/x/t.py", line 9 in <module>\n\n'
+    )
     assert [len(dump.threads) for dump in parse_stacks(one + one)] == [2, 2]
 
 
@@ -157,7 +174,11 @@ Thread 1 (Thread 0x7f0 (LWP 4711) "python"):
 
 
 def test_pystack_prints_the_outermost_frame_first() -> None:
-    text = 'Traceback for thread 4711 (python) [Has the GIL] (most recent call last):\n    (Python) File "/x/t.py", line 9, in <module>\n        main()\n    (Python) File "/x/t.py", line 4, in step\n        x()\n'
+    text = (
+        "Traceback for thread 4711 (python) [Has the GIL] (most recent call last):\n    (Python) File "
+        '"/x/t.py", line 9, in <module>\n        main()\n    (Python) File "/x/t.py", line 4, in step\n  '
+        "      x()\n"
+    )
     dump = the_one(text)
     assert (dump.pid, calls(dump), dump.threads[0].owns_gil) == (4711, ["step", "<module>"], True)
 
@@ -185,9 +206,11 @@ def test_py_spy_json_alone_after_headers_and_cut_short() -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("Process 77: ...\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n", "Failed to suspend process; EPERM: Operation not permitted"),
+        ("Process 77: ...\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n", "Failed to suspend process; EPERM: "
+            "Operation not permitted"),
         ("=== rank 3 ===\nPermission denied (os error 1)\n", "Permission denied (os error 1)"),
-        ("$ py-spy dump --pid 77\nError: Failed to get process executable name. Check that the process is running.\n", "Failed to get process executable name. Check that the process is running."),
+        ("$ py-spy dump --pid 77\nError: Failed to get process executable name. Check that the process "
+            "is running.\n", "Failed to get process executable name. Check that the process is running."),
     ],
 )  # fmt: skip
 def test_an_error_in_place_of_a_dump_is_a_row_with_the_reason(text: str, error: str) -> None:
@@ -292,8 +315,10 @@ def test_a_line_is_a_frame_or_prose(line: str, frame: tuple[str, str, int] | Non
 @pytest.mark.parametrize(
     ("frames", "what"),
     [
-        ("    poll (a.py:1)\n    _worker_loop (torch/utils/data/_utils/worker.py:275)\n    train (t.py:2)\n", "a data loader's worker"),
-        ("    _monitor_workers (torch/distributed/elastic/agent/server/api.py:1)\n    <module> (torchrun:8)\n", "a launcher"),
+        ("    poll (a.py:1)\n    _worker_loop (torch/utils/data/_utils/worker.py:275)\n    train "
+            "(t.py:2)\n", "a data loader's worker"),
+        ("    _monitor_workers (torch/distributed/elastic/agent/server/api.py:1)\n    <module> "
+            "(torchrun:8)\n", "a launcher"),
         ("    wait (subprocess.py:1)\n    main (deepspeed/launcher/launch.py:2)\n", "a launcher"),
         ("    join (torch/multiprocessing/spawn.py:2)\n    main (t.py:4)\n", "a launcher"),
         ("    main (multiprocessing/resource_tracker.py:2)\n    <module> (<string>:1)\n", "a resource tracker"),
@@ -305,7 +330,10 @@ def test_workers_launchers_and_trackers_hold_no_rank(frames: str, what: str) -> 
 
 
 def test_a_child_of_spawn_is_a_rank() -> None:
-    text = 'Thread 7 (idle): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n    _wrap (torch/multiprocessing/spawn.py:75)\n    run (multiprocessing/process.py:108)\n'
+    text = (
+        'Thread 7 (idle): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n    '
+        "_wrap (torch/multiprocessing/spawn.py:75)\n    run (multiprocessing/process.py:108)\n"
+    )
     assert len(assign_ranks(parse_stacks(text)).ranks) == 1
 
 

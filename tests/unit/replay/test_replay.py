@@ -191,7 +191,8 @@ def test_a_count_of_an_unknown_format_is_learnt_as_in_the_service() -> None:
 def test_a_kernel_line_a_probe_and_a_checkpoint_reach_the_views() -> None:
     lines = [
         *training(100),
-        {"t": 110, "kind": "kmsg", "node": "n1", "line": "NVRM: Xid (PCI:0000:c1:00): 79, pid=280061, GPU has fallen off the bus."},
+        {"t": 110, "kind": "kmsg", "node": "n1", "line": "NVRM: Xid (PCI:0000:c1:00): 79, pid=280061, "
+            "GPU has fallen off the bus."},
         {"t": 110, "kind": "checkpoint", "node": "n0", "job_id": JOB, "step": 9, "complete": True},
         *everybody(110),
     ]  # fmt: skip

@@ -40,7 +40,8 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
         duration_s=job.run_age_s,
         summary=f"Job {job.job.job_id} does not start: after {job.run_age_s:.0f} s {there} "
         f"{'rank waits' if there == 1 else 'ranks wait'} for the others to join, and of "
-        f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no process has been seen{where}.",
+        f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no "
+        f"process has been seen{where}.",
         culprits=tuple(
             Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]
         ),

@@ -67,7 +67,8 @@ def spinning(
         ):
             return ()
         reason = (
-            f"goes round in {where(seen)}: seen there {seen.dumps} times within {_time(seen_s)}, in which it read and wrote nothing and "
+            f"goes round in {where(seen)}: seen there {seen.dumps} times within {_time(seen_s)}, in "
+            "which it read and wrote nothing and "
             "held no more memory"
         )
         culprits.append(Culprit(node=one.node, rank=one.rank, pid=one.pid, reason=reason))

@@ -118,7 +118,8 @@ def _node_finding(
         truth = Truth.BAD
         jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."
         summary = (
-            f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: what happens "
+            f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as "
+            f"{state}: what happens "
             f"there is unknown.{jobs}"
         )
     return Finding(

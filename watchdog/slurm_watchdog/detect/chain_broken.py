@@ -110,8 +110,10 @@ SPEC = DetectorSpec(
     sentence="The chain of jobs has ended",
     alerts=("SlurmWatchdogCrashLoop",),
     hint=Hint(
-        usually="Nothing is queued behind a run that should continue: the dependency failed, the array ended, or the resubmission at the end never ran.",
-        try_next="squeue -u USER; --dependency=afterany instead of afterok; submit the next one at the start of the script.",
+        usually="Nothing is queued behind a run that should continue: the dependency failed, the array "
+        "ended, or the resubmission at the end never ran.",
+        try_next="squeue -u USER; --dependency=afterany instead of afterok; submit the next one at the "
+        "start of the script.",
         documented="sbatch --dependency",
     ),
 )

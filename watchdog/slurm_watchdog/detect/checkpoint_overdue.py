@@ -66,10 +66,12 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step {checkpoint.step}; it used to save every "
+        summary=f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step "
+        f"{checkpoint.step}; it used to save every "
         f"{usual_s:.0f} s and is at step {progress.step} now. A crash would lose all of that.",
         facts=(
-            f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most {max(job.checkpoint_intervals_s):.0f} s apart",
+            f"{len(job.checkpoint_intervals_s) + 1} checkpoints before, at most "
+            f"{max(job.checkpoint_intervals_s):.0f} s apart",
         ),
         duration_s=max(0.0, age_s - limit_s),
     )

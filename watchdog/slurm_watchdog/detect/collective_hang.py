@@ -85,7 +85,8 @@ class CollectiveHang:
     )
     stepless_limit: float = span(
         600.0,
-        "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x (`factor`) its longest pause.",
+        "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
+        "(`factor`) its longest pause.",
     )
     busy_limit: float = span(
         1800.0,
@@ -181,7 +182,8 @@ def _spinning_finding(
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason}); "
+        summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit "
+        f"{limit.seconds:.0f} s, {limit.reason}); "
         f"{_held_up_by(culprits, voted)}.",
         culprits=culprits,
         facts=_facts(job, voted),
@@ -334,7 +336,10 @@ def _left_to_storage(held: ProcessView) -> str:
     before the answer."""
     blocked = held.process.blocked
     if blocked is not None and blocked.mount is None:
-        return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which filesystem it is cannot be told"
+        return (
+            f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which "
+            "filesystem it is cannot be told"
+        )
     where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
     return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
 

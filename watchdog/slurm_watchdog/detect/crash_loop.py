@@ -150,7 +150,8 @@ def _bad_finding(
         finding,
         truth=Truth.BAD,
         severity=Severity.CRITICAL,
-        summary=f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in {now - runs[0].began_at:.0f} s ended "
+        summary=f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in "
+        f"{now - runs[0].began_at:.0f} s ended "
         f"{step}; {why}.{where} Hold it until somebody has looked.",
         culprits=culprits[-1:],
         facts=(

@@ -73,7 +73,10 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
     if _are_many(len(dead) + unseen, len(ranks)):
-        waits = f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s since rank {first.process.rank} ended"
+        waits = (
+            f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s "
+            f"since rank {first.process.rank} ended"
+        )
         return finding.unknown(waits)
     if _survivors_rest(job):
         return finding.unknown(
@@ -89,7 +92,8 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         finding,
         truth=Truth.BAD,
         summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
-        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, after {progress.place}; "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, "
+        f"after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
         facts=tuple(f"last words: {line}" for line in last_lines),

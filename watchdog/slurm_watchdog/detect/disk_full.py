@@ -264,7 +264,8 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
         kind=finding.kind,
         subject=key,
         truth=Truth.BAD,
-        summary=f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
+        summary=f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is "
+        "written there is kept.",
         job_ids=tuple(place.jobs),
         severity=Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING,
         culprits=tuple(_unique(place.culprits))[:16],

@@ -105,7 +105,10 @@ def filesystem_finding(
         and state.blocked_s < FLUSH_PATIENCE_S
         and _only_flushes(filesystem, blocked_for_s)
     ):
-        flushing = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
+        flushing = (
+            f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; "
+            f"{filesystem.mount} answers"
+        )
         return replace(finding.unknown(flushing), wanted=wanted)
     if state.scope not in SCOPES[kind]:
         return replace(finding.ok(f"{filesystem.mount}: {state.scope}"), wanted=wanted)
@@ -170,7 +173,8 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
         f"it is {first.node} that lost it."
         if state.answering
         else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
-        Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part of the storage).",
+        Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part "
+        "of the storage).",
         Scope.UNKNOWN: f"no other node has answered yet whether it reaches {filesystem.mount}.",
     }[state.scope]
     return f"{who} {what}{more}; {consequence}"
@@ -188,7 +192,8 @@ def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, 
 def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[str, ...]) -> list[str]:
     """The jobs that it stalls, for the reader of a hang's message."""
     return [
-        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if it hangs, this is why"
+        f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if "
+        "it hangs, this is why"
         for job in view.jobs
         if job.job.job_id in job_ids
         and job.progress is not None

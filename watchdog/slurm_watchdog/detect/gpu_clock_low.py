@@ -80,7 +80,8 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} is slower than its peers: "
+        summary=f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} "
+        "is slower than its peers: "
         f"{first.reason}.",
         culprits=culprits,
         facts=tuple(_facts(each) for each, _, _ in slow[:8]),

@@ -120,7 +120,8 @@ def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
         kind=SPEC.kind,
         subject=f"node:{node.name}",
         truth=Truth.BAD if bad else Truth.OK if hung is None else Truth.UNKNOWN,
-        summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in trouble, and which one "
+        summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in "
+        "trouble, and which one "
         "cannot be asked any more."
         if bad
         else f"the GPU driver on {node.name} answers",

@@ -96,7 +96,8 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} {first.reason}, while those of "
+        summary=f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
+        f"{first.reason}, while those of "
         f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),

@@ -249,7 +249,8 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: {describe_all(culprits)} {how} after "
+        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
+        f"{describe_all(culprits)} {how} after "
         f"{progress.place}{of}, and {rest}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits[:NAMED],
         facts=(

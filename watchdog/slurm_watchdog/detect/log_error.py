@@ -126,7 +126,10 @@ def _waited(
         first = max(its, key=dead_for_s)
         gone_s = min(dead_for_s(first), age_s)
         if gone_s >= settings.gone_for:
-            return f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, {len(ranks) - len(dead)} ranks are left"
+            return (
+                f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, "
+                f"{len(ranks) - len(dead)} ranks are left"
+            )
     limit = progress_limit(job, limits)
     still_s = job.run_age_s if job.progress is None else min(job.run_age_s, job.progress.age_s)
     if min(age_s, still_s) >= limit.seconds:
@@ -240,7 +243,10 @@ def _bad_finding(
             explanation = f"no line says why; {_rank_words(cause)} ended first: {cause.words}"
         if cause.suspects:
             ranks = ", ".join(str(culprit.rank) for culprit in cause.suspects[:8])
-            explanation = f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
+            explanation = (
+                f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} "
+                f"{cause.suspects[0].reason}"
+            )
             named = cause.suspects
     else:
         alike = (
@@ -250,7 +256,10 @@ def _bad_finding(
         )
         explanation = f"{_rank_words(cause)} said first{alike}: {cause.words}"
         if cause.rank is None and cause.alike > 1:
-            explanation = f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
+            explanation = (
+                f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed "
+                f"alike: {cause.words}"
+            )
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
     return replace(
         finding,

@@ -47,7 +47,8 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
+        summary=f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} "
+        f"times in a row{good}.",
         facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
         duration_s=max(0.0, now - first.at),
     )

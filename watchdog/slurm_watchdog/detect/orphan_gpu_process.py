@@ -99,7 +99,8 @@ def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
             kind=SPEC.kind,
             subject=subject,
             truth=Truth.OK,
-            summary="since an upgrade what one job left is one incident: this process is reported there, if it is still there",
+            summary="since an upgrade what one job left is one incident: this process is reported there, "
+            "if it is still there",
         )
         for subject in sorted(view.asked or ())
         if subject.startswith(f"{BEFORE}{node.name}/") and subject not in keep
@@ -133,7 +134,8 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
         kind=SPEC.kind,
         subject=subject,
         truth=Truth.BAD,
-        summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still hold{'s' if one else ''} {names} on "
+        summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still "
+        f"hold{'s' if one else ''} {names} on "
         f"{_node_names(held)}: {process_words}{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
         severity=SPEC.severity,
         culprits=tuple(
@@ -220,7 +222,8 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
     ):
         return None
     return GpuProcess(
-        node=node.name, boot_id=node.boot_id, pid=holder.pid, start_ticks=holder.start_ticks, uid=holder.uid, user=holder.user,
+        node=node.name, boot_id=node.boot_id, pid=holder.pid, start_ticks=holder.start_ticks, uid=holder.uid,
+        user=holder.user,
         comm=holder.comm, job_id=holder.job_id, minors=holder.minors, gpu_uuids=holder.gpu_uuids,
         in_job_group=holder.in_job_group,
     )  # fmt: skip
@@ -239,7 +242,8 @@ SPEC = DetectorSpec(
     alerts=("SlurmWatchdogNodeTrouble",),
     hint=Hint(
         usually="A process of a job that is gone still holds the GPU, often a DataLoader worker.",
-        try_next="Check that its job is over, then kill it; proctrack/cgroup in slurm.conf ends all of a job's processes.",
+        try_next="Check that its job is over, then kill it; proctrack/cgroup in slurm.conf ends all of a "
+        "job's processes.",
         documented="slurm.conf, ProctrackType",
     ),
 )

@@ -60,7 +60,8 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is {first.reason}: the job waits for it.",
+        summary=f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is "
+        f"{first.reason}: the job waits for it.",
         culprits=culprits,
         facts=tuple(f"to let it go on, on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
         duration_s=long[0][1],

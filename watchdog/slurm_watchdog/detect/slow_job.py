@@ -114,7 +114,8 @@ def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) ->
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: {slow.before_s:.4g} s a step before, "
+        summary=f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: "
+        f"{slow.before_s:.4g} s a step before, "
         f"{slow.after_s:.4g} s now.",
         facts=(
             f"{slow.steps} steps since, {slow.compared} before to compare with",
@@ -184,8 +185,10 @@ def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     half = nodes[: len(nodes) // 2]
     return (
-        "the times name no node. Where no signal does either: at the next restart leave out half of the nodes (other ones in their "
-        f"place), {' '.join(half[:16])}{' …' if len(half) > 16 else ''}. Is it fast again, the slow one is among these, else among the "
+        "the times name no node. Where no signal does either: at the next restart leave out half of the "
+        "nodes (other ones in their "
+        f"place), {' '.join(half[:16])}{' …' if len(half) > 16 else ''}. Is it fast again, the slow one "
+        "is among these, else among the "
         "others; then half of those. Or a benchmark on each, for compute, memory and links",
     )
 
@@ -225,6 +228,7 @@ SPEC = DetectorSpec(
     alerts=("SlurmWatchdogSlow",),
     hint=Hint(
         usually="One GPU, link or node is slower than the rest, and the rest waits for it; or the storage is.",
-        try_next="Compare clocks and link widths of all nodes; else leave out a few nodes at each restart that happens anyway until the speed is back.",
+        try_next="Compare clocks and link widths of all nodes; else leave out a few nodes at each "
+        "restart that happens anyway until the speed is back.",
     ),
 )

@@ -209,7 +209,8 @@ def _clocks(job: JobView) -> list[Sign]:
 
 def _held_back(job: JobView) -> list[Sign]:
     return [
-        Sign(node=each.view.node, signal="throttle", text=f"{_gpu(each)} is held back by {', '.join(sorted(reasons))}", gpu=each)
+        Sign(node=each.view.node, signal="throttle", text=f"{_gpu(each)} is held back by "
+            f"{', '.join(sorted(reasons))}", gpu=each)
         for each in _busy(job)
         if (reasons := HELD_BACK & set(each.view.gpu.throttle or ()))
     ]  # fmt: skip
@@ -261,7 +262,8 @@ def _corrections(job: JobView, now: float, since: float) -> list[Sign]:
     return [
         Sign(
             node=each.view.node, signal=rise.counter, gpu=each,
-            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and continues ({rise.times} times)",
+            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and "
+                f"continues ({rise.times} times)",
         )
         for each in job.gpus
         for rise in each.view.rising

@@ -74,7 +74,8 @@ class StalledProgress:
     )
     start_limit: float = span(
         5400.0,
-        "Time to the first step of a run, of a training whose log can be read; reported only if it is known that its ranks do "
+        "Time to the first step of a run, of a training whose log can be read; reported only if it is "
+        "known that its ranks do "
         "nothing, or few of them nothing while the others wait on their GPUs.",
     )
 
@@ -213,7 +214,8 @@ def _before_the_first_step(
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), and its "
+        summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase "
+        f"{job.phase or 'starting'}), and its "
         f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_culprit_words(seen.culprits)}.",
         culprits=seen.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),

@@ -108,7 +108,8 @@ def _verdict(
     if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
         return replace(
             base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
-            summary=f"Job {job_id} lost {describe_all(_named(dead, 'is gone'))}{place}; {_count(len(living), 'rank lives', 'ranks live')} on.",
+            summary=f"Job {job_id} lost {describe_all(_named(dead, 'is gone'))}{place}; "
+                f"{_count(len(living), 'rank lives', 'ranks live')} on.",
         )  # fmt: skip
     stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
@@ -186,12 +187,14 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
         few = ", ".join(map(str, voted.missing[:6]))
         return replace(
             base,
-            summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so no rank is identified as the cause.",
+            summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so no rank is "
+            "identified as the cause.",
         )
     if voted.moving is None:
         return replace(
             base,
-            summary=f"Job {job_id}{place}: the dumps do not show whether its ranks move, so no rank is identified as the cause.",
+            summary=f"Job {job_id}{place}: the dumps do not show whether its ranks move, so no rank is "
+            "identified as the cause.",
         )
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
     if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
@@ -207,18 +210,21 @@ def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosi
     if voted.checkpointing:
         return replace(
             base, is_hang=False, kind="busy", culprits=(),
-            summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its time; {waiting}.",
+            summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its "
+                f"time; {waiting}.",
         )  # fmt: skip
     if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
         return replace(
             base, is_hang=False, kind="busy",
-            summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take its time; {waiting}.",
+            summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take "
+                f"its time; {waiting}.",
         )  # fmt: skip
     culprits = with_what_holds(job, (*voted.outside, *voted.undumped))
     if culprits and voted.waiting:
         return replace(
             base, is_hang=True, kind="collective_hang", culprits=culprits[:MAX_NAMED],
-            summary=f"Job {job_id} hangs{place}: {what_they_do(culprits)}; {waiting} for {'them' if len(culprits) > 1 else 'it'}.",
+            summary=f"Job {job_id} hangs{place}: {what_they_do(culprits)}; {waiting} for "
+                f"{'them' if len(culprits) > 1 else 'it'}.",
         )  # fmt: skip
     if voted.waiting:
         rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
@@ -248,7 +254,10 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     if progress is None or progress.steps_seen < 2:
         return None
     if progress.phase is not None and limit_s is not None and progress.age_s < limit_s:
-        return f"its log says {progress.phase}, {progress.place} was {progress.age_s:.0f} s ago, and it may take {limit_s:.0f} s"
+        return (
+            f"its log says {progress.phase}, {progress.place} was {progress.age_s:.0f} s ago, and it "
+            f"may take {limit_s:.0f} s"
+        )
     usual_s = max([progress.step_s or 0.0, *progress.intervals_s], default=0.0)
     patience_s = max(STEP_FLOOR_S, STEP_FACTOR * usual_s)
     if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
@@ -313,7 +322,10 @@ def scope_sentence(mount: str, state: Assessment) -> str:
     answering, unanswering = ", ".join(state.answering[:4]), ", ".join(state.unanswering[:4])
     match state.scope:
         case Scope.OUTAGE:
-            return f"{mount} fails on several nodes{f' ({unanswering})' if unanswering else ''}: its server or the network, no node's fault"
+            return (
+                f"{mount} fails on several nodes{f' ({unanswering})' if unanswering else ''}: its "
+                "server or the network, no node's fault"
+            )
         case Scope.ONE_NODE:
             return f"{mount} answers elsewhere{f' ({answering})' if answering else ''}: it is this node"
         case Scope.ONE_FILE:

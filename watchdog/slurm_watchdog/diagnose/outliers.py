@@ -82,12 +82,14 @@ class _Measure(Struct, frozen=True, kw_only=True):
 
 MEASURES: Final = (
     _Measure(name="SM clock", get=lambda g: g.sm_clock_hz, share=0.08, least=60e6, say=lambda v: f"{v / 1e6:.0f} MHz"),
-    _Measure(name="memory clock", get=lambda g: g.memory_clock_hz, share=0.05, least=50e6, say=lambda v: f"{v / 1e6:.0f} MHz"),
+    _Measure(name="memory clock", get=lambda g: g.memory_clock_hz, share=0.05, least=50e6,
+    say=lambda v: f"{v / 1e6:.0f} MHz"),
     _Measure(name="power", get=lambda g: g.power_w, share=0.35, least=40.0, say=lambda v: f"{v:.0f} W"),
     _Measure(name="temperature", get=lambda g: g.temperature_c, share=0.3, least=15.0, say=lambda v: f"{v:.0f} C"),
     _Measure(name="utilisation", get=lambda g: g.utilization_ratio, share=0.3, least=0.3, say=lambda v: f"{v:.0%}"),
     _Measure(
-        name="memory used", get=lambda g: _number(g.memory_used_bytes), share=0.25, least=2 << 30, say=lambda v: f"{v / 2**30:.1f} GiB"
+        name="memory used", get=lambda g: _number(g.memory_used_bytes), share=0.25, least=2 << 30,
+        say=lambda v: f"{v / 2**30:.1f} GiB"
     ),
 )  # fmt: skip
 """Far enough to be no jitter between healthy GPUs of one job; a GPU that waits idles at 1155 of 1410 MHz, 68 W, 28 C

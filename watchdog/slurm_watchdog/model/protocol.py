@@ -150,7 +150,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     """SLURM_JOB_ID of every job that Slurm has on this node now, watched or not, ending ones included; None:
     not known."""
     controller_id: str = ""
-    """Random, new at every start of the controller: an agent sends the recent past again to one that it does not know."""
+    """Random, new at every start of the controller: an agent sends the recent past again to a new one."""
     takes_changes: bool = False
     """This controller understands reports of changes."""
     want_full: bool = False

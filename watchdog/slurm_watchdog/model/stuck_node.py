@@ -37,7 +37,8 @@ def why_not(
     if not is_drained(node.state):
         if not unkillable:
             return (
-                "neither has Slurm given up on it (it drains the node with `Kill task failed` after UnkillableStepTimeout) nor "
+                "neither has Slurm given up on it (it drains the node with `Kill task failed` after "
+                "UnkillableStepTimeout) nor "
                 "does its agent report a process of the job that has been in state D for long enough"
             )
     elif not node.reason.startswith(GAVE_UP):

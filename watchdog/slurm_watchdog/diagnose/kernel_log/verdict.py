@@ -251,7 +251,8 @@ def _same_thing(effect: _Entry, cause: _Entry, rule: Rule) -> bool:
 
 
 _DISK = re.compile(
-    r"(?:/dev/)?(nvme\d+(?:n\d+)?|sd[a-z]{1,3}|vd[a-z]|xvd[a-z]|md\d+|dm-\d+|ata\d+|mmcblk\d+|rbd\d+|loop\d+|nbd\d+|drbd\d+)"
+    r"(?:/dev/)?(nvme\d+(?:n\d+)?|sd[a-z]{1,3}|vd[a-z]|xvd[a-z]|md\d+|dm-\d+|ata\d+|mmcblk\d+|rbd\d+"
+    r"|loop\d+|nbd\d+|drbd\d+)"
 )
 
 
@@ -265,13 +266,15 @@ def disk_of(device: str | None) -> str | None:
 # be excluded
 
 LOCAL_DISK_CLASSES = frozenset(
-    {"disk_error", "nvme_down", "nvme_media_error", "filesystem_error", "filesystem_shut_down", "filesystem_read_only", "journal_aborted", "disk_offline"}
+    {"disk_error", "nvme_down", "nvme_media_error", "filesystem_error", "filesystem_shut_down",
+    "filesystem_read_only", "journal_aborted", "disk_offline"}
 )  # fmt: skip
 """Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing
 about the node."""
 _PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
 _NOT_BROKEN = re.compile(
-    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space allocation) error|no (?:available|usable) path",
+    r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space "
+    r"allocation) error|no (?:available|usable) path",
     re.IGNORECASE,
 )
 """A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that
@@ -279,7 +282,8 @@ still answers and is only reset, paths of a storage network."""
 _NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = re.compile(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
-    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
+    r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered "
+    r"transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"
     r"|usb \S+: USB disconnect)"
 )
 """Lines that say that a disk is a stick, which may have been pulled out, a console's virtual medium, or
@@ -347,6 +351,8 @@ def _judge_line(
     ):
         gpu = uuids.get((entry.message.node, fact.pci_bus_id), fact.pci_bus_id)
     return JudgedLine(
-        number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact, gpu=gpu), role=role,
-        may_exclude_node=exclude, because_of=entry.because_of, over_at=entry.over_at, waits_for=entry.waits_for, gpu=gpu,
+        number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact,
+        gpu=gpu), role=role,
+        may_exclude_node=exclude, because_of=entry.because_of, over_at=entry.over_at,
+        waits_for=entry.waits_for, gpu=gpu,
     )  # fmt: skip

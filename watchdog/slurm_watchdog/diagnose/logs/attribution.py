@@ -1,4 +1,4 @@
-"""The rank and host of an error: those of the line, or the only ones that the launcher, Slurm or the driver can mean. Pure.
+"""The rank and host of an error: those of its line, or the only ones that launcher, Slurm or driver can mean. Pure.
 
 Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a
 number may be a local rank.
@@ -47,7 +47,8 @@ _FELT_AS = {
 """What the process that it happened to says of it."""
 _SLURM_WHAT = {
     **dict.fromkeys(("cuda_error", "gpu_lost", "gpu_ecc", "device_assert", "abort", "glibc_abort"), ("Aborted",)),
-    "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",), "illegal_instruction": ("Illegal",),
+    "segmentation_fault": ("Segmentation fault",), "bus_error": ("Bus error",), "oom_kill": ("Out Of Memory",),
+    "illegal_instruction": ("Illegal",),
 }  # fmt: skip
 
 

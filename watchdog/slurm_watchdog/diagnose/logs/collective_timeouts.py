@@ -29,7 +29,8 @@ _EQUAL_SIZES = frozenset(
 _RANK_LIST = re.compile(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 _DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
 _MISSING_LIST = re.compile(
-    r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
+    r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, "
+    r"?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
 )
 _STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
 _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")

@@ -10,11 +10,13 @@ from slurm_watchdog.base.structs import Struct
 _ATTEMPT = re.compile(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
 _RANK = re.compile(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
 _NUMBERED = re.compile(
-    r"(?:^|/)(?P<stem>log|out|err|output|stdout|stderr|task|proc|process|train|worker)[_.-](?P<number>\d{1,4})(?=\.\w+$|$)",
+    r"(?:^|/)(?P<stem>log|out|err|output|stdout|stderr|task|proc|process|train"
+    r"|worker)[_.-](?P<number>\d{1,4})(?=\.\w+$|$)",
     re.IGNORECASE,
 )
 _NODE = re.compile(
-    r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?|\d{1,3}(?:\.\d{1,3}){3})(?=[._/]|$)",
+    r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?"
+    r"|\d{1,3}(?:\.\d{1,3}){3})(?=[._/]|$)",
     re.IGNORECASE,
 )
 _STREAM = re.compile(

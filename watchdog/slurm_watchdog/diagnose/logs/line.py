@@ -28,7 +28,8 @@ _NUMBERED_HOST = (
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
 `[trainer:88]`), which is nobody."""
 _LOGGER = re.compile(
-    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): )(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
+    r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): "
+    r")(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
     r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
 )
 """A logger's name is taken off only where a rank stands behind it."""
@@ -38,18 +39,21 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 # What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
 _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
-    ("host_rank", re.compile(rf"\[(?!(?:[dtpecs]p|stage|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
+    ("host_rank", re.compile(r"\[(?!(?:[dtpecs]p|stage"
+        rf"|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
     ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
     ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
     ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
     ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
     ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
     ("host_number", re.compile(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
-    ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
+    ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, "
+        r"ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
     ("raylet", re.compile(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
     ("task", re.compile(r"(?P<number>\d{1,5}): ")),
     ("nccl", re.compile(rf"(?P<host>{_HOST}):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\]")),
-    ("word", re.compile(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:| \||,| -|(?=\s))", re.IGNORECASE)),
+    ("word", re.compile(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:"
+        r"| \||,| -|(?=\s))", re.IGNORECASE)),
     ("letter", re.compile(r"\[R(?P<rank>\d{1,5})\]:?")),
 )  # fmt: skip
 _GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
@@ -70,21 +74,27 @@ _BAR_OR_POD = re.compile(
 )
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
 _NOT_HOSTS = re.compile(
-    r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage|phase|level|test|train|line|batch|fold|try|attempt|"
-    r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
+    r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage"
+    r"|phase|level|test|train|line|batch|fold|try|attempt|"
+    r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http"
+    r"|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
     re.IGNORECASE,
 )
 _LEVEL = re.compile(
-    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)"  # what follows keeps its indentation
+    r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE"
+    r"|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)"  # what follows keeps its indentation
 )
 _GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
 _TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
 _STAMP = re.compile(
-    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
-    r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"
+    r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b"
+    r"|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
+    r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?"
+    r"|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"
 )
 _PLACE = re.compile(
-    r"(?:\[[\w./<>-]+:\d+(?::[\w<>.]+)?\]|[\w./<>-]+\.(?:py|cc|cpp|cu|h):\d+(?::[\w<>.]+)?\]?|\[(?:pid|PID|tid)?[ =:]?\d{3,8}\]|[\w.<>]+:[\w<>]+:\d+)\s?(?:[-|>:]+\s)?"
+    r"(?:\[[\w./<>-]+:\d+(?::[\w<>.]+)?\]|[\w./<>-]+\.(?:py|cc|cpp|cu|h):\d+(?::[\w<>.]+)?\]?|\[(?:pid"
+    r"|PID|tid)?[ =:]?\d{3,8}\]|[\w.<>]+:[\w<>]+:\d+)\s?(?:[-|>:]+\s)?"
 )
 _NEMO = re.compile(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
 _HF = re.compile(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
@@ -98,7 +108,8 @@ _JSON_WORDS = re.compile(
     r'"(?:message|msg|event|text|error|exc_info|exception|log)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
 )
 _JSON_RAISED = re.compile(
-    r'"(?:exc|exc_info|exc_text|exception|error\.stack_trace|stack|stack_?trace|traceback)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
+    r'"(?:exc|exc_info|exc_text|exception|error\.stack_trace|stack|stack_?trace'
+    r'|traceback)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
 )
 """Where loggers put the traceback beside the message."""
 _JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')

@@ -27,7 +27,8 @@ RECENT = 20
 BUSY_SHAPES = 25
 """Sorts of lines that were not seen before: a log that says so much new is no silent one."""
 AVERAGED = frozenset({
-    "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich", "yolo", "yolo_line", "torchtune", "keras",
+    "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich",
+    "yolo", "yolo_line", "torchtune", "keras",
 })  # fmt: skip
 """Their rates are averages over the past: a change shows late and smeared, so the times of the lines are
 compared instead."""

@@ -22,17 +22,22 @@ LIKELY_WORLD = 1 << 14
 """Numbers from here on are no ranks where the log does not say how many there are."""
 MAX_WORLD = 1 << 20
 _LAUNCHER = re.compile(
-    r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: \d+ \(pid|mp\.spawn"
+    r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic"
+    r"|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: "
+    r"\d+ \(pid|mp\.spawn"
 )
 _TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")
 """torchrun's prefix: Slurm's tasks are its launchers."""
 _WORLD = re.compile(
-    r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks (?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
-    r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All distributed processes registered\. Starting with (?P<f>\d+) processes",
+    r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks "
+    r"(?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
+    r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All "
+    r"distributed processes registered\. Starting with (?P<f>\d+) processes",
     re.IGNORECASE,
 )  # fmt: skip
 DYING = re.compile(
-    r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at address|\[ ?\d+\] /)"
+    r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at "
+    r"address|\[ ?\d+\] /)"
 )
 _WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
 _FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
@@ -44,7 +49,8 @@ _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20
 """Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
 _ENDS = {
-    "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault", "exit code 139": "segmentation_fault",
+    "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault",
+    "exit code 139": "segmentation_fault",
     "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
 }  # fmt: skip
 """What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""

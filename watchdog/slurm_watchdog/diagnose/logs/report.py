@@ -68,8 +68,10 @@ class RunReport:
         if verdict is None:
             return None
         answer: dict[str, Any] = {
-            "class": verdict.name, "host": verdict.host, "rank": verdict.rank, "line": verdict.line, "summary": verdict.summary,
-            "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks), "missing_ranks": list(verdict.missing),
+            "class": verdict.name, "host": verdict.host, "rank": verdict.rank, "line": verdict.line,
+            "summary": verdict.summary,
+            "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks),
+            "missing_ranks": list(verdict.missing),
             "followed": verdict.followed,
             "hints": [hint.as_json() for hint in hints_for(verdict.name, verdict.text)],
         }  # fmt: skip

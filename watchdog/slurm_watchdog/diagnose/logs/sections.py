@@ -21,7 +21,8 @@ from slurm_watchdog.diagnose.logs.ranks import DYING
 _FENCE = r"[-=*#~+_]{3,}"
 _FILE = re.compile(r"^==> (?P<path>.{1,300}) <==$")
 _BEGIN = re.compile(
-    rf"^{_FENCE} ?(?P<end>End )?(?:Begin )?(?:(?:of|for|output|log|logs|stdout|stderr) )*(?:global )?rank[ =:_]?(?P<rank>\d{{1,6}})\b(?: \(?(?:STDOUT|STDERR|log|logs|output)\)?)?:? ?{_FENCE}$",
+    rf"^{_FENCE} ?(?P<end>End )?(?:Begin )?(?:(?:of|for|output|log|logs|stdout|stderr) )*(?:global "
+    rf")?rank[ =:_]?(?P<rank>\d{{1,6}})\b(?: \(?(?:STDOUT|STDERR|log|logs|output)\)?)?:? ?{_FENCE}$",
     re.IGNORECASE,
 )
 

@@ -19,9 +19,12 @@ QUIET_LINES = 12
 LONG_AFTER = 200
 """Lines between an error and the word that training is done, if it is to be of an earlier try."""
 SOFT = frozenset(
-    {"python_exception", "permission", "network", "missing_file", "import_error", "config_error", "dataset_error", "shape_mismatch",
-     "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion", "io_error", "cuda_unavailable",
-     "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom", "shared_memory", "traceback", "abort"}
+    {"python_exception", "permission", "network", "missing_file", "import_error", "config_error",
+    "dataset_error", "shape_mismatch",
+     "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion",
+     "io_error", "cuda_unavailable",
+     "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom",
+     "shared_memory", "traceback", "abort"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 AFTER_END = frozenset({"permission", "network", "loss_nan"})

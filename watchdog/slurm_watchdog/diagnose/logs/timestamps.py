@@ -43,7 +43,8 @@ _GLOG = re.compile(r"(?<![A-Za-z\d])[IWEF](?P<mo>0?[1-9]|1[0-2])(?P<d>0[1-9]|[12
 _SHORT = re.compile(r"(?<![\d/-])(?P<mo>0[1-9]|1[0-2])[/-](?P<d>0[1-9]|[12]\d|3[01])[ T]" + _TIME)
 _CLOCK = re.compile(r"^[\s\[(<]{0,3}" + _TIME + r"(?![:\d<])")
 _EPOCH = re.compile(
-    r"(?:^\[?|\"?(?:ts|time|time_ms|timestamp|unixtime|created|_timestamp|t)\"?\s*[:=]\s*)(?P<epoch>1[5-9]\d{8}(?:\d{3}\b|\.\d+|\b))"
+    r"(?:^\[?|\"?(?:ts|time|time_ms|timestamp|unixtime|created|_timestamp"
+    r"|t)\"?\s*[:=]\s*)(?P<epoch>1[5-9]\d{8}(?:\d{3}\b|\.\d+|\b))"
 )
 
 

@@ -30,7 +30,8 @@ AFTER_LINES = 6
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
 _TYPE = re.compile(
-    r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Iteration|Empty|Full|Warning|Died|Crashed|Expired|Refused)$"
+    r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Iteration|Empty|Full|Warning|Died|Crashed"
+    r"|Expired|Refused)$"
 )
 _NO_TYPE = frozenset(
     {
@@ -50,7 +51,8 @@ _SOURCE = re.compile(
     r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)'
 )
 _WRAPPER = re.compile(
-    r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
+    r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
+    r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
 )
 _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
@@ -64,12 +66,14 @@ _HEADER = re.compile(
 somebody's example."""
 _THREAD = re.compile(r"^\s*Exception in thread ")
 _GOES_ON = re.compile(
-    r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
+    r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
+    r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
     re.IGNORECASE,
 )
 _PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
 _GIVES_UP = re.compile(
-    r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries|attempts)|failed (?:\d+ times|permanently)",
+    r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
+    r"|attempts)|failed (?:\d+ times|permanently)",
     re.IGNORECASE,
 )
 _LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)

@@ -28,7 +28,8 @@ OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNOREC
 _CODE = re.compile(r"Exited with exit code (\d+)")
 _SLURMS_HOW = (
     ("Killed", "was killed (SIGKILL)"), ("Segmentation fault", "died of SIGSEGV"), ("Bus error", "died of SIGBUS"),
-    ("Aborted", "died of SIGABRT"), ("Out Of Memory", "was killed: out of memory"), ("Illegal instruction", "died of SIGILL"),
+    ("Aborted", "died of SIGABRT"), ("Out Of Memory", "was killed: out of memory"), ("Illegal instruction",
+    "died of SIGILL"),
 )  # fmt: skip
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
@@ -152,7 +153,10 @@ def _of_lost(
     first = next((error for error in felt if error.line == suspects.line), felt[0])
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0]
-    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
+    summary = (
+        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
+        f"{shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
+    )
     return LogVerdict(
         first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
         followed=len(felt_errors) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
@@ -161,7 +165,10 @@ def _of_lost(
 
 def _suspected(suspects: Suspects | None) -> str:
     if suspects is None:
-        return "and nothing shows which rank they waited for; look for an earlier error elsewhere, or for stacks of all ranks"
+        return (
+            "and nothing shows which rank they waited for; look for an earlier error elsewhere, or "
+            "for stacks of all ranks"
+        )
     names = ", ".join(str(rank) for rank in suspects.ranks[:8])
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
 
@@ -223,7 +230,10 @@ def _of_tasks(case: LogCase, felt_errors: Sequence[FoundError]) -> LogVerdict | 
             case.role[id(error)], source = "cause", error.source
     name = first.signal or "killed"
     rank_text = rank_words(rank, host)
-    summary = f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} (line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    summary = (
+        f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
+        f"(line {first.line}): Slurm says {first.what}; its own words are not in the log"
+    )
     return LogVerdict(
         name, first.line, source, sentence(summary), host, rank, first.what,
         followed=max(0, len(felt_errors) - 1), explained=False, how=how_slurm_says(first.what),
@@ -245,10 +255,14 @@ def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundE
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
     rank_text = rank_words(rank, host)
-    summary = f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+    summary = (
+        f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
+        f"(line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+    )
     return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
-        followed=len(felt_errors) - 1, explained=False, how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
+        followed=len(felt_errors) - 1, explained=False,
+        how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
     )  # fmt: skip
 
 
@@ -282,7 +296,10 @@ def _of_own_call(
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
     rank_text = rank_words(rank, host)
-    summary = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; {rank_text} alone says that its own call of CUDA failed"
+    summary = (
+        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
+        f"{shortened(first.text, 200)}; {rank_text} alone says that its own call of CUDA failed"
+    )
     return LogVerdict(
         first.name,
         first.line,
@@ -306,7 +323,8 @@ def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundEr
     if len(own) == 1 and None not in own:
         return _of_own_call(case, first, own.pop(), felt_errors)
     summary = (
-        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}; that follows from something else, "
+        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
+        f"{shortened(first.text, 200)}; that follows from something else, "
         "and no line says from what"
     )
     return LogVerdict(

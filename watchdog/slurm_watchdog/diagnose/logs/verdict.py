@@ -257,7 +257,8 @@ def _late_cause(case: LogCase) -> FoundError | None:
     found = [
         error
         for error in case.errors
-        if is_root(error) and error.name not in log_table().headers and not error.ignored and not error.retried and not error.weak
+        if is_root(error) and error.name not in log_table().headers and not error.ignored
+        and not error.retried and not error.weak
         and not error.chained and error.traceback and ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES
     ]  # fmt: skip
     return found[0] if found else None
@@ -315,7 +316,10 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {followed} more lines of errors followed" if followed else ""
-    summary = f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line {first.line}): {shortened(first.text, 200)}{after}"
+    summary = (
+        f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
+        f"{first.line}): {shortened(first.text, 200)}{after}"
+    )
     return LogVerdict(
         name, first.line, first.source, sentence(summary), host, rank, first.text,
         tuple(ranks), followed,
@@ -329,7 +333,8 @@ def _by_thread(first: FoundError, case: LogCase) -> FoundError:
         error
         for error in case.errors
         if error.who == first.who and error.source == first.source and error.weak and error.traceback
-        and 0 < first.line - error.line <= LONG_AFTER and error.name not in log_table().consequences | log_table().headers | {"python_exception"}
+        and 0 < first.line - error.line <= LONG_AFTER
+        and error.name not in log_table().consequences | log_table().headers | {"python_exception"}
     ]  # fmt: skip
     return said[-1] if said and "thread exited unexpectedly" in first.text else first
 
@@ -377,7 +382,10 @@ def _of_loss(case: LogCase) -> LogVerdict | None:
         bad = source.no_number
         if bad is not None:
             step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
-            summary = f"the loss has been NaN or infinite since {step} (line {bad.line}), {bad.times} times in a row up to the end"
+            summary = (
+                f"the loss has been NaN or infinite since {step} (line {bad.line}), {bad.times} "
+                "times in a row up to the end"
+            )
             return LogVerdict("loss_nan", bad.line, number, sentence(summary))
     return None
 

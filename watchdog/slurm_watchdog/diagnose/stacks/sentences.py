@@ -95,11 +95,13 @@ def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[s
         found.append(f"find out what became of rank {fold(case.missing)}: no dump of it is here")
     if is_hang and not culprits:
         found.append(
-            "if nobody is odd, it is the network, a GPU or a rank that is not here: NCCL's log, the fabric's counters, dmesg"
+            "if nobody is odd, it is the network, a GPU or a rank that is not here: NCCL's log, the "
+            "fabric's counters, dmesg"
         )
     if not is_hang and case.given.since_last_step_s is None:
         found.append(
-            "say how long ago the last step was: --since-last-step S --typical-step S, or add a second dump taken 20 s later"
+            "say how long ago the last step was: --since-last-step S --typical-step S, or add a second "
+            "dump taken 20 s later"
         )
     return tuple(found)
 

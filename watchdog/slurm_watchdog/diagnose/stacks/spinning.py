@@ -86,8 +86,10 @@ def _named_after(file: str) -> str:
 def _one_more(before: Steady | None, stack: ProcessStack, place: RankPlace, at: float) -> Steady:
     io_bytes, resident_bytes = stack.io_bytes or 0, stack.resident_bytes or 0
     first = Steady(
-        node=stack.node, pid=stack.pid, rank=place.rank, first_at=at, last_at=at, dumps=1, with_gil=int(place.holds_gil),
-        stacks=(place.raw,), io_bytes=io_bytes, resident_bytes=(resident_bytes, resident_bytes), cpu_s=(stack.cpu_s, stack.cpu_s),
+        node=stack.node, pid=stack.pid, rank=place.rank, first_at=at, last_at=at, dumps=1,
+        with_gil=int(place.holds_gil),
+        stacks=(place.raw,), io_bytes=io_bytes, resident_bytes=(resident_bytes, resident_bytes),
+        cpu_s=(stack.cpu_s, stack.cpu_s),
     )  # fmt: skip
     if before is None:
         return first

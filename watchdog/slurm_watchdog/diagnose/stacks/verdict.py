@@ -135,7 +135,8 @@ def _rule(case: StackCase) -> _Ruling:
         since, base = case.given.since_last_step_s, case.base_s
         return (
             False, cls, (),
-            f"No hang: the last step was {since:g} s ago, and below {base:g} s (60 s or three typical steps) nothing is one. "
+            f"No hang: the last step was {since:g} s ago, and below {base:g} s (60 s or three typical "
+            "steps) nothing is one. "
             f"{where_all_are(case)}",
         )  # fmt: skip
     if case.repeated is False and not (is_hang and cls == "debugger"):
@@ -253,7 +254,8 @@ def _nobody_outside(case: StackCase) -> _Ruling:
             collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd)
         )
         sentence = (
-            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {len(case.waiting) - 1} "
+            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective "
+            f"({collective_of(odd)}) than the {len(case.waiting) - 1} "
             f"others ({others}): the calls do not match, in {call_of(odd.frames[0])}."
         )
         return True, "collective_mismatch", (odd,), sentence
@@ -267,7 +269,8 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         return True, "missing_rank", (lost,), sentence
     if case.missing and collective and not starting:
         sentence = (
-            f"Rank {fold(case.missing)} {'is' if len(case.missing) == 1 else 'are'} missing from the dumps, {waiters(case)}. "
+            f"Rank {fold(case.missing)} {'is' if len(case.missing) == 1 else 'are'} missing from the "
+            f"dumps, {waiters(case)}. "
             f"Nobody is named: look at the missing {'one' if len(case.missing) == 1 else 'ones'} first."
         )
         return (late or case.given.since_last_step_s is None, "missing_rank", (), sentence)
@@ -295,7 +298,8 @@ def _by_topology(case: StackCase) -> _Ruling | None:
             if p is not odd and case.topology.tensor_group(p.rank) == case.topology.tensor_group(odd.rank)
         )
         sentence = (
-            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than the {case.topology.tensor - 1} "
+            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective "
+            f"({collective_of(odd)}) than the {case.topology.tensor - 1} "
             f"others of its tensor-parallel group ({peers}): the calls do not match, in {call_of(odd.frames[0])}."
         )
         return True, "collective_mismatch", (odd,), sentence
@@ -303,7 +307,8 @@ def _by_topology(case: StackCase) -> _Ruling | None:
     if late:
         ranks = ", ".join(str(p.rank) for p in late[:16])
         sentence = (
-            f"Nobody can be named: the pipeline of one copy of the model has not finished, and all other copies wait for it. Ranks {ranks} of it "
+            "Nobody can be named: the pipeline of one copy of the model has not finished, and all other "
+            f"copies wait for it. Ranks {ranks} of it "
             f"wait for each other: look at the links between these first. {where_all_are(case)}"
         )
         return True, CLASSES[Place.P2P], (), sentence

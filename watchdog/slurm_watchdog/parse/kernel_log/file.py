@@ -59,7 +59,8 @@ def _understood(message: Message) -> Message:
 
 
 _KERNELS_OWN = re.compile(
-    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern|daemon) *:\w+ *: |.{0,90}\bkernel: "
+    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern"
+    r"|daemon) *:\w+ *: |.{0,90}\bkernel: "
 )
 """What stands before the kernel's words in dmesg (with a time since the boot or a date, or with -x), the
 journal and syslog."""

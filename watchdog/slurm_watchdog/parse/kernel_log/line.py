@@ -192,7 +192,8 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
     elif _ASKS_FOR_RESET.search(rest):
         severity, exclude = FaultSeverity.CRITICAL, True
     return replace(
-        fact, xid=number, severity=severity, may_exclude_node=exclude, consequence=row.consequence or "caused by previous xid" in rest
+        fact, xid=number, severity=severity, may_exclude_node=exclude,
+        consequence=row.consequence or "caused by previous xid" in rest
     )  # fmt: skip
 
 

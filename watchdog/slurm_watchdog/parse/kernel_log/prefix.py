@@ -1,4 +1,4 @@
-"""The kernel's own words in a record of /dev/kmsg, and in a line of dmesg, journalctl or a syslog file: its prefix taken off.
+"""Lines of /dev/kmsg, dmesg, journalctl and syslog files without their prefix: the kernel's own message.
 
 Pure. Only the kernel is believed: a record or a pasted line that says it came from a program gives nothing."""
 
@@ -63,16 +63,19 @@ _STAMP = re.compile(
     r"|[^\W\d_]{1,5}\.? [^\[\]]{1,24} \d\d:\d\d:\d\d \d{4}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\[\] ]{0,16})"
     r"(?:\s*<\s*\+?\d*\.\d+>)?\] ?"
 )
-"""`[ 8593.4970]`, `[Sep19 02:29]`, `[Thu Sep 19 02:29:46 2024]` in any language, each with dmesg's `<    0.000012>` or without."""
+"""`[ 8593.4970]`, `[Sep19 02:29]`, `[Thu Sep 19 02:29:46 2024]` in any language, each with or
+without dmesg's `<    0.000012>`."""
 _DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
 _CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
 _DATE = re.compile(
     r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?"  # Sep 19 02:29:46
-    r"|(?:1 )?(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| [A-Z]{2,5})?"  # RFC 5424's begin with 1
+    r"|(?:1 )?(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| "
+    r"[A-Z]{2,5})?"  # RFC 5424's begin with 1
     r"|\d{9,11}\.\d{3,9}) "  # journalctl -o short-unix
 )
 _SOURCE_BEFORE = re.compile(
-    r"[\w./@+-]+:(?:\d+:)? ?(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z]|[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d|\d{4}-\d\d-\d\dT)"
+    r"[\w./@+-]+:(?:\d+:)? ?(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z]|[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d"
+    r"|\d{4}-\d\d-\d\dT)"
 )
 """What grep, pdsh and clush put before a line: a file or a host, only where a time follows."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

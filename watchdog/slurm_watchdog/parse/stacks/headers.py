@@ -13,8 +13,10 @@ from slurm_watchdog.base.structs import Struct
 
 _HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _FILE_WORDS = (
-    r"py-?_?spy|pystack|gdb|faulthandler|fault|traces?|stacks?|stacktraces?|dumps?|threads?|hang|hung|bt|backtraces?|node|host|process|proc|"
-    r"python|raw|all|full|native|output|out|log|stderr|stdout|txt|json|md|report|case|set|main|before|after|first|second|third|final|new|old"
+    r"py-?_?spy|pystack|gdb|faulthandler|fault|traces?|stacks?|stacktraces?|dumps?|threads?|hang|hung|bt"
+    r"|backtraces?|node|host|process|proc|"
+    r"python|raw|all|full|native|output|out|log|stderr|stdout|txt|json|md|report|case|set|main|before"
+    r"|after|first|second|third|final|new|old"
 )
 
 
@@ -58,7 +60,8 @@ _HOST = re.compile(
     rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S
 )
 _STRUCTURAL = re.compile(
-    r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: |Reason: |Permission |Failed to |'
+    r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: '
+    r"|Reason: |Permission |Failed to |"
     r"\s{8,}\S|$|=+ |-+ |#+ |\*+ )"
 )
 
@@ -109,7 +112,8 @@ def _read_ray(match: re.Match[str]) -> DumpHeader | None:
 def _read_host(match: re.Match[str]) -> DumpHeader | None:
     name = match[1]
     if re.fullmatch(
-        r"(?i)error|reason|process|thread|python[\d.]*|warning|info|note|traceback|usage|arguments|locals|file|root|main|"
+        r"(?i)error|reason|process|thread|python[\d.]*|warning|info|note|traceback|usage|arguments|locals"
+        r"|file|root|main|"
         r"py-?spy|pystack|gdb|pdsh|clush|s?run|ssh|sudo|timeout|strace|nsenter|docker|kubectl|(?:ba|da|z)?sh|env",
         name,
     ):
@@ -125,11 +129,14 @@ _TOKEN = re.compile(
     r"""(?ix)
     (?P<local> local[_ -]?rank[_ :=\#-]*(?P<local_value>\d{1,4}) | \bgpu[_ :=\#-]*(?P<gpu>\d)\b )
   | (?P<node_rank> node[_-]rank[_ :=\#-]*(?P<node_rank_value>\d{1,5}) )
-  | (?P<rank> \b(?:global[_ -]?|world[_ -]?)?rank[_ :=\#-]*(?P<rank_value>\d{1,6})(?:\s*(?:/|of)\s*(?P<world>\d{1,6}))? )
+  | (?P<rank> \b(?:global[_ -]?|world[_ -]?)?rank[_ :=\#-]*(?P<rank_value>\d{1,6})
+        (?:\s*(?:/|of)\s*(?P<world>\d{1,6}))? )
   | (?P<pid> \bpid[_ :=\#-]*(?P<pid_value>\d{1,8}) )
-  | (?P<host> \b(?P<word>node(?:name)?|host(?:name)?|machine|server|pod|ip)\b[_ :=\#-]*(?P<host_value>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?) )
+  | (?P<host> \b(?P<word>node(?:name)?|host(?:name)?|machine|server|pod|ip)\b[_ :=\#-]*
+        (?P<host_value>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?) )
   | (?P<date> \d{4}-\d\d-\d\d[T ]?[\d:.,+Z]* | \b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b )
-  | (?P<filler> \b(?:on|at|for|of|from|the|stacks?|traces?|py-?spy|dump(?:ed|s)?|process(?:es)?|begin|end|start|output|python|world|size|main|thread|nodes?|
+  | (?P<filler> \b(?:on|at|for|of|from|the|stacks?|traces?|py-?spy|dump(?:ed|s)?|process(?:es)?|
+        begin|end|start|output|python|world|size|main|thread|nodes?|
         (?:snapshot|attempt|sample|round|dump|job|jobid|step)[ _\#=:]*\d+)\b )
   | (?P<name> [A-Za-z0-9][\w./-]*[A-Za-z0-9] | [A-Za-z0-9] )
     """
@@ -234,7 +241,8 @@ def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
 
 
 _HOST_FILE: Final = re.compile(
-    r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
+    r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker"
+    r"|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
 )
 
 

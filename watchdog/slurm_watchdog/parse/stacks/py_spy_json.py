@@ -132,7 +132,8 @@ def _command(node: Any) -> str:
 def _thread(node: Any) -> ThreadStack | None:
     if not isinstance(node, dict) or not _THREAD_KEYS & node.keys():
         return None
-    frames = next((node[key] for key in ("frames", "stack", "stacktrace") if isinstance(node.get(key), list)), None)  # fmt: skip
+    frames = next((node[key] for key in ("frames", "stack", "stacktrace") if isinstance(node.get(key), list)),
+    None)  # fmt: skip
     if frames is None:
         return None
     name = node.get("thread_name", node.get("name"))
@@ -155,7 +156,8 @@ def _thread(node: Any) -> ThreadStack | None:
 def _frame(node: Any) -> Frame | None:
     if isinstance(node, dict):
         name = node.get("name", node.get("function"))
-        file = next((node[k] for k in ("short_filename", "filename", "file", "module") if isinstance(node.get(k), str)), "")  # fmt: skip
+        file = next((node[k] for k in ("short_filename", "filename", "file",
+        "module") if isinstance(node.get(k), str)), "")  # fmt: skip
         if not isinstance(name, str):
             return None
         return Frame(
@@ -175,7 +177,8 @@ def _frame(node: Any) -> Frame | None:
 
 def _header_of(node: dict[str, Any]) -> DumpHeader:
     values = {str(key).lower(): value for key, value in node.items()}
-    host = next((v for k in ("node", "host", "hostname", "nodename") if isinstance(v := values.get(k), str)), "")  # fmt: skip
+    host = next((v for k in ("node", "host", "hostname", "nodename") if isinstance(v := values.get(k), str)),
+    "")  # fmt: skip
     rank = next((v for k in ("rank", "global_rank") if (v := _integer(values.get(k))) is not None), None)
     return DumpHeader(
         host=host[:100],

@@ -35,8 +35,10 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\s*Process (\d+)(?::\s?(.*))?$")
 _PARENT = re.compile(r"\s*Parent Process (\d+)")
 _ERROR = re.compile(
-    r"\s*(?:Error:\s*)?((?:Failed to (?:suspend|get|attach|find|copy|open|read|lock)|Permission [Dd]enied|Operation not permitted|"
-    r"No such process|[Tt]imed out|[Tt]imeout|Killed|Terminated|Could not attach|Cannot attach|ptrace|EPERM|Couldn't|Process \d+ (?:not|does)|"
+    r"\s*(?:Error:\s*)?((?:Failed to (?:suspend|get|attach|find|copy|open|read|lock)|Permission [Dd]enied"
+    r"|Operation not permitted|"
+    r"No such process|[Tt]imed out|[Tt]imeout|Killed|Terminated|Could not attach|Cannot attach|ptrace"
+    r"|EPERM|Couldn't|Process \d+ (?:not|does)|"
     r"(?:os )?error |No python|The process|process \d+ (?:is|has)|py-spy: (?!command)).*)"
 )
 _ANY_ERROR = re.compile(r"\s*(?:Error|ERROR|error):\s*(.+)")
@@ -45,7 +47,8 @@ _DUMP_ASKED = re.compile(r"\b(?:dump|remote)\b")
 _DUMPED_PID = re.compile(r"(?:--pid|-p|remote)[ =](\d{2,8})\b")
 _GDB_PID = re.compile(r"-p ?(\d{1,9})")
 _RANK_BEFORE_COMMAND = re.compile(
-    r"(?i)\W*(?:global )?rank[ _:=#-]*(\d{1,6})\W+(?:\(gdb\)|Timeout \(|Fatal Python|Attaching|\$|sudo|py-spy|gdb|pystack|thread apply|kill|"
+    r"(?i)\W*(?:global )?rank[ _:=#-]*(\d{1,6})\W+(?:\(gdb\)|Timeout \(|Fatal Python|Attaching|\$|sudo"
+    r"|py-spy|gdb|pystack|thread apply|kill|"
     r"dumping|stack trace).*"
 )
 

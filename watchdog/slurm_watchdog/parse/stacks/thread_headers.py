@@ -9,7 +9,8 @@ from slurm_watchdog.model.evidence import ThreadStack
 
 _SPY_THREAD = re.compile(r'\s*Thread (0x[0-9A-Fa-f]+|\d+)(?: \(([\w+ -]*)\))?(?:: "(.*?)"?)?\s*$')
 _FAULT_THREAD = re.compile(
-    r"\s*(?:Current thread|Thread) (0x[0-9A-Fa-f]+|\d+|[\w-]+)(?:,? ?[\[(](.*?)[\])])? \(most recent call (first|last)\):?"
+    r"\s*(?:Current thread|Thread) (0x[0-9A-Fa-f]+|\d+|[\w-]+)(?:,? ?[\[(](.*?)[\])])? \(most recent "
+    r"call (first|last)\):?"
 )
 _PYSTACK_THREAD = re.compile(
     r"\s*Traceback for thread (\d+)(?: \((.*?)\))?(?: \[(.*?)\])? \(most recent call (first|last)\):?"
@@ -18,7 +19,8 @@ _GDB_THREAD = re.compile(
     r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:'
 )
 _LOOSE_THREAD = re.compile(
-    r"""\s*(?:#\s*|-+\s*)?(?:Stack (?:of|for) )?(?:[Tt]hread)(?:ID| ID| name)?[:=]?\s*["']?([A-Za-z][\w-]*?)["']?\s*\(?(?:ident|id|tid)?[=: ]*(\d+|0x[0-9a-f]+)?[^)]*\)?:?\s*-*$"""
+    r"""\s*(?:#\s*|-+\s*)?(?:Stack (?:of|for) )?(?:[Tt]hread)(?:ID| ID| name)?[:=]?\s*["']?([A-Za-z][\w-]*?)"""
+    r"""["']?\s*\(?(?:ident|id|tid)?[=: ]*(\d+|0x[0-9a-f]+)?[^)]*\)?:?\s*-*$"""
 )
 
 

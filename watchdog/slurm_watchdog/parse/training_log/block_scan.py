@@ -38,11 +38,11 @@ IN_FULL = 128
 STEPS_IN_FULL = 32
 """So many if they can only be steps or phases."""
 BARREN = 256
-"""With `ShapeMemory.only_last`: of a shape whose first lines, so many, all said nothing, the others are sampled at once."""
+"""With `ShapeMemory.only_last`: after so many lines of a shape without a fact its other lines are sampled."""
 EVENLY = 8
 """Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
 SAMPLE_PIECES = 8
-"""With `ShapeMemory.only_last`, of so many pieces in which nothing is new one is parsed, and the last one of each block."""
+"""With `ShapeMemory.only_last`: of so many pieces without a new shape one is parsed, and the last one of a block."""
 MAX_SHAPES = 512
 """Shapes that are remembered from piece to piece; then counting starts again. A shape is as long as its line."""
 MAX_SHAPE_BYTES = 512
@@ -158,8 +158,8 @@ def _needles_of(_site: SiteRows) -> Needles:
 def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...] = ()) -> Scan:
     """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
 
-    With a `ShapeMemory` that is given again for the next block, what is said a thousand times is parsed IN_FULL times and then
-    sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
+    With a `ShapeMemory` that is given again for the next block, lines of one shape are parsed IN_FULL times
+    and then sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
 
     With patterns of a site's `own`, which have no needles, each shape may say something: it costs a few times as much.
     """

@@ -41,22 +41,27 @@ CLOCKS = (1.0, 10.0, 100.0, 1e3, 1e6, 1e9, 1 / 60, 1 / 3600)
 CLOCK_SLACK = 0.12
 
 WORDS = (
-    b"loss", b"lr", b"learning", b"grad", b"gnorm", b"acc ", b"acc=", b"acc:", b"accuracy", b"ppl", b"perplexity", b"reward", b"nll", b"bpb", b"mse", b"psnr",
+    b"loss", b"lr", b"learning", b"grad", b"gnorm", b"acc ", b"acc=", b"acc:", b"accuracy", b"ppl",
+    b"perplexity", b"reward", b"nll", b"bpb", b"mse", b"psnr",
     b"mfu", b"verlust", b"perte", b"entropy",
 )  # fmt: skip
 _TRAINING = re.compile(
-    r"(?<![a-z])(?:\w*loss|lr|learning[ _-]?rate|grad(?:ient)?[ _-]?norm|gnorm|acc|accuracy|ppl|perplexity|reward|nll|bpb|mse|psnr|mfu"
+    r"(?<![a-z])(?:\w*loss|lr|learning[ _-]?rate|grad(?:ient)?[ _-]?norm|gnorm|acc|accuracy|ppl"
+    r"|perplexity|reward|nll|bpb|mse|psnr|mfu"
     r"|verlust|perte|entropy)(?![a-z])",
     re.IGNORECASE,
 )
 _OTHER = re.compile(
-    r"heart-?beat|\balive\b|\bping\b|\bpulse\b|uptime|elapsed|\bpid\b|\bmem(?:ory)?\b|\b[kmg]i?b\b|\butil|\btemp|\bwatts?\b|\bcpu\b|\bretr(?:y|ies)"
-    r"|\battempt|\bpoll|\bwait|\bsleep|\bqueue|\bmonitor|\bhealth|\bwatchdog|\bstatus\b|\bval(?:id\w*)?\b|\beval\w*|\btest\w*|\bcheckpoint|\bsav(?:e|ing)"
+    r"heart-?beat|\balive\b|\bping\b|\bpulse\b|uptime|elapsed|\bpid\b|\bmem(?:ory)?\b|\b[kmg]i?b\b|\butil"
+    r"|\btemp|\bwatts?\b|\bcpu\b|\bretr(?:y|ies)"
+    r"|\battempt|\bpoll|\bwait|\bsleep|\bqueue|\bmonitor|\bhealth|\bwatchdog|\bstatus\b|\bval(?:id\w*)?\b"
+    r"|\beval\w*|\btest\w*|\bcheckpoint|\bsav(?:e|ing)"
     r"|\bnccl\b|\bversion|\bload|\bcache|\bredraw|\bsync\b|\bbest\b|\berror",
     re.IGNORECASE,
 )
 _TIMES = re.compile(
-    r"\d{4}[-/]\d\d[-/]\d\d|\d\d[-/]\d\d[-/]\d{2,4}|\d{1,3}:\d\d(?::\d\d)?(?:[.,]\d+)?|\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b|0x[0-9a-fA-F]+"
+    r"\d{4}[-/]\d\d[-/]\d\d|\d\d[-/]\d\d[-/]\d{2,4}|\d{1,3}:\d\d(?::\d\d)?(?:[.,]\d+)?"
+    r"|\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b|0x[0-9a-fA-F]+"
 )
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _LETTERS_WITH_NUMBERS = re.compile(r"[A-Za-z_]+\d+\w*")

@@ -226,7 +226,7 @@ HEALTHY = (
 @pytest.mark.parametrize("tell", HEALTHY)
 @pytest.mark.parametrize("shape", SHAPES[:2])
 @pytest.mark.parametrize("power", [True, False])
-def test_nobody_is_accused_of(tell: Any, shape: dict[str, Any], power: bool) -> None:
+def test_replay_of_a_healthy_story_reports_nothing(tell: Any, shape: dict[str, Any], power: bool) -> None:
     story = Story(**shape, power=power)
     tell(story)
     assert [(i.kind, i.state, i.summary) for i in play(story).incidents] == []

@@ -140,7 +140,7 @@ def test_a_loss_that_becomes_nan_is_that_and_no_stall(log: str) -> None:
 
 @pytest.mark.parametrize("author", AUTHORS)
 @pytest.mark.parametrize("doing", ["saves", "computes"])
-def test_nobody_is_accused_while_rank_0_works_and_the_others_wait(author: str, doing: str) -> None:
+def test_sparse_trace_with_rank_0_working_names_no_culprit(author: str, doing: str) -> None:
     trace = Trace(AUTHORS[author])
     trace.go_on(300, steps=True)
     trace.doing = {**dict.fromkeys(range(8), "spins"), 0: doing}
@@ -373,7 +373,7 @@ def test_a_file_without_its_mount_is_on_the_topmost_directory() -> None:
 
 
 @pytest.mark.parametrize("path", ["/dev/nvidia3", "pipe:[4711]", "/proc/41003/status", "socket:[99]"])
-def test_what_is_no_file_on_a_disk_has_no_mount(path: str) -> None:
+def test_sparse_trace_path_outside_a_disk_has_no_mount(path: str) -> None:
     trace = Trace()
     trace.go_on(300, steps=True)
     for line in trace.lines:

@@ -140,7 +140,7 @@ WELL = (
 
 
 @pytest.mark.parametrize("story", WELL, ids=lambda story: story.__name__)
-def test_nobody_is_accused_of(story: Callable[[], Trace]) -> None:
+def test_replay_of_a_healthy_story_reports_nothing(story: Callable[[], Trace]) -> None:
     assert [(each.kind, each.summary) for each in story().told()] == []
 
 

@@ -57,7 +57,7 @@ def test_a_dump_of_py_spy() -> None:
     assert threads[2].name == "MainThread"
 
 
-def test_who_holds_the_interpreters_lock_is_told() -> None:
+def test_group_stacks_name_the_holder_of_the_interpreters_lock() -> None:
     rows = json.loads(DUMP)
     rows[1]["owns_gil"] = True
     assert [thread.owns_gil for thread in parse_dump(json.dumps(rows).encode())] == [False, True, False]

@@ -82,7 +82,7 @@ def stalled(view: JobView) -> Finding:
     return found
 
 
-def test_what_a_rank_does_is_seen_by_its_gpu_and_then_by_its_process() -> None:
+def test_rank_activity_is_read_from_its_gpu_and_then_its_process() -> None:
     rows = {
         RankState.WORKS: four("trains", 0.0),
         RankState.SPINS: four("spins", 0.0),
@@ -193,7 +193,7 @@ def test_nothing_is_wrong_with(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_nobody_is_accused_if(name: str) -> None:
+def test_rank_activity_hang_and_stall_are_not_reported_if(name: str) -> None:
     assert hang(UNSEEN[name]).truth is not Truth.BAD
     assert stalled(UNSEEN[name]).truth is not Truth.BAD
 

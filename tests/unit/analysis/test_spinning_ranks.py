@@ -76,7 +76,7 @@ def test_a_package_s_init_file_and_a_function_called_match_are_no_proof_of_work(
     assert judge(view(lambda s: look([frame, *SPIN], at_s=s), age_s=1700.0)).truth is Truth.BAD
 
 
-def test_it_is_told_after_five_minutes_with_its_line_and_not_acted_on() -> None:
+def test_spinning_rank_is_reported_after_five_minutes_with_its_line_and_not_acted_on() -> None:
     found = judge(view())
     assert (found.truth, found.actionable, [c.rank for c in found.culprits]) == (Truth.BAD, False, [3])
     assert "goes round in train_epoch (t.py:88): seen there 7 times within 4 min" in found.summary
@@ -85,11 +85,11 @@ def test_it_is_told_after_five_minutes_with_its_line_and_not_acted_on() -> None:
     assert other.truth is not Truth.BAD
 
 
-def test_it_is_acted_on_no_earlier_than_a_rank_that_works() -> None:
+def test_spinning_rank_is_acted_on_no_earlier_than_a_rank_that_works() -> None:
     assert [judge(view(age_s=age_s)).actionable for age_s in (1790.0, 1850.0)] == [False, True]
 
 
-def test_it_is_not_told_before_its_time() -> None:
+def test_spinning_rank_is_not_reported_before_the_limit() -> None:
     assert judge(view(age_s=290.0)).truth is Truth.UNKNOWN
 
 
@@ -137,7 +137,7 @@ def test_the_first_rank_of_a_node_may_well_have_something_to_do_alone(rank: int)
     assert (found.truth, [c.rank for c in found.culprits]) == (Truth.BAD, [rank])
 
 
-def test_what_is_called_after_waiting_is_told_of_any_rank() -> None:
+def test_spinning_rank_in_a_function_named_for_waiting_is_reported_for_any_rank() -> None:
     def at(at_s: float) -> ProcessStack:
         return look(["wait_for_flag (t.py:9)", *SPIN[1:]], rank=0, at_s=at_s)
 
@@ -200,7 +200,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", OTHERWISE)
-def test_what_else_is_known_or_not_known_of_it_acquits_it(what: str) -> None:
+def test_spinning_rank_is_cleared_by_any_contrary_or_missing_fact(what: str) -> None:
     assert judge(view(**OTHERWISE[what])).truth is not Truth.BAD
 
 
@@ -254,7 +254,7 @@ def test_a_program_that_wanders_over_many_lines_is_nobody_s_small_loop(lines: li
         assert len(seen_now.stacks) <= 8
 
 
-def test_what_goes_round_is_named_by_the_program_s_own_function() -> None:
+def test_spinning_rank_is_reported_with_the_programs_own_function() -> None:
     inner = ("Condition.__exit__ (threading.py:275)", "Queue.get (queue.py:165)", "drain (t.py:19)")
     (seen_now,) = follow({}, [look([*inner, *SPIN[1:]])], 0.0).values()
     assert where(seen_now) == "drain (t.py:19)"

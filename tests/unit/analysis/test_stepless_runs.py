@@ -235,7 +235,7 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("case", HEALTHY)
-def test_nobody_is_accused_of_a_run_without_steps_that(case: str) -> None:
+def test_stepless_run_is_not_reported_if_it(case: str) -> None:
     assert hang(HEALTHY[case]).truth is not Truth.BAD
     assert stalled(HEALTHY[case]).truth is not Truth.BAD
 
@@ -309,7 +309,7 @@ def test_a_dump_that_lacks_a_rank_ends_the_row_and_proves_nothing() -> None:
     assert len(snapshot_views(run, 300.0)) == 3
 
 
-def test_what_took_long_before_a_run_trained_is_no_pace_of_it() -> None:
+def test_stepless_run_learns_no_pace_from_before_it_trained() -> None:
     build = ("wait (ninja.py)", "main (t.py)")
     start = [two(60.0 * n, build, build, 5.0) for n in range(6)]
     later = [(600.0 + at, stacks) for at, stacks in TRAINING]

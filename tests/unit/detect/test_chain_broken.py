@@ -47,13 +47,13 @@ def test_a_job_that_was_requeued_before_and_is_not_any_more_is_a_chain_of_its_ow
     assert judge(ended("NODE_FAIL", **{**own, "run": past(first_step=1, restarts=1)})) == []
 
 
-def test_what_follows_gets_its_time_to_appear() -> None:
+def test_chain_broken_waits_for_the_successor_to_appear() -> None:
     (finding,) = judge(ended(ended_at=NOW - 299))
     assert finding.truth is Truth.UNKNOWN
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
-def test_who_is_done_or_was_stopped_by_a_person_breaks_nothing(state: str) -> None:
+def test_chain_broken_ignores_jobs_that_completed_or_were_cancelled(state: str) -> None:
     assert [f.truth for f in judge(ended(state))] == [Truth.OK]
 
 

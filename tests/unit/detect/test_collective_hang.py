@@ -332,7 +332,7 @@ def test_a_rank_that_has_no_peers_is_not_accused_while_its_loaders_work_or_are_n
 @pytest.mark.parametrize(
     ("rank", "age_s", "told"), [(2, 65.0, True), (1, 65.0, False), (None, 65.0, False), (2, 900.0, False)]
 )
-def test_what_the_culprit_said_since_the_last_step_is_told_with_it(rank, age_s, told) -> None:
+def test_collective_hang_reports_the_culprits_errors_since_the_last_step(rank, age_s, told) -> None:
     given = {"kind": EventKind.ERROR, "job_id": "7", "age_s": 0.0, "source": "l", "rank": rank}
     head = Event(**given, pattern="traceback", line="Traceback (most recent call last):")
     error = Event(**given, pattern="python_exception", line="ValueError: shapes do not fit")
@@ -386,7 +386,7 @@ def test_ranks_that_wait_for_others_to_join_name_those_of_whom_no_process_was_se
         {"snapshots": ()},
     ],
 )
-def test_nobody_is_absent_while_it_is_early_or_all_are_there_or_something_is_not_known(
+def test_collective_hang_reports_no_absent_rank_early_or_with_all_present_or_missing_facts(
     changes: dict[str, Any],
 ) -> None:
     assert "has been seen" not in " ".join(each.reason or "" for each in starting(**changes).culprits)

@@ -128,6 +128,6 @@ def test_no_incident_if(name: str) -> None:
     assert bad(HEALTHY[name]) == []
 
 
-def test_what_is_over_is_said_to_be_so() -> None:
+def test_disk_full_is_ok_after_a_successful_write() -> None:
     for name in ("a probe could write since", "it is long ago", "the kernel said so long ago"):
         assert [finding.truth for finding in judge(HEALTHY[name])] == [Truth.OK]

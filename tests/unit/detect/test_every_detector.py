@@ -187,7 +187,7 @@ def test_each_tells_it_and_is_no_more_severe_than_it_declares(spec: DetectorSpec
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_lost_makes_no_detector_tell_more(kind: IncidentKind) -> None:
+def test_every_detector_reports_no_more_when_data_is_lost(kind: IncidentKind) -> None:
     view = WRONG[kind]
     before = accused(bad(view))
     for less in (*holes(view), *lists_without_one(view)):

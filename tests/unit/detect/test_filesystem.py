@@ -141,7 +141,7 @@ def test_while_nobody_has_answered_nothing_is_said_and_then_nothing_is_done() ->
     assert not late[IncidentKind.FILESYSTEM_STALL].actionable
 
 
-def test_what_a_silent_node_said_last_convicts_nobody() -> None:
+def test_filesystem_last_report_of_a_silent_node_is_no_evidence() -> None:
     found = judge(stuck(0), answers=[("n2", YES)], reporting_nodes=("n2", "n3"))
     assert truths(found) == (Truth.UNKNOWN, Truth.UNKNOWN)
 

@@ -170,7 +170,7 @@ def test_a_card_that_nvml_does_not_list_is_named_by_its_address() -> None:
         ({"pcie_link_width": 8, "pcie_link_width_max": 16}, Severity.WARNING),
     ],
 )
-def test_what_the_card_says_of_itself_is_told(changes: dict[str, Any], severity: Severity) -> None:
+def test_gpu_fault_reports_the_cards_own_fault_flags(changes: dict[str, Any], severity: Severity) -> None:
     (found,) = faults(nodes(gpus=(card(**changes),)))
     assert found.severity is severity
 

@@ -143,7 +143,7 @@ def test_a_header_that_comes_behind_what_its_rank_said_of_a_lost_peer_is_no_caus
     assert finding.culprits == () and "no line says why" in finding.summary
 
 
-def test_what_the_kernel_said_at_that_time_is_a_fact_and_names_nobody() -> None:
+def test_log_error_adds_kernel_lines_of_that_time_as_facts_only() -> None:
     line = "oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=103,uid=1000"
     kill = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=0, line=line)
     seen_at = tuple(SeenEvent(at=at, event=kill) for at in (NOW - 3000, NOW - 45))
@@ -344,7 +344,7 @@ def test_a_module_and_its_line_in_brackets_are_no_rank() -> None:
         assert said(line) == (None, None, None)
 
 
-def test_what_a_failure_costs_is_said_as_far_as_it_is_known() -> None:
+def test_log_error_reports_the_lost_work_as_far_as_it_is_known() -> None:
     assert (
         work_lost(past(checkpoint_step=None))
         == ("last step 450; no complete checkpoint of this run was seen, where this run began at step 401",)
@@ -390,7 +390,7 @@ def test_a_normal_end_is_no_incident_whatever_the_log_says(state: str) -> None:
 
 
 @pytest.mark.parametrize("why", ["DUE TO PREEMPTION", "DUE TO JOB REQUEUE", "DUE TO TIME LIMIT", ""])
-def test_what_is_logged_while_a_run_is_ended_from_outside_is_no_cause(why: str) -> None:
+def test_log_error_takes_lines_during_an_outside_end_for_no_cause(why: str) -> None:
     line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 {why} ***"
     late = tuple((age_s - 10, text) for age_s, text in KEY_ERROR)
     view = job(job=slurm_job(restarts=1), progress=None, past=(past((43.0, line), *late, *LOST),))

@@ -205,7 +205,7 @@ def clusters(draw: st.DrawFn) -> ClusterView:
 
 @given(clusters(), st.data())
 @settings(max_examples=80, deadline=None)
-def test_what_is_not_known_makes_nothing_bad_that_was_not(view: ClusterView, data: st.DataObject) -> None:
+def test_detectors_report_nothing_new_when_facts_are_missing(view: ClusterView, data: st.DataObject) -> None:
     before = bad(view)
     every = list(cuts(view))
     for place in data.draw(st.lists(st.integers(0, len(every) - 1), min_size=6, max_size=6)):
@@ -222,7 +222,7 @@ def test_what_is_not_known_makes_nothing_bad_that_was_not(view: ClusterView, dat
 
 
 @pytest.mark.parametrize("name", [*HEALTHY, *UNSEEN])
-def test_nobody_is_accused_of_a_healthy_job_of_which_less_is_known(name: str) -> None:
+def test_detectors_name_no_culprit_of_a_healthy_job_with_missing_facts(name: str) -> None:
     """Every hole, in every healthy thing that looks ill and everything that is not known well enough."""
     view = cluster({**HEALTHY, **UNSEEN}[name])
     before = bad(view)

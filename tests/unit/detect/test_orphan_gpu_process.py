@@ -93,18 +93,18 @@ def test_jobs_users_and_those_without_a_job_are_told_apart() -> None:
     assert not any(each.processes for each in found[3:])
 
 
-def test_what_an_earlier_run_left_is_not_said_to_be_of_a_job_that_is_over() -> None:
+def test_orphan_of_an_earlier_run_is_not_attributed_to_a_finished_job() -> None:
     again = JobView(job=slurm_job(job_id="6", restarts=1), run_age_s=100.0)
     (found,) = orphan_gpu_process.detect(ClusterView(now=NOW, jobs=(again,), nodes=(node("n1", HOLDER),)))
     assert found.summary.startswith("1 process of an earlier run of eve's job 6 still holds")
 
 
-def test_nobody_is_an_orphan_while_it_is_not_known_which_jobs_run() -> None:
+def test_orphan_is_unknown_while_running_jobs_are_not_known() -> None:
     (found,) = look(node("n1", replace(HOLDER, orphan_for_s=None)))
     assert (found.truth, found.culprits) == (Truth.UNKNOWN, ())
 
 
-def test_it_is_over_when_no_node_has_any_of_them_left() -> None:
+def test_orphan_is_resolved_when_no_node_has_any_left() -> None:
     gone, left = node("n1", released=(held(0),)), node("n2", held(1))
     assert look(gone, left)[0].truth is Truth.BAD
     (found,) = look(gone, node("n2", released=(held(1),)))

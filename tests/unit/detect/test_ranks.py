@@ -105,7 +105,7 @@ def test_a_rank_that_is_gone_is_told_within_seconds() -> None:
     ],
     ids=["just now", "many", "not begun", "after the last step", "ending", "silent node", "one of two"],
 )
-def test_what_may_be_an_ending_or_is_not_known_is_not_told(view: JobView) -> None:
+def test_dead_rank_is_not_reported_in_an_ending_or_with_missing_facts(view: JobView) -> None:
     assert died(view).truth is Truth.UNKNOWN
 
 
@@ -226,7 +226,7 @@ def test_the_one_idle_gpu_among_busy_ones_is_named() -> None:
     ids=["short", "within its limit", "half of them", "makes steps", "checkpoint in the log", "evaluation", "checkpoint on disk", "computes",
          "moves data", "not known", "two ranks", "silent node", "peers only just busy"],
 )  # fmt: skip
-def test_what_has_another_reason_is_not_told(view: JobView) -> None:
+def test_gpu_idle_rank_is_not_reported_where_another_reason_explains_it(view: JobView) -> None:
     assert idle(view).truth is not Truth.BAD
 
 

@@ -101,7 +101,7 @@ def test_the_one_node_that_is_unlike_the_others_is_named_with_its_card(name: str
 
 
 @pytest.mark.parametrize("name", SIGNS)
-def test_what_many_nodes_have_is_not_what_makes_one_slow(name: str) -> None:
+def test_slow_node_ignores_signs_shared_by_many_nodes(name: str) -> None:
     odd, _ = SIGNS[name]
     assert judge(view({"n2": odd, "n3": odd})).truth is Truth.UNKNOWN
 
@@ -148,7 +148,7 @@ NOBODY: dict[str, Callable[[], ClusterView]] = {
 
 
 @pytest.mark.parametrize("name", NOBODY)
-def test_nobody_is_named_if_there_is(name: str) -> None:
+def test_slow_node_names_no_node_if_there_is(name: str) -> None:
     finding = judge(NOBODY[name]())
     assert finding.truth is not Truth.BAD
     assert finding.culprits == ()
@@ -165,7 +165,7 @@ def test_of_two_cards_with_the_same_sign_none_is_chosen_by_its_place() -> None:
         assert sorted(c.gpu_uuid or "" for c in found.culprits) == ["GPU-n2-0", "GPU-n2-1"]
 
 
-def test_what_three_cards_of_a_node_have_is_the_nodes() -> None:
+def test_slow_node_attributes_signs_of_three_cards_to_the_node() -> None:
     slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
     three = tuple(RankGpu(rank=9 + i, pid=200 + i, view=card(i, node="n2", **slow)) for i in range(3))
     found = judge(view(gpus=(*(g for g in cards() if g.view.node != "n2"), *three)))

@@ -231,7 +231,7 @@ def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) ->
 
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
-def test_what_looks_as_ever_at_a_glance_is_no_slowdown_at_a_close_look(noise: float) -> None:
+def test_slow_job_finds_no_slowdown_in_noise_at_any_resolution(noise: float) -> None:
     chance, glances = random.Random(7), 0
     for _ in range(60):
         factor, at, length = (

@@ -249,7 +249,7 @@ ECHOES = {
 
 
 @pytest.mark.parametrize("log", ECHOES.values(), ids=ECHOES)
-def test_who_is_ended_while_it_works_accuses_nobody(log: str) -> None:
+def test_a_rank_ended_while_it_works_names_no_culprit(log: str) -> None:
     cause = live(log)
     assert cause is None or (cause.only_consequence and cause.rank is None), cause
 
@@ -286,7 +286,7 @@ def test_a_line_that_only_looks_like_it_is_no_ending(line: str) -> None:
     assert ending_of(line) is None
 
 
-def test_what_a_run_says_after_we_ended_it_is_our_doing_and_what_it_said_before_was_reported() -> None:
+def test_lines_after_we_ended_a_run_are_no_cause_and_earlier_ones_were_reported() -> None:
     raised = "[rank1]: RuntimeError: bad sample in shard 17\n"
     (error,) = past_of(raised).errors
     assert find_cause(replace(past_of(raised), touched_at=error.at - 1.0)) is None

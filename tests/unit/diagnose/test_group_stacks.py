@@ -73,7 +73,7 @@ def test_all_wait_in_a_collective_but_one_in_a_place_that_does_not_end_one_snaps
 
 
 @pytest.mark.parametrize("odd", [FORWARD, SAVE, UPLOAD, LOG, COMPILE, EVALUATE, DEVICE, BACKWARD])
-def test_what_ends_by_itself_convicts_nobody_without_a_clock(odd: Sequence[str]) -> None:
+def test_group_stacks_of_a_wait_that_ends_by_itself_name_no_culprit_without_a_clock(odd: Sequence[str]) -> None:
     found = verdict(BARRIER, BARRIER, odd, BARRIER, BARRIER)
     assert (found.is_hang, found.culprits) == (False, ())
     assert [each.rank for each in found.odd] == [2]
@@ -184,13 +184,13 @@ def test_the_name_of_a_tool_is_no_host() -> None:
     assert [(each.rank, each.node) for each in found.culprits] == [(3, "")]
 
 
-def test_who_waits_for_its_gpu_within_a_collective_waits_for_its_peers() -> None:
+def test_group_stacks_of_a_gpu_wait_inside_a_collective_are_a_wait_for_peers() -> None:
     within = ("synchronize (torch/cuda/__init__.py:892)", *REDUCE)
     assert said(verdict(REDUCE, within, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "collective", [])
     assert said(verdict(REDUCE, DEVICE, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "device_wait", [1])
 
 
-def test_who_reads_what_a_program_prints_waits_for_that_program() -> None:
+def test_group_stacks_of_a_rank_that_reads_a_programs_output_are_a_wait_for_that_program() -> None:
     reads = (
         "select (selectors.py:415)", "_communicate (subprocess.py:2115)", "communicate (subprocess.py:1209)",
         "check_output (subprocess.py:466)", "git_hash (utils/vcs.py:9)", *TAIL,
@@ -198,7 +198,7 @@ def test_who_reads_what_a_program_prints_waits_for_that_program() -> None:
     assert said(verdict(REDUCE, reads, REDUCE, REDUCE, since=HOUR, step=2)) == (True, "subprocess", [1])
 
 
-def test_who_still_uploads_while_the_others_end_is_named_when_time_is_over() -> None:
+def test_group_stacks_of_a_rank_that_uploads_while_others_end_name_it_after_the_limit() -> None:
     assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY)) == (True, "teardown", [])
     assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY, since=600, step=2)) == (True, "teardown", [])
     assert said(verdict(DESTROY, DESTROY, UPLOAD, DESTROY, since=HOUR, step=2)) == (True, "teardown", [2])
@@ -259,7 +259,7 @@ def test_a_logger_that_waits_for_its_lock_waits_for_a_lock() -> None:
     assert said(verdict(REDUCE, REDUCE, logger, REDUCE, since=HOUR, step=5)) == (True, "lock", [2])
 
 
-def test_who_holds_the_interpreters_lock_is_told() -> None:
+def test_group_stacks_name_the_holder_of_the_interpreters_lock() -> None:
     holder = 'Thread 77 (active+gil): "feeder"\n    pack (native_pack.py:3)\n'
     idle = (f"step ({'model.py'}:3)", *TAIL)
     text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, idle) + holder

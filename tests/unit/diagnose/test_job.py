@@ -86,7 +86,7 @@ SHUTDOWN = ("_shutdown (threading.py)",)
 
 
 @pytest.mark.parametrize(("known", "where"), [(LAST, SHUTDOWN), (LATE, SHUTDOWN), (LAST, COMPUTE)])
-def test_who_stays_when_the_training_is_over_is_named_and_those_that_left_are_not(
+def test_diagnosis_after_the_last_step_names_the_ranks_that_stay_and_not_those_that_left(
     known: Progress, where: tuple[str, ...]
 ) -> None:
     processes = tuple(seen(rank, gone_s=None if rank == 1 else 100.0) for rank in range(4))
@@ -183,7 +183,7 @@ def test_a_short_wait_for_a_disk_is_shown_and_accuses_nobody() -> None:
     assert found.culprits == ()
 
 
-def test_who_waits_for_a_file_lock_is_told_with_its_holder_and_not_accused_for_it() -> None:
+def test_diagnosis_shows_a_wait_for_a_file_lock_with_its_holder_and_names_no_culprit_for_it() -> None:
     lock = LockWait(kind="FLOCK WRITE", file="08:02:77", holder_pid=55, holder="python")
     gathered = JobEvidence(snapshots=still(COMPUTE, COMPUTE, COMPUTE, COMPUTE), locks={("n2", 103): lock})
     found = said(job(progress=LATE), gathered)

@@ -74,7 +74,7 @@ def test_small_differences_between_healthy_gpus_are_none(odd: dict[str, object])
         ({"memory_total_bytes": 40 << 30}, "memory is 40 GiB"),
     ],
 )
-def test_what_gpus_of_one_job_have_in_common(odd: dict[str, object], word: str) -> None:
+def test_outliers_of_gpus_have_a_line_for_each_odd_value(odd: dict[str, object], word: str) -> None:
     (line,) = lines(job(**odd))
     assert word in line
 

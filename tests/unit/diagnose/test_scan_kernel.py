@@ -76,7 +76,7 @@ def test_the_node_is_taken_from_the_line(form: str) -> None:
     assert line.node == "node-7"
 
 
-def test_what_a_program_says_in_the_kernels_words_is_not_believed() -> None:
+def test_scan_kernel_ignores_programs_that_imitate_kernel_lines() -> None:
     assert not judged(f"Sep 19 02:29:46 node-7 myprog[12]: {BUS}")
     assert not judged(json.dumps({"_TRANSPORT": "stdout", "SYSLOG_IDENTIFIER": "train", "MESSAGE": BUS}))
     assert not judged(f"11,4982,8593497005,-;{BUS}")
@@ -87,7 +87,7 @@ def test_a_file_in_front_of_a_line_is_no_node() -> None:
     assert line.node is None
 
 
-def test_what_follows_a_gpu_off_the_bus_is_its_consequence() -> None:
+def test_scan_kernel_takes_lines_after_a_lost_gpu_for_its_consequences() -> None:
     lines = by_line(
         "\n".join(
             [
@@ -163,7 +163,7 @@ def test_the_newest_first_is_read_the_other_way_round() -> None:
     assert (lines[1].because_of, lines[2].role) == (2, "cause")
 
 
-def test_what_answered_again_is_said_to_be_over() -> None:
+def test_scan_kernel_reports_a_recovered_device_as_over() -> None:
     lines = by_line(f"[1.0] {NFS}\n[99.0] nfs: server nas02 OK\n[100.0] nfs: server nas01 OK")
     assert lines[1].over_at == 3
 

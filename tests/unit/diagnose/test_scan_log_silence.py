@@ -78,7 +78,7 @@ swanlab: Upload failed, Max retries exceeded with url: /metrics
 """
 
 
-def test_what_a_tracker_of_experiments_says_of_its_network_is_no_error_wherever_it_stands() -> None:
+def test_scan_log_takes_network_errors_of_an_experiment_tracker_for_no_error() -> None:
     text = log("2026-05-01 10:00:00", "%Y-%m-%d %H:%M:%S")
     assert read(text + TRACKERS).sources[0].errors == []
     assert verdict_of(text + TRACKERS, at="2026-05-01 10:31:00") is None

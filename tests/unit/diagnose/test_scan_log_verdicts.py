@@ -141,7 +141,7 @@ def test_a_ramp_of_the_batch_is_no_change_of_speed() -> None:
     assert read(text).rows()[0]["throughput_changes"] == []
 
 
-def test_what_people_tell_of_errors_is_no_error() -> None:
+def test_scan_log_takes_prose_about_errors_for_no_error() -> None:
     told = (
         "Last week we had CUDA errors, NCCL errors and nodes that ran out of memory, but our run went "
         "on after each of them.\n"

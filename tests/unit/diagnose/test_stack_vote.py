@@ -135,7 +135,7 @@ def test_ranks_that_all_compute_convict_nobody() -> None:
     assert vote(still(COMPUTE, SAVE, LOADER, BACKWARD)).waiting == 0
 
 
-def test_nobody_is_named_where_there_is_no_clear_majority() -> None:
+def test_vote_without_a_clear_majority_names_no_rank() -> None:
     assert outside(still(BACKWARD, BACKWARD, LOADER, LOADER)) == []
     assert outside(still(COMPUTE, COMPUTE, LOADER, SAVE)) == []
     assert outside(still(RECV, LOADER, LOADER, LOADER)) == []

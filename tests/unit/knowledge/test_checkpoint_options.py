@@ -79,7 +79,7 @@ def test_every_row_has_a_case(option: str) -> None:
         "",
     ],
 )
-def test_what_is_no_directory_is_left_out(line: str) -> None:
+def test_checkpoint_options_without_a_directory_are_left_out(line: str) -> None:
     assert directories_in(line.split(" "), "/data") == ()
 
 

@@ -44,7 +44,7 @@ def test_recognise_what_builds_on_another_one_wins_in_any_order() -> None:
     assert recognise(lightning, recognise(quiet)) == recognise(quiet, recognise(lightning)) == "lightning"
 
 
-def test_what_to_do_is_a_sentence_for_every_framework_and_for_none() -> None:
+def test_framework_advice_is_a_sentence_for_every_framework_and_for_none() -> None:
     for row in FRAMEWORKS:
         assert what_to_do(row.name) == row.advice and title_of(row.name) == row.title
         assert not row.advice.endswith(".") and row.advice[0].islower()

@@ -136,7 +136,7 @@ def test_the_word_about_a_process_that_is_no_rank_names_nobody() -> None:
     assert cause is not None and cause.rank is None
 
 
-def test_what_the_controller_of_a_run_sums_up_is_no_exception_of_the_program() -> None:
+def test_ray_summary_of_the_run_controller_is_no_exception_of_the_program() -> None:
     fact = parse_line(SUMMED_UP)
     assert fact is not None and fact.pattern == "ray_actor_died"
     assert verdict_of(LOST_WORKER) == ("ray_actor_died", 1, "192.0.2.2")
@@ -160,7 +160,7 @@ DIED_984 = (DIED.format(984), "ray_actor_died", None)
         (HEADER, (LOST, "peer_lost", 0), DIED_984, HEADER),
     ],
 )
-def test_what_a_survivor_says_after_rays_word_of_a_death_accuses_it_of_nothing(said: Said) -> None:
+def test_ray_errors_of_a_survivor_after_a_death_do_not_name_it(said: Said) -> None:
     cause = find_cause(run_with(*said))
     assert cause is not None and cause.only_consequence
     assert (cause.rank, cause.pid) == (1, 984)

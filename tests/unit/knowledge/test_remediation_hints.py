@@ -138,7 +138,7 @@ def test_there_are_never_more_than_a_few() -> None:
         assert 0 < len(hints_for(class_name, text)) <= MAX_HINTS
 
 
-def test_what_the_words_say_stands_before_what_the_class_says() -> None:
+def test_hint_by_words_comes_before_hint_by_class() -> None:
     first, *_ = hints_for("infiniband", TEXTS["infiniband_error_12"][1])
     assert first is BY_NAME["infiniband_error_12"].hint
 

@@ -186,7 +186,7 @@ not: acme: granted
         ("[part A]\npattern: a\n" * (MAX_ROWS + 1), f"a site may have {MAX_ROWS}"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_a_site_is_said_with_its_place(text: str, said: str) -> None:
+def test_site_file_errors_name_their_place(text: str, said: str) -> None:
     _, problems = read_site([SiteText(file="/etc/a.conf", text=text)], shipped_parts())
     assert any(said in problem for problem in problems), problems
     assert all(problem.startswith("/etc/a.conf:") for problem in problems)

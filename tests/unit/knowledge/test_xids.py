@@ -30,7 +30,7 @@ def test_the_signatures_of_logs_name_each_xid_of_lost_gpus_and_of_their_memory()
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
-def test_what_is_usually_the_application_never_excludes_a_node(number: int) -> None:
+def test_xid_of_an_application_never_excludes_a_node(number: int) -> None:
     row = describe_xid(number)
     assert row.blame == "application"
     assert not row.may_exclude_node
@@ -38,7 +38,7 @@ def test_what_is_usually_the_application_never_excludes_a_node(number: int) -> N
 
 
 @pytest.mark.parametrize("number", [48, 63, 64, 74, 79, 92, 95, 119, 120])
-def test_what_is_usually_the_hardware_says_so(number: int) -> None:
+def test_xid_of_hardware_says_so(number: int) -> None:
     assert describe_xid(number).blame == "hardware"
 
 
@@ -50,7 +50,7 @@ def test_a_gpu_that_is_broken_or_needs_a_reset_may_exclude_its_node(number: int)
 
 
 @pytest.mark.parametrize("number", [63, 92, 93, 94, 121, 154, 156, 176])
-def test_what_was_corrected_contained_or_only_recorded_excludes_nothing(number: int) -> None:
+def test_xid_that_was_corrected_contained_or_recorded_excludes_nothing(number: int) -> None:
     assert not describe_xid(number).may_exclude_node
 
 

@@ -178,7 +178,7 @@ def test_an_address_in_hexadecimal_makes_no_new_shape() -> None:
     assert scan(b"\n".join(lines)).parsed < 1_000
 
 
-def test_what_was_seen_in_one_block_is_only_sampled_in_the_next() -> None:
+def test_scan_samples_shapes_known_from_an_earlier_block() -> None:
     seen, block = ShapeMemory(), b"\n".join(cascade(1000))
     first, second = scan(block, seen), scan(block, seen)
     assert first.parsed >= IN_FULL

@@ -148,7 +148,7 @@ def test_a_record_says_who_wrote_it_and_when() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b";", b"x;y", b"1,2;y", b"1,2,x,-;y", b"\xff\xfe\x00", b"6,339,5140900,-"]
 )
-def test_what_is_no_record_is_none(data: bytes) -> None:
+def test_parse_record_of_invalid_bytes_is_none(data: bytes) -> None:
     assert parse_record(data) is None
 
 
@@ -256,7 +256,7 @@ def test_a_row_that_may_take_a_node_away_has_a_prefix_that_no_program_s_name_can
     assert row.highest_level <= 4 or addressed or row.regex.pattern.startswith("pcieport ")
 
 
-def test_what_the_kernel_holds_for_information_takes_no_node_away() -> None:
+def test_kernel_line_of_informational_level_excludes_no_node() -> None:
     line = "nvme nvme4: Disabling device after reset failure: -19"
     for level, excludes in ((3, True), (4, True), (6, False), (None, True)):
         fact = parse_message(line, level)

@@ -93,7 +93,7 @@ def test_tokens_are_a_count_and_no_step() -> None:
 
 
 @pytest.mark.parametrize("line", ["it ,, L=1 t=1s", "it 99999999999999999999999999 L=1 t=1s", "it 5"])
-def test_what_is_no_number_says_nothing(line: str) -> None:
+def test_site_pattern_with_an_invalid_number_gives_no_fact(line: str) -> None:
     assert parse_line(line, rows(OURS)) is None
 
 

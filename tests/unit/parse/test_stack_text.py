@@ -90,7 +90,7 @@ def test_native_frames() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_stands_around_the_lines_does_not_disturb(change) -> None:
+def test_parse_stacks_ignores_text_around_the_lines(change) -> None:
     dump = the_one(change(SPY))
     assert (dump.pid, calls(dump)) == (4711, ["barrier", "<lambda>", "<module>"])
 

@@ -97,7 +97,7 @@ def test_a_file_that_is_no_trace_ends_with_a_sentence_and_code_2(tmp_path: Path,
     assert "Traceback" not in result.stderr
 
 
-def test_what_cannot_be_opened_is_told_and_the_others_are_replayed(tmp_path: Path) -> None:
+def test_cli_replay_reports_unreadable_files_and_replays_the_others(tmp_path: Path) -> None:
     result = run("--json", tmp_path / "missing", tmp_path, OUTAGE)
     assert result.exit_code == 2
     assert [i["kind"] for i in json.loads(result.stdout)] == ["filesystem_outage"]

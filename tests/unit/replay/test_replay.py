@@ -205,7 +205,7 @@ def test_a_kernel_line_a_probe_and_a_checkpoint_reach_the_views() -> None:
 # have been done
 
 
-def test_it_only_observes_unless_the_configuration_says_act_and_never_acts() -> None:
+def test_replay_observes_unless_configured_to_act_and_never_acts() -> None:
     lines = list(traces.filesystem_stall())
     for config, wanted in (("", "observed"), ("mode: act", "allowed")):
         outcome = play(lines, config)

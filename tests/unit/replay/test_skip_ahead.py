@@ -59,7 +59,7 @@ def test_a_job_that_is_not_as_ever_is_looked_at_again_at_once(view: JobView) -> 
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_so_is_a_cluster_in_which_something_is_not_as_ever(changes: dict[str, Any]) -> None:
+def test_skip_ahead_is_zero_when_anything_is_unusual(changes: dict[str, Any]) -> None:
     assert calm(job(), **changes) == 0.0
 
 

@@ -49,7 +49,7 @@ def test_one_that_its_card_does_not_list_any_more_holds_the_memory_that_is_still
     assert after(100.0, [rank(1, state="Z")], card(0), card(1, (), 520)) == ()
 
 
-def test_nobody_is_an_orphan_whose_job_goes_on_or_is_not_known() -> None:
+def test_trace_process_of_a_running_or_unknown_job_is_no_orphan() -> None:
     assert after(100.0, [rank(1)], card(1, (101,), 520), over={}) == ()
     assert after(100.0, [], card(1, (4242,), 520)) == ()
 
@@ -62,7 +62,7 @@ def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None
     ]
 
 
-def test_nobody_is_seated_where_it_does_not_fit() -> None:
+def test_trace_gpus_are_not_assigned_where_counts_do_not_match() -> None:
     cards = (card(0, None), card(1, None))
     for ranks in ([], [rank(0)], [rank(0), rank(1), rank(2)], [rank(0), rank(1, job_id="8")]):
         assert assign_gpus(cards, ranks, {}) == cards

@@ -212,7 +212,7 @@ def test_a_trace_that_goes_on_a_year_later_is_read_on() -> None:
     assert not tally.skipped
 
 
-def test_what_was_said_within_half_a_second_is_one_moment() -> None:
+def test_trace_records_within_half_a_second_are_one_moment() -> None:
     found, _ = batches(at(1), at(1.2), at(1.4), at(1.6), at(9))
     assert [(m.t, len(m.records)) for m in moments(found)] == [(1.4, 3), (1.6, 1), (9, 1)]
 

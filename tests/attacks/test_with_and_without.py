@@ -63,6 +63,8 @@ from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, report_rate
+from tests.builders.forged_kernel_lines import forgeries
+from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.trusting import trusting
@@ -70,8 +72,6 @@ from tests.unit.agent.test_identity_cache import IDENTIFY, World
 from tests.unit.agent.test_workers import Asker, everything_of
 from tests.unit.controller import test_by_user as two_users
 from tests.unit.controller.test_access import MARK, PEOPLE, doors
-from tests.unit.model.test_kill_switch import PROGRAM_PATHS
-from tests.unit.parse.test_kernel_lines import forgeries
 
 MALLORY, VICTIM = 1500, 1501
 JOB = "7"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.replay.test_outsider import JOB, NODES, Trace
+from tests.builders.sparse_trace import JOB, NODES, Trace
 
 EIGHT = range(8)
 Change = Callable[[dict[str, Any]], None]

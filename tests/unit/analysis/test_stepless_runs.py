@@ -21,6 +21,7 @@ from slurm_watchdog.model.cluster_view import ErrorLine, JobView, LogView, Motio
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind
+from tests.builders.rank_activity import card
 from tests.builders.views import (
     BACKWARD,
     BARRIER,
@@ -34,7 +35,6 @@ from tests.builders.views import (
     snapshot,
     stack,
 )
-from tests.unit.analysis.test_rank_activity import card
 
 NOW = 10_000.0
 HANG, STALLED = CollectiveHang(), StalledProgress()

@@ -4,28 +4,20 @@ no chain."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from slurm_watchdog.detect.chain_broken import detect
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.past_runs import EndedJob
-from tests.builders.views import cluster, slurm_job
-from tests.unit.detect.test_log_error import NOW, past
+from tests.builders.ended_jobs import ended
+from tests.builders.logged_runs import NOW, past
+from tests.builders.views import cluster
 
 
 @dataclass(frozen=True)
 class Settings:
     grace: float = 300.0
-
-
-def ended(state: str = "FAILED", **changes: Any) -> EndedJob:
-    given: dict[str, Any] = {
-        "job": slurm_job(job_id="9", state=state, name="m4", user="u"), "ended_at": NOW - 400.0, "last_step": 450,
-        "total_steps": 1000, "preceded_by": ("7", "8"), "run": past(restarts=0),
-    }  # fmt: skip
-    return EndedJob(**{**given, **changes})
 
 
 def judge(*jobs: EndedJob) -> list[Finding]:

@@ -13,10 +13,10 @@ from slurm_watchdog.detect.crash_loop import detect
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
+from tests.builders.crash_loops import DEAD, ERROR, STARTING, run
+from tests.builders.logged_runs import NOW
 from tests.builders.views import cluster, job, progress, slurm_job
-from tests.unit.detect.test_log_error import NOW, SEATS, logged
 
-ERROR = "[rank3]: FileNotFoundError: [Errno 2] No such file or directory: '/data/train.idx'"
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
 
 
@@ -26,24 +26,7 @@ class Settings:
     within: float = 1800.0
 
 
-def run(number: int, *lines: str, **changes: Any) -> PastRun:
-    began_at = NOW - 1000.0 + 100.0 * number
-    given: dict[str, Any] = {
-        "restarts": number, "began_at": began_at, "ended_at": began_at + 40.0, "steps_seen": 0, "log_read": True,
-        "errors": logged(*((NOW - began_at - 35.0, line) for line in lines)), "ranks": 4,
-        "nodes": ("n1", "n2"), "seats": SEATS,
-    }  # fmt: skip
-    return PastRun(**{**given, **changes})
-
-
 LONG = run(0, ERROR, steps_seen=400, first_step=1, last_step=1006, ended_at=NOW - 950)
-DEAD = tuple(run(number, ERROR) for number in range(3))
-STARTING: dict[str, Any] = {
-    "job": slurm_job(restarts=3),
-    "progress": None,
-    "processes": (),
-    "run_age_s": 10.0,
-}
 
 
 def judge(past: tuple[PastRun, ...], **changes: Any) -> Finding:

@@ -4,7 +4,6 @@ and node."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -12,36 +11,17 @@ from slurm_watchdog.detect.disk_full import detect
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.model.cluster_view import Checkpoint, ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
-from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenMount
-from slurm_watchdog.model.observations import FaultSeverity, MountProbe, NodeEvent
+from slurm_watchdog.model.node_view import SeenEvent
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.past_runs import EndedJob
+from tests.builders.full_disks import ENOSPC, NOW, STANDS, mount, node
+from tests.builders.logged_runs import errors
 from tests.builders.views import cluster, job, progress, slurm_job
-from tests.unit.detect.test_log_error import errors
-
-NOW = 10_000.0
-ENOSPC = "OSError: [Errno 28] No space left on device: '/shared/ckpt/step_400/rank3.pt'"
 
 
 @dataclass(frozen=True)
 class Settings:
     recent: float = 600.0
-
-
-def mount(
-    point: str = "/shared", error: str | None = None, *, at: float = NOW - 5, **changes: Any
-) -> SeenMount:
-    given = {
-        "mount": point,
-        "responding": True,
-        "seconds": 0.1,
-        "fs_type": "nfs4",
-        "device": "server:/export",
-    }
-    return SeenMount(at=at, probe=MountProbe(**{**given, "error": error, **changes}))
-
-
-def node(name: str, *mounts: SeenMount, events: tuple[SeenEvent, ...] = ()) -> NodeView:
-    return NodeView(name=name, reported_at=NOW - 2, mounts=mounts, events=events)
 
 
 def kernel(age_s: float = 30.0, severity: FaultSeverity = FaultSeverity.ERROR) -> SeenEvent:
@@ -58,9 +38,6 @@ def judge(view: ClusterView) -> list[Finding]:
 
 def bad(view: ClusterView) -> list[Finding]:
     return [finding for finding in judge(view) if finding.truth is Truth.BAD]
-
-
-STANDS = {"errors": errors((30.0, f"[rank3]: {ENOSPC}")), "progress": progress(40.0)}
 
 
 def test_a_log_line_is_about_the_mount_that_its_file_lies_on() -> None:

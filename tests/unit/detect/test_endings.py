@@ -14,8 +14,9 @@ from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
 from slurm_watchdog.model.observations import Event, EventKind
+from tests.builders.endings import done
+from tests.builders.rank_activity import four, rank
 from tests.builders.views import BARRIER, SAVE, cluster, job, progress, slurm_job, snapshot, stack, still
-from tests.unit.analysis.test_rank_activity import four, rank
 
 TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "main (t.py)")
 
@@ -23,12 +24,6 @@ TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "ma
 def wedged(view: JobView) -> Finding:
     (found,) = wedged_teardown.detect(cluster(view), WedgedTeardown(), CollectiveHang())
     return found
-
-
-def done(age_s: float = 610.0, doing: str = "idles", cpu: float | None = 0.0, **changes: Any) -> JobView:
-    """Four ranks that made the last of 1000 steps so long ago."""
-    given = {"progress": progress(age_s, step=1000, total_steps=1000)}
-    return four(doing, cpu, **{**given, **changes})
 
 
 def error(age_s: float, **changes: Any) -> ErrorLine:

@@ -26,6 +26,17 @@ from slurm_watchdog.model.cluster_view import (
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
+from tests.builders import crash_loops as loops
+from tests.builders import full_disks as disks
+from tests.builders import gpu_faults as gpus
+from tests.builders import logged_runs as logs
+from tests.builders import lost_nodes as nodes
+from tests.builders import slow_nodes as slow
+from tests.builders.eight_ranks import eight
+from tests.builders.ended_jobs import ended as link
+from tests.builders.endings import done
+from tests.builders.missing_data import bad, holes, shuffled
+from tests.builders.rank_activity import IDLE_RANK, NOW, card, four
 from tests.builders.views import (
     BARRIER,
     LOADER,
@@ -39,17 +50,6 @@ from tests.builders.views import (
     stack,
     still,
 )
-from tests.unit.analysis.test_rank_activity import IDLE_RANK, card, four
-from tests.unit.detect import test_crash_loop as loops
-from tests.unit.detect import test_disk_full as disks
-from tests.unit.detect import test_gpu as gpus
-from tests.unit.detect import test_log_error as logs
-from tests.unit.detect import test_nodes as nodes
-from tests.unit.detect import test_slow_node as slow
-from tests.unit.detect.test_chain_broken import ended as link
-from tests.unit.detect.test_endings import done
-from tests.unit.detect.test_missing_data import NOW, _shuffled, bad, holes
-from tests.unit.detect.test_ranks import eight
 
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)
@@ -278,7 +278,7 @@ def test_the_order_in_which_things_are_listed_changes_no_verdict(kind: IncidentK
 
     before = told(view)
     for seed in range(10):
-        assert told(_shuffled(view, Random(seed))) == before
+        assert told(shuffled(view, Random(seed))) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,8 +12,8 @@ from slurm_watchdog.detect.lingering_job import detect
 from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Process, Role
+from tests.builders.rank_activity import card, rank
 from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
-from tests.unit.analysis.test_rank_activity import card, rank
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepT
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, Gpu
+from tests.builders.eight_ranks import eight
 from tests.builders.views import BARRIER, LOADER, SAVE, cluster, job, progress, seen, slurm_job, still
 
 NOW = 10_000.0
@@ -72,13 +73,6 @@ def test_nothing_is_cleared_while_a_node_is_silent() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ dead
-
-
-def eight(*dead: tuple[int, float], **changes: Any) -> JobView:
-    """Eight ranks; of `dead` (rank, seconds) are gone."""
-    gone = dict(dead)
-    processes = tuple(seen(rank, gone_s=gone.get(rank)) for rank in range(8))
-    return job(**{"processes": processes, "progress": progress(20.0, total_steps=1000), **changes})
 
 
 def died(view: JobView) -> Finding:

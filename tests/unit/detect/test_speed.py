@@ -16,14 +16,10 @@ from slurm_watchdog.detect.loss_spike import LossSpike
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
+from tests.builders.step_noise import noisy
 from tests.builders.views import cluster, job
 
 NOW = 10_000.0
-
-
-def noisy(levels: Sequence[float], seed: int, noise: float = 0.02) -> list[float]:
-    chance = random.Random(seed)
-    return [level * (1 + chance.gauss(0, noise)) for level in levels]
 
 
 def judged(seconds: Sequence[float], **changes: object) -> Finding:

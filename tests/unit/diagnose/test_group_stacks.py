@@ -73,7 +73,9 @@ def test_all_wait_in_a_collective_but_one_in_a_place_that_does_not_end_one_snaps
 
 
 @pytest.mark.parametrize("odd", [FORWARD, SAVE, UPLOAD, LOG, COMPILE, EVALUATE, DEVICE, BACKWARD])
-def test_group_stacks_of_a_wait_that_ends_by_itself_name_no_culprit_without_a_clock(odd: Sequence[str]) -> None:
+def test_group_stacks_of_a_wait_that_ends_by_itself_name_no_culprit_without_a_clock(
+    odd: Sequence[str],
+) -> None:
     found = verdict(BARRIER, BARRIER, odd, BARRIER, BARRIER)
     assert (found.is_hang, found.culprits) == (False, ())
     assert [each.rank for each in found.odd] == [2]

@@ -22,6 +22,7 @@ from slurm_watchdog.model.kill_switch import (
     problem_of_path,
     problem_of_prefix,
 )
+from tests.builders.program_paths import PROGRAM_PATHS
 
 ALPHABET = set(string.ascii_letters + string.digits + " .,:_/-")
 HOSTILE = st.text(max_size=400) | st.text("$`\\\"'();&|<>{}[]*?!#~\n\r\0", max_size=60)
@@ -47,12 +48,6 @@ def test_a_shell_that_takes_it_for_a_script_finds_no_command_in_it(tmp_path: Pat
     script.write_text(compose_line(dict.fromkeys(FIELDS, attack)))
     subprocess.run(["/bin/sh", script], env={"PATH": str(tmp_path)}, capture_output=True, check=False)
     assert not (tmp_path / "owned").exists()
-
-
-PROGRAM_PATHS = (
-    ".ssh/rc", ".bashrc.d/x", ".config/autostart/x.desktop", ".config/systemd/user/x.service", ".local/bin/ls", "bin/ls", "a/bin/ls",
-    ".bash_profile", ".pythonrc", "venv/lib/python3.11/site-packages/x.pth", ".git/hooks/pre-commit", "etc/profile.d/x", ".x/y/z", "a/.b/c",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("path", PROGRAM_PATHS)

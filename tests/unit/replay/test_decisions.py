@@ -12,9 +12,9 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Fence, Verdict
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.replay.decisions import ReplayExecutor
+from tests.builders.replayed import play
 from tests.builders.views import slurm_job
 from tests.replay.write_traces import JOB, NODES, everybody, training
-from tests.unit.replay.test_replay import play
 
 Line = dict[str, Any]
 CONFIG = """

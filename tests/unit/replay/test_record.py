@@ -35,9 +35,9 @@ from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, ParseStats
+from tests.builders.replayed import play, verdict
 from tests.builders.views import LOADER, RECV, process, slurm_job, stack
 from tests.replay import write_traces as traces
-from tests.unit.replay.test_replay import play, verdict
 
 
 class Recording(ClusterState):

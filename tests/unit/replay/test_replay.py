@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,29 +15,16 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
+from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids
 from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
 from slurm_watchdog.trace.records import ParseStats
+from tests.builders.replayed import Line, play, verdict
 from tests.replay import write_traces as traces
 from tests.replay.write_traces import JOB, everybody, job, log, rank, step, stuck, training
-
-Line = dict[str, Any]
-
-
-def play(lines: Iterable[Line | bytes], config: str = "") -> Outcome:
-    data = b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
-    return replay(io.BytesIO(data).read, parse_config(config) if config else Config(), numbered_ids())
 
 
 def fired(outcome: Outcome) -> list[str]:
     return sorted(str(each.kind) for each in outcome.incidents if each.fired_at is not None)
-
-
-def verdict(outcome: Outcome) -> list[Any]:
-    return [
-        (i.kind, i.state, i.opened_at, i.fired_at, i.resolved_at, i.job_ids, i.culprits, i.summary)
-        for i in outcome.incidents
-    ]
 
 
 def outage(pids: bool = True) -> list[Line]:

@@ -319,7 +319,8 @@ def tell(nodes: int = 4) -> int:
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
             teller.say(
                 "we",
-                f"while this runs, the page: http://{PAGE}; metrics: {_metrics(cluster)} (make demo KEEP=1 leaves it up)",
+                f"while this runs, the page: http://{PAGE}; metrics: {_metrics(cluster)} (make demo KEEP=1 "
+                "leaves it up)",
             )
             story = Story(cluster, watchdog, teller, cards)
             story.begin()

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tests.bench.figures import Figures
-from tests.unit.cli.test_cli import FakeController, job, status
+from tests.builders.cli import FakeController, job, status
 
 NODES = 10_000
 NODES_OF_A_JOB = 8

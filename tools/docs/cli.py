@@ -40,7 +40,8 @@ def write() -> str:
     context = click.Context(group, info_name=NAME)
     commands = [(name, group.commands[name]) for name in group.list_commands(context)]
     listed = ["| command | does |", "|---|---|"]
-    listed += [f"| [`{NAME} {name}`](#{name}) | {command.get_short_help_str(200)} |" for name, command in commands]  # fmt: skip
+    listed += [f"| [`{NAME} {name}`](#{name}) | {command.get_short_help_str(200)} |" for name,
+        command in commands]  # fmt: skip
     head = HEAD.format(
         commands="\n".join(listed),
         epilog=" ".join((group.epilog or "").split()).replace("Exit codes:", "**Exit codes:**", 1),

@@ -132,8 +132,8 @@ def section(row: Row) -> str:
     lines += [f"- **{label}:** {text}" for label, text in facts(row.docstring).items()]
     lines.append(f"- **Ladder:** {long_ladder(row)}.")
     if row.explained_by:
-        lines.append(f"- **Explained by:** {', '.join(f'`{kind}`' for kind in row.explained_by)}: if one of these is about the same "
-                     "job, this one is not announced.")  # fmt: skip
+        lines.append(f"- **Explained by:** {', '.join(f'`{kind}`' for kind in row.explained_by)}: if one of these "
+            "is about the same job, this one is not announced.")  # fmt: skip
     if row.hint:
         lines += [f"- **Usually:** {row.hint.usually}", f"- **Try next:** {row.hint.try_next}"]
     options = rows_of(type(row.settings))

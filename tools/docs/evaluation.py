@@ -35,8 +35,9 @@ def sentence(results: Mapping[str, Any]) -> str:
         else "all found in time, with the right culprit and without another incident"
     )
     return (
-        f"{sum(row['runs'] for row in cases)} runs of {len({row['case'] for row in cases})} cases, {verdict}; "
-        f"{sum(row['hours'] for row in healthy):,.0f} healthy job-hours, {sum(row['false'] for row in healthy)} false incidents."
+        f"{sum(row['runs'] for row in cases)} runs of {len({row['case'] for row in cases})} cases, "
+        f"{verdict}; {sum(row['hours'] for row in healthy):,.0f} healthy job-hours, "
+        f"{sum(row['false'] for row in healthy)} false incidents."
     )
 
 
@@ -49,8 +50,8 @@ def accuracy(results: Mapping[str, Any]) -> str:
         "",
         "| case | runs | found | right culprit | seconds to verdict, p50 / p99 | other incidents |",
         "|---|---|---|---|---|---|",
-        *(f"| {_name(row)} | {row['runs']} | {_percent(row['found'])} | {_percent(row['culprit'])} | {_s(row['p50_s'])} / {_s(row['p99_s'])} | "
-          f"{row['false']} |" for row in cases),
+        *(f"| {_name(row)} | {row['runs']} | {_percent(row['found'])} | {_percent(row['culprit'])} | "
+                f"{_s(row['p50_s'])} / {_s(row['p99_s'])} | {row['false']} |" for row in cases),
         "",
         "What healthy jobs did, for how long:",
         "",

@@ -77,8 +77,8 @@ def figures() -> str:
     found = re.search(r"^\d+ frameworks, .+$", FRAMEWORKS.read_text(encoding="utf-8"), re.MULTILINE)
     assert found is not None, "docs/frameworks.md has lost its line of figures"
     return (
-        f"- **Simulated clusters** ([Evaluation](docs/evaluation.md), with real jobs on a real Slurm): {evaluation.sentence(results)}\n"
-        f"- **Real frameworks** ([page](docs/frameworks.md)): {found[0]}"
+        "- **Simulated clusters** ([Evaluation](docs/evaluation.md), with real jobs on a real Slurm): "
+        f"{evaluation.sentence(results)}\n- **Real frameworks** ([page](docs/frameworks.md)): {found[0]}"
     )
 
 

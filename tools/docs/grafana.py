@@ -81,7 +81,8 @@ def number(
     *,
     colours: Sequence[tuple[float, str]] = (),
 ) -> Any:
-    """One figure. `colours`: from which value on it has which colour; below the first it is green, without any it has none."""
+    """One figure. `colours`: from which value on it has which colour; below the first it is green, without
+    any it has none."""
     panel = placed(stat.Panel(), title, text, width, 4).unit(unit).with_target(query(expression))
     if not colours:
         return panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("text"))
@@ -193,12 +194,15 @@ def cluster() -> Any:
         "What runs, what is wrong, what was done.",
         [
             number("jobs watched", "Jobs that run and are judged.", f"count({W}job_progress_age_seconds) or vector(0)"),
-            number("incidents firing", "Open now, of all kinds.", f'sum({W}incidents{{state="firing"}})', colours=[(1, "red")]),
+            number("incidents firing", "Open now, of all kinds.", f'sum({W}incidents{{state="firing"}})',
+            colours=[(1, "red")]),
             number("nodes reporting", "Nodes whose agents report.", f'{W}nodes{{state="reporting"}}'),
-            number("nodes silent", "Their agents do not report: nothing is known of them.", f'{W}nodes{{state="silent"}}', colours=[(1, "orange")]),
+            number("nodes silent", "Their agents do not report: nothing is known of them.",
+            f'{W}nodes{{state="silent"}}', colours=[(1, "orange")]),
             listing(
                 "jobs nearest to their limit",
-                "Time since the last step, as a share of the time at which the job counts as hanging. 1 and more: beyond it.",
+                "Time since the last step, as a share of the time at which the job counts as hanging. 1 and "
+                "more: beyond it.",
                 f"topk(20, {W}job_progress_age_seconds / on (job_id) ({W}job_stall_limit_seconds > 0))",
                 "percentunit",
             ).data_links([dashboard.DashboardLink("curves of this job").type(DashboardLinkType.LINK).url(OF_JOB)]),
@@ -231,12 +235,14 @@ def cluster() -> Any:
             ),
             number(
                 "GPU-hours saved",
-                "In the time shown: GPUs of jobs that were brought back by themselves, times the hours until a person would have (above).",
+                "In the time shown: GPUs of jobs that were brought back by themselves, times the hours "
+                "until a person would have (above).",
                 f"sum(increase({W}restarted_gpus_total[$__range])) * $hours",
             ),
             bars(
                 "GPU-hours lost, an hour",
-                "standstill: a job in an incident holds its GPUs and makes no step. redone: steps that a restart made again.",
+                "standstill: a job in an incident holds its GPUs and makes no step. redone: steps that a "
+                "restart made again.",
                 {"{{why}}": f"sum by (why) (increase({W}lost_gpu_seconds_total[1h])) / 3600"},
             ),
             curves("nodes", "By what their agents do.", {"{{state}}": f"{W}nodes"}),
@@ -265,7 +271,8 @@ def job() -> Any:
             number("step", "Newest step of the present run.", f'{W}job_step{{job_id="$job"}}'),
             number("step time", "Median of the recent ones.", f'{W}job_step_seconds{{job_id="$job"}}', "s"),
             number("since the last step", "", f'{W}job_progress_age_seconds{{job_id="$job"}}', "s"),
-            number("limit", "It counts as hanging when no step came for so long.", f'{W}job_stall_limit_seconds{{job_id="$job"}}', "s"),
+            number("limit", "It counts as hanging when no step came for so long.",
+            f'{W}job_stall_limit_seconds{{job_id="$job"}}', "s"),
             band("phase", "By what its log says.", f'{W}job_phase{{job_id="$job"}}', "{{phase}}"),
             band("ladder", "What is being done about it, operation by operation.", operation, "{{operation}}"),
             curves(
@@ -277,22 +284,31 @@ def job() -> Any:
             curves(
                 "since the last step, and the limit",
                 "A saw tooth is health. A ramp that reaches the limit is a hang.",
-                {"since the last step": f'{W}job_progress_age_seconds{{job_id="$job"}}', "limit": f'{W}job_stall_limit_seconds{{job_id="$job"}}'},
+                {"since the last step": f'{W}job_progress_age_seconds{{job_id="$job"}}',
+                "limit": f'{W}job_stall_limit_seconds{{job_id="$job"}}'},
                 "s",
             ),
-            heat("GPU utilisation by rank", "1 also while a GPU spins in a collective; a rank that stands alone at 0 is the one to look at.",
+            heat("GPU utilisation by rank",
+            "1 also while a GPU spins in a collective; a rank that stands alone at 0 is the one to "
+                    "look at.",
                  f"{W}gpu_utilization_ratio {of_job}", "rank {{rank}}", "percentunit"),
             heat("GPU clock by rank", "A card that is slower than its peers under load.",
                  f"{W}gpu_sm_clock_hertz {of_job}", "rank {{rank}}", "hertz"),
-            heat("GPU power by rank", "Low beside 100 % utilisation: it waits.", f"{W}gpu_power_watts {of_job}", "rank {{rank}}", "watt"),
+            heat("GPU power by rank", "Low beside 100 % utilisation: it waits.", f"{W}gpu_power_watts {of_job}",
+                "rank {{rank}}", "watt"),
             heat("blocked in one system call, by rank", "Seconds that its longest blocked thread has been in one call.",
-                 f'max by (rank) ({W}process_uninterruptible_seconds{{job_id="$job"}}) or on () vector(0)', "rank {{rank}}", "s"),
+                 f'max by (rank) ({W}process_uninterruptible_seconds{{job_id="$job"}}) or on () vector(0)',
+                 "rank {{rank}}", "s"),
             bars("errors in the log", "Lines that are kept of the present run, by signature.", {"{{pattern}}": errors}),
-            bars("kernel and driver, on its nodes", "Errors only.", {"{{name}} on {{instance}}": f"increase({said}[5m]) {of_nodes}"}),
+            bars("kernel and driver, on its nodes", "Errors only.",
+            {"{{name}} on {{instance}}": f"increase({said}[5m]) {of_nodes}"}),
             curves("newest complete checkpoint", "Its age: what a restart would cost at most.",
-                   {"age": f'max({W}checkpoint_age_seconds{{job_id="$job"}}) or on () {W}job_progress_age_seconds{{job_id="$job"}}'}, "s"),
-            curves("DCGM: tensor cores active, by rank", "With NVIDIA's dcgm-exporter beside ours: joined by the card's UUID.",
-                   {"rank {{rank}}": 'label_replace(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, "gpu_uuid", "$1", "UUID", "(.*)") ' + of_job}, "percentunit"),
+                   {"age": f'max({W}checkpoint_age_seconds{{job_id="$job"}}) or on () '
+                           f'{W}job_progress_age_seconds{{job_id="$job"}}'}, "s"),
+            curves("DCGM: tensor cores active, by rank",
+                   "With NVIDIA's dcgm-exporter beside ours: joined by the card's UUID.",
+                   {"rank {{rank}}": 'label_replace(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE, "gpu_uuid", "$1", "UUID", '
+                           '"(.*)") ' + of_job}, "percentunit"),
         ],
         (choice("job", "Job", f"label_values({W}job_progress_age_seconds, job_id)"),),
         (
@@ -316,11 +332,13 @@ def node() -> Any:
             curves("GPU temperature", "", {"GPU {{gpu}}": f"{W}gpu_temperature_celsius{here}"}, "celsius"),
             curves("GPU memory", "", {"GPU {{gpu}}": f"{W}gpu_memory_used_bytes{here}"}, "bytes"),
             curves("health of the cards", "Uncorrected memory errors, Xids, links that are down.",
-                   {"GPU {{gpu}} uncorrected": f"{W}gpu_ecc_uncorrected_errors_total{here}", "GPU {{gpu}} links down": f"{W}gpu_nvlinks_down{here}"}),
+                   {"GPU {{gpu}} uncorrected": f"{W}gpu_ecc_uncorrected_errors_total{here}",
+                   "GPU {{gpu}} links down": f"{W}gpu_nvlinks_down{here}"}),
             curves("probe of each mount", "", {"{{mount}}": f"{W}mount_probe_seconds{here}"}, "s"),
             curves("what has not come back", "Children of the agent that hang: a mount or the driver does.",
                    {"{{probe}}": f"{W}probe_hung{here} or on () vector(0)"}, "s"),
-            bars("kernel and driver", "What they said, by severity.", {"{{severity}}": f"sum by (severity) (increase({W}node_events_total{here}[5m])) or on () vector(0)"}),
+            bars("kernel and driver", "What they said, by severity.",
+                {"{{severity}}": f"sum by (severity) (increase({W}node_events_total{here}[5m])) or on () vector(0)"}),
             curves("processes that no job owns", "They hold a GPU.", {"GPU {{gpu}}": f"{W}gpu_orphans{here}"}),
         ],
         (choice("node", "Node", f"label_values({W}agent_build_info, instance)"),),
@@ -340,17 +358,27 @@ def itself() -> Any:
         "slurm-watchdog: the watchdog itself",
         "Does it see, does it keep up, what does it cost?",
         [
-            number("since the last judgement", "More than a minute: it is dead.", f"time() - {W}controller_last_complete_tick_timestamp_seconds", "s", colours=[(30, "orange"), (60, "red")]),
+            number("since the last judgement", "More than a minute: it is dead.",
+            f"time() - {W}controller_last_complete_tick_timestamp_seconds", "s", colours=[(30, "orange"), (60, "red")]),
             number("agents", "That Prometheus scrapes.", f"count({W}agent_build_info)"),
-            number("collectors that fail", "On all nodes: what they would see is unknown.", f"count({W}collector_success == 0) or vector(0)", colours=[(1, "orange")]),
-            number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)", colours=[(1, "orange")]),
-            curves("reports", "As the controller counts them, a second.", {"{{outcome}}": f"sum by (outcome) (rate({W}reports_total[5m]))"}),
-            curves("requests to Slurm", "A second.", {"{{call}} {{outcome}}": f"sum by (call, outcome) (rate({W}slurm_requests_total[5m]))"}),
+            number("collectors that fail", "On all nodes: what they would see is unknown.",
+            f"count({W}collector_success == 0) or vector(0)", colours=[(1, "orange")]),
+            number("children that hang", "On all nodes.", f"count({W}probe_hung) or vector(0)", colours=[(1,
+            "orange")]),
+            curves("reports", "As the controller counts them, a second.",
+            {"{{outcome}}": f"sum by (outcome) (rate({W}reports_total[5m]))"}),
+            curves("requests to Slurm", "A second.",
+            {"{{call}} {{outcome}}": f"sum by (call, outcome) (rate({W}slurm_requests_total[5m]))"}),
             curves("slowest ticks", "The 99th percentile of agents and controller.", slow, "s"),
-            curves("collectors", "The slowest node's time for each.", {"{{collector}}": f"max by (collector) ({W}collector_duration_seconds)"}, "s"),
-            curves("versions", "One version apart is understood.", {"agents {{version}}": f"count by (version) ({W}agent_build_info)", "controller {{version}}": f"{W}build_info"}),
-            curves("detectors that raised", "A defect of ours.", {"all": f"sum(increase({W}detector_failures_total[15m]))"}),
-            curves("reports that wait on nodes", "They wait for the controller.", {"all nodes": f"sum({W}spool_bytes)"}, "bytes"),
+            curves("collectors", "The slowest node's time for each.",
+            {"{{collector}}": f"max by (collector) ({W}collector_duration_seconds)"}, "s"),
+            curves("versions", "One version apart is understood.",
+            {"agents {{version}}": f"count by (version) ({W}agent_build_info)",
+            "controller {{version}}": f"{W}build_info"}),
+            curves("detectors that raised", "A defect of ours.",
+            {"all": f"sum(increase({W}detector_failures_total[15m]))"}),
+            curves("reports that wait on nodes", "They wait for the controller.",
+            {"all nodes": f"sum({W}spool_bytes)"}, "bytes"),
             curves("logs not read yet", "", {"all nodes": f"sum({W}log_lag_bytes)"}, "bytes"),
         ],
     )  # fmt: skip

@@ -20,7 +20,8 @@ from slurm_watchdog.model.report import Report
 FILE = Path(__file__).parents[2] / "docs/metrics.md"
 
 UNITS = {
-    "timestamp_seconds": "seconds since the epoch", "seconds": "seconds", "bytes": "bytes", "hertz": "hertz", "watts": "watts",
+    "timestamp_seconds": "seconds since the epoch", "seconds": "seconds", "bytes": "bytes", "hertz": "hertz",
+    "watts": "watts",
     "celsius": "degrees Celsius", "ratio": "0 to 1", "info": "1",
 }  # fmt: skip
 """By the last part of a name, without `_total`."""
@@ -49,7 +50,8 @@ LABELS = {
     "phase": "`starting`, `training`, `evaluating`, `checkpointing`, `finishing`",
     "probe": "a kind of child of the agent, with its mount: `files:/scratch`, `nvml`",
     "rank": "a rank's number; empty for other processes of a job",
-    "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that are not judged `log_unread`, `no_step`, `no_agent`, …",
+    "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that "
+    "are not judged `log_unread`, `no_step`, `no_agent`, …",
     "field": "a field of `SlurmJob` or `SlurmNode` (watchdog/slurm_watchdog/model/slurm.py), `row` or `partial`",
     "severity": "`info`, `warning`, `error`, `critical`",
     "state": "of incidents `pending`, `firing`; of nodes `reporting`, `silent`; of children `idle`, `busy`, `hung`",
@@ -91,13 +93,16 @@ MORE = {
     "probes": "Children of the agent, by what they do: `idle`, `busy`, `hung`",
     "certificate_expiry_timestamp_seconds": "When the own certificate (`own`) and that of the `authority` end. None without TLS",
     "nvml_driver_seconds": "Time that the last tick spent in NVML, as the child measured it",
-    "probe_hung": "Time that a child has not answered: `nvml`, `files:/scratch`, `probe:/scratch`, `identify`, `stacks`, `state`, `config`. No series if "
-    "none hangs. [What each means](collectors.md#what-probe_hung-means)",
-    "mount_probe_seconds": "Time that the probe of a mount took, in the tick in which it answered, or that it has not answered yet",
+    "probe_hung": "Time that a child has not answered: `nvml`, `files:/scratch`, `probe:/scratch`, `identify`, "
+    "`stacks`, `state`, `config`. No series if none hangs. [What each "
+    "means](collectors.md#what-probe_hung-means)",
+    "mount_probe_seconds": "Time that the probe of a mount took, in the tick in which it answered, or that it has not "
+    "answered yet",
     "node_events_total": "What the kernel's log and NVML reported about this node since the agent started",
     "gpu_job": "1 for the job and the rank whose processes hold it: joins the series of a GPU with those of a job",
     "gpu_xid_total": "Xids since the agent started, reported by the kernel's log or NVML, each counted once",
-    "process_uninterruptible_seconds": 'Time that the longest blocked thread of a rank has been in one call; `rank=""`: of any other process of the job',
+    "process_uninterruptible_seconds": 'Time that the longest blocked thread of a rank has been in one call; `rank=""`: of any other '
+    "process of the job",
     "checkpoint_age_seconds": "Its age, by the file server's clock",
     "agent_series_dropped": "Series left out because their metric reached its limit of 512",
     "job_progress_age_seconds": "Time since the job's last step; before the first, since the run was first seen",
@@ -107,27 +112,33 @@ MORE = {
     "decisions_total": "Decisions, with the guard or rule that made them",
     "actions_total": "Actions that ended: `ok`, `failed`, `needless` (the job trains again, or is over, without it)",
     "lost_work_seconds_total": "Work that was done again after restarts, where the time of a step is known",
-    "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`: from the last step until it is over, while they hold their GPUs) or did "
-    "work again after a restart (`redone`)",
-    "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself. Times the hours until a person would have: what it saved",
-    "job_operation": "1 for the operation of the ladder at which an action on a job is; `between` two of them. Only while there is an action",
+    "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`: from the last step until it is over, "
+    "while they hold their GPUs) or did work again after a restart (`redone`)",
+    "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself. Times the hours until a person "
+    "would have: what it saved",
+    "job_operation": "1 for the operation of the ladder at which an action on a job is; `between` two of them. Only "
+    "while there is an action",
     "job_log_errors": "Error lines that are kept of the job's present run, by signature. At most 500 series",
     "job_incident": "1 for an incident that fires and that no other one explains, for each of its jobs; 800 at most",
-    "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most. `status` says what to do about it",
-    "health": "1 for how everything is, 0 for the other levels: the same as `status`, the page's headline and /healthz show",
+    "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most. `status` says what to do "
+    "about it",
+    "health": "1 for how everything is, 0 for the other levels: the same as `status`, the page's headline "
+    "and /healthz show",
     "notifications_total": "Attempts to send messages: `sent`, `failed` (tried again), `dropped`",
     "nodes": "Nodes by what their agents do: `reporting`, `silent`",
-    "reports_total": "Reports received: `accepted`, `duplicate`, `expired`, and refused ones (`unauthorized`, `no_session`, `replayed`, `wrong_node`, "
-    "`garbage`, `too_large`, `too_slow`, `too_often`, `cut_off`, `busy`, `no_munge`); `wrong_job` beside `accepted`: it reported something about a job "
-    "that its node does not have, which was left out",
-    "refused_connections_total": "Connections that were refused before they asked anything, by the reason: `no_certificate`, `expired`, `not_yet_valid`, "
-    "`unknown_ca`, `no_tls`, `too_many` and the like",
+    "reports_total": "Reports received: `accepted`, `duplicate`, `expired`, and refused ones (`unauthorized`, "
+    "`no_session`, `replayed`, `wrong_node`, `garbage`, `too_large`, `too_slow`, `too_often`, "
+    "`cut_off`, `busy`, `no_munge`); `wrong_job` beside `accepted`: it reported something about a "
+    "job that its node does not have, which was left out",
+    "refused_connections_total": "Connections that were refused before they asked anything, by the reason: `no_certificate`, "
+    "`expired`, `not_yet_valid`, `unknown_ca`, `no_tls`, `too_many` and the like",
     "controller_last_complete_tick_timestamp_seconds": "Dead man's switch: has to keep rising",
     "slurm_requests_total": "Requests to Slurm: `ok`, `refused`, `unavailable`",
     "detector_failures_total": "Detectors that raised, which is a defect of ours",
-    "jobs_without_series": "Running jobs beyond 3,500: these have no `job_*` series, so that one controller never has more than 20,000",
-    "left_out_total": "Entries of a container (processes, log files, filesystems, …) for which a node, a user or a job had no room left; `status` says whose "
-    "they are",
+    "jobs_without_series": "Running jobs beyond 3,500: these have no `job_*` series, so that one controller never has "
+    "more than 20,000",
+    "left_out_total": "Entries of a container (processes, log files, filesystems, …) for which a node, a user or a "
+    "job had no room left; `status` says whose they are",
 }
 """Series whose HELP text is shorter than what a reader of the page has to know -> the meaning that the page
 has instead."""
@@ -189,8 +200,9 @@ EXAMPLES = (
     ),
     Example(
         "Memory of the jobs that hang, by slurm-job-exporter, whose label is `slurmjobid`",
-        'sum by (job_id, user) (label_replace(slurm_job_memory_usage, "job_id", "$1", "slurmjobid", "(.+)")) '
-        '* on (job_id) group_left () (slurm_watchdog_job_progress_age_seconds > bool slurm_watchdog_job_stall_limit_seconds)',
+        'sum by (job_id, user) (label_replace(slurm_job_memory_usage, "job_id", "$1", "slurmjobid", '
+        '"(.+)")) * on (job_id) group_left () (slurm_watchdog_job_progress_age_seconds > bool '
+        'slurm_watchdog_job_stall_limit_seconds)',
         {'slurm_job_memory_usage{slurmjobid="7",user="ann",instance="n1"}': 100,
          'slurm_job_memory_usage{slurmjobid="7",user="ann",instance="n2"}': 200,
          'slurm_watchdog_job_progress_age_seconds{job_id="7"}': 600,
@@ -260,10 +272,12 @@ def write() -> str:
     parts = [
         HEAD,
         "## The controller's series\n",
-        "On `controller.listen`, path `/metrics`. Its counters have a `_created` beside them, which its library writes.\n",
+        "On `controller.listen`, path `/metrics`. Its counters have a `_created` beside them, which its "
+        "library writes.\n",
         *table(controller),
         "\n## Each agent's series\n",
-        "On `agent.metrics_listen`, which is the node's loopback address unless you change it. Prometheus knows the node by `instance`. A GPU that",
+        "On `agent.metrics_listen`, which is the node's loopback address unless you change it. Prometheus "
+        "knows the node by `instance`. A GPU that",
         "does not answer has no value, instead of its last one.\n",
         *table(agent),
         "\n## Labels\n",
@@ -272,7 +286,8 @@ def write() -> str:
         "|---|---|",
         *(f"| `{label}` | {LABELS[label]} |" for label in used),
         "\n## Joins with other exporters\n",
-        "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an exporter of Slurm's jobs.",
+        "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an "
+        "exporter of Slurm's jobs.",
     ]
     for example in EXAMPLES:
         parts += ["", f"{example.title}:", "", "```", example.query, "```"]

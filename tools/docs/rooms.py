@@ -19,10 +19,14 @@ ORDER = (
     "slurm_watchdog", "base", "model", "knowledge", "identity",
     "parse", "parse/kernel_log", "parse/stacks", "parse/training_log", "wire",
     "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "config",
-    "agent/kernel", "agent/proc", "agent/workers", "agent/gpu", "agent/processes", "agent/files", "agent/mounts", "agent/logs",
-    "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper", "agent/reload", "agent",
-    "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy", "notify", "controller/health",
-    "controller/ingest", "slurm", "actuate", "trace", "controller/ports", "controller/evidence", "controller/actions", "controller/api", "controller",
+    "agent/kernel", "agent/proc", "agent/workers", "agent/gpu", "agent/processes", "agent/files", "agent/mounts",
+    "agent/logs",
+    "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper", "agent/reload",
+    "agent",
+    "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
+    "notify", "controller/health",
+    "controller/ingest", "slurm", "actuate", "trace", "controller/ports", "controller/evidence",
+    "controller/actions", "controller/api", "controller",
     "replay", "doctor", "standalone", "cli",
 )  # fmt: skip
 """Every folder with code, from the ground up: each imports only from those before it."""
@@ -148,10 +152,10 @@ def page(imports: Imports) -> str:
             )
             rows.append(f"| `{room}` | {says} | {below} |")
     return (
-        "# The rooms of the package\n\n"
-        "Generated from the imports by `make rooms`; `make test` fails when it is out of date, when an import goes up, or when two rooms\n"
-        "or two modules import each other. From the ground up: each room imports only from those above it in this table.\n\n"
-        "| room (below `watchdog/slurm_watchdog/`) | what is in it | imports from |\n|---|---|---|\n"
+        "# The rooms of the package\n\nGenerated from the imports by `make rooms`; `make test` fails when "
+        "it is out of date, when an import goes up, or when two rooms\nor two modules import each other. "
+        "From the ground up: each room imports only from those above it in this table.\n\n| room (below "
+        "`watchdog/slurm_watchdog/`) | what is in it | imports from |\n|---|---|---|\n"
         + "\n".join(rows)
         + "\n"
     )

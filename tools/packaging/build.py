@@ -124,7 +124,8 @@ def make_rpm(output: Path, root: Path, version: str, fast: bool = False) -> Path
         defines = {
             "_topdir": folder, "_rpmdir": folder, "staged": str(root), "our_version": version,
             "python_minor": python_version(), "our_units": " ".join(layout.services()),
-            "_binary_payload": "w1.gzdio" if fast else "w9.gzdio", "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
+            "_binary_payload": "w1.gzdio" if fast else "w9.gzdio",
+            "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
         }  # fmt: skip
         words = [word for name, value in defines.items() for word in ("--define", f"{name} {value}")]
         run(["rpmbuild", "-bb", *words, str(SPEC)])

@@ -96,7 +96,8 @@ def _requirements(name: str, extras: frozenset[str]) -> Iterator[Requirement]:
     except importlib.metadata.PackageNotFoundError as error:
         raise PackageError(f"{name} is not installed in {sys.prefix}: make venv") from error
     for requirement in map(Requirement, lines):
-        wanted = [requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in {"", *extras}]  # fmt: skip
+        wanted = [requirement.marker is None or requirement.marker.evaluate({"extra": extra}) for extra in {"",
+            *extras}]  # fmt: skip
         if any(wanted):
             yield requirement
 

@@ -26,7 +26,7 @@ NUMBER = 1000
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_it_is_text_and_nothing_else(channel: str) -> None:
+def test_hostile_text_in_a_message_stays_plain_text(channel: str) -> None:
     for batch in batches(NUMBER):
         CHANNELS[channel](batch)
 

@@ -84,11 +84,11 @@ def test_captured_lines_of_training_and_of_kernels_stay_as_they_are(path: Path) 
         "password: required, token: expired, secret not found",
     ],
 )
-def test_what_is_no_secret_stays(line: str) -> None:
+def test_line_without_a_secret_is_unchanged(line: str) -> None:
     assert mask_line(line) == line
 
 
-def test_what_surrounds_a_secret_stays() -> None:
+def test_text_around_a_masked_secret_is_unchanged() -> None:
     line = "loading https://me:hunter22@host/x with api_key=abcd1234 at step 7"
     assert mask_line(line) == f"loading https://{MASK}@host/x with api_key={MASK} at step 7"
     sha = "3f786850e387550fdab836ed7e6dc881de23001b"

@@ -33,7 +33,7 @@ def commands(group: click.Group) -> Iterator[click.Command]:
                 yield from commands(command)
 
 
-def test_it_has_every_command_with_its_first_sentence_and_every_option(page: str) -> None:
+def test_manual_page_has_every_command_with_its_first_sentence_and_every_option(page: str) -> None:
     for command in commands(main):
         assert f"{roff(str(command.name))} " in page
         assert roff((command.help or "").strip().splitlines()[0].strip()) in page
@@ -42,7 +42,7 @@ def test_it_has_every_command_with_its_first_sentence_and_every_option(page: str
                 assert roff(parameter.opts[0]) in page, (command.name, parameter.opts)
 
 
-def test_it_is_ascii_and_what_looks_like_a_request_is_text(page: str) -> None:
+def test_manual_page_is_ascii_and_escapes_lines_that_look_like_roff_requests(page: str) -> None:
     assert page.isascii()
     known = ["TH", "SH", "SS", "PP", "TP", "B", "nf", "fi"]
     assert {line.split()[0][1:] for line in page.splitlines() if line.startswith(".")} <= set(known)

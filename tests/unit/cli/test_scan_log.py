@@ -110,7 +110,9 @@ def test_packed_files_are_read(tmp_path: Path, crashed: Path, pack: Any) -> None
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="no zstd here")
 @pytest.mark.parametrize("cut", [1, 2])
-def test_what_zstd_packed_is_read_by_its_program(tmp_path: Path, crashed: Path, cut: int) -> None:
+def test_bundle_packed_with_zstd_is_unpacked_by_the_program_zstd(
+    tmp_path: Path, crashed: Path, cut: int
+) -> None:
     path = tmp_path / "train.log.zst"
     packed = subprocess.run(["zstd", "-q", "-c", str(crashed)], capture_output=True, check=True).stdout
     path.write_bytes(packed[: len(packed) // cut])
@@ -214,7 +216,7 @@ def test_silence_is_a_hang_only_if_enough_time_passed(tmp_path: Path) -> None:
     assert (verdict["class"], verdict["rank"], verdict["host"], verdict["line"]) == ("hang", None, None, 120)
 
 
-def test_what_cannot_be_read_is_said_and_gives_code_2(tmp_path: Path, crashed: Path) -> None:
+def test_scan_log_of_an_unreadable_file_says_why_and_exits_with_2(tmp_path: Path, crashed: Path) -> None:
     result = run("--json", tmp_path / "absent.log", crashed)
     assert result.exit_code == 2
     assert "absent.log can't be read: No such file or directory" in result.stderr

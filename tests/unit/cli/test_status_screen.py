@@ -21,7 +21,7 @@ from rich.console import Console
 
 from slurm_watchdog.cli import status_screen
 from slurm_watchdog.cli.api_types import Job, Status
-from tests.unit.cli.test_cli import HOSTILE, FakeController, job, status
+from tests.builders.cli import HOSTILE, FakeController, job, status
 
 PROGRAM = [str(Path(sys.executable).with_name("slurm-watchdog"))]
 
@@ -169,8 +169,7 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_leaves_the_screen_as_it_was(
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="30")
         os.execv(
-            PROGRAM[0],
-            [*PROGRAM, "status", "--watch", "--every", "0.2", "--socket", str(controller.path)],
+            PROGRAM[0], [*PROGRAM, "status", "--watch", "--every", "0.2", "--socket", str(controller.path)]
         )
     seen, deadline = b"", time.monotonic() + 300
     while len(controller.requests) < 4:

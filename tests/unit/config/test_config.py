@@ -51,7 +51,7 @@ def test_detectors_get_the_values_of_the_file_and_their_own_defaults() -> None:
     }
 
 
-def test_it_ships_observing() -> None:
+def test_configuration_without_settings_observes() -> None:
     config = Config()
     assert config.mode == "observe"
     assert {config.mode_of(kind) for kind in type(config.detectors).model_fields} == {"observe"}

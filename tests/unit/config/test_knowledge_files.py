@@ -70,7 +70,7 @@ def test_a_file_or_directory_that_others_may_write_is_refused(tmp_path: Path, wh
         load_config(file)
 
 
-def test_what_is_no_text_no_file_or_too_much_is_refused(tmp_path: Path) -> None:
+def test_knowledge_directory_with_binary_special_or_too_large_files_is_refused(tmp_path: Path) -> None:
     directory = Path(configured(tmp_path, a="#" * (MAX_BYTES + 1))).parent / "knowledge.d"
     (directory / "b.conf").write_bytes(b"\xff\xfe")
     (directory / "c.conf").mkdir()

@@ -62,7 +62,9 @@ def test_auto_is_certificates_where_their_directory_is_set_and_else_munge(text: 
         ("security: {mode: munge, agent_user: ''}", "security.agent_user", ""),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_key_and_what_to_do(text: str, path: str, words: str) -> None:
+def test_security_settings_that_contradict_are_refused_with_key_and_remedy(
+    text: str, path: str, words: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_config(text)
     assert [each.path for each in raised.value.problems] == [path]

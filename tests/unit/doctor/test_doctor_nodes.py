@@ -30,8 +30,8 @@ from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
 from slurm_watchdog.doctor.node_rules import NODE_RULES, NodeFacts
 from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
+from tests.builders.cli import job, status
 from tests.builders.identity_door import listening
-from tests.unit.cli.test_cli import job, status
 
 NODE = NodeFacts(
     node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge=(0, 5, 18), munge_works=True,
@@ -290,7 +290,7 @@ def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -
     assert "it waits in" in found.evidence
 
 
-def test_what_the_child_found_is_told_as_its_own() -> None:
+def test_findings_of_the_child_process_are_returned_unchanged() -> None:
     row = {
         "rule": "nvml",
         "level": "critical",

@@ -163,7 +163,7 @@ WELL = WELL_KEPT["srun"]
         ("buffered_output", Level.HINT, WELL.replace("export PYTHONUNBUFFERED=1\n", "")),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_with_the_line_to_add(rule: str, level: Level, text: str) -> None:
+def test_script_finding_has_the_line_to_add(rule: str, level: Level, text: str) -> None:
     (found,) = advice(text)
     assert (found.rule, found.level) == (rule, level)
     assert found.sentence.endswith(".")
@@ -217,7 +217,7 @@ def test_the_release_of_pytorch_is_read_from_names_of_modules_and_images(
     assert torch_version(text) == version
 
 
-def test_what_slurm_does_by_itself_need_not_stand_in_the_script() -> None:
+def test_script_rules_are_silent_where_slurm_conf_has_the_setting() -> None:
     bare = "#!/bin/bash\n#SBATCH --nodes=4\nexport PYTHONUNBUFFERED=1\nsrun python train.py --save x\n"
     assert rules(bare) == {"requeue", "open_mode", "kill_on_bad_exit"}
     with_defaults = SlurmSettings(requeue=True, append=True, kill_on_bad_exit=True)

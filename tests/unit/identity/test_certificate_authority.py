@@ -93,7 +93,7 @@ def test_a_node_s_certificate_cannot_sign_another(ca: Path) -> None:
     assert "pathlen:0" in openssl("x509", "-noout", "-text", "-in", str(ca / "ca.crt"))
 
 
-def test_what_we_read_of_a_certificate_is_what_openssl_reads(ca: Path) -> None:
+def test_parsed_certificate_agrees_with_openssl(ca: Path) -> None:
     for file in ca.rglob("*.crt"):
         found = read_certificate(str(file))
         dates = dict(
@@ -120,7 +120,7 @@ def test_dates_beyond_2049_are_read(tmp_path: Path) -> None:
         "-----BEGIN CERTIFICATE-----\n%%\n",
     ],
 )
-def test_what_is_no_certificate_is_said_to_be_none(text: str) -> None:
+def test_text_without_a_certificate_raises(text: str) -> None:
     with pytest.raises(ValueError):
         parse_pem(text)
 

@@ -35,8 +35,7 @@ from tests.builders.identity_door import Port, body_of, listening, until
 from tests.munged import THERE, Munged, munged
 
 needs_munge = pytest.mark.skipif(
-    os.geteuid() != 0 or not THERE,
-    reason="a munged of our own needs root and the package munge",
+    os.geteuid() != 0 or not THERE, reason="a munged of our own needs root and the package munge"
 )
 NOBODY = 65534
 
@@ -47,8 +46,11 @@ def munged_of_this_module() -> Iterator[Munged]:
         yield found
 
 
-def opened(munged: Munged, own_uid: int = 0, agents: frozenset[int] = frozenset({0})) -> dict[str, Any]:
-    return {"identity": (Sessions(own_uid, agents, clock.monotonic), MungeProcess(munged.socket))}
+def opened(
+    munged: Munged, own_uid: int = 0, agents: frozenset[int] = frozenset({0}), **limits: float
+) -> dict[str, Any]:
+    process = MungeProcess(munged.socket, **limits)
+    return {"identity": (Sessions(own_uid, agents, clock.monotonic), process)}
 
 
 @pytest.fixture
@@ -250,12 +252,8 @@ def test_a_report_comes_from_the_address_that_slurm_has_for_the_node(munged: Mun
 
 
 @needs_munge
-def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(
-    munged: Munged, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.DEADLINE_S", 0.5)
-    monkeypatch.setattr("slurm_watchdog.identity.munge_decoder.RETRY_PAUSE_S", 0.2)
-    with listening(**opened(munged)) as port:
+def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(munged: Munged) -> None:
+    with listening(**opened(munged, deadline_s=0.5, pause_s=0.2)) as port:
         known = agent(port, munged)
         assert report(known, "n1").status == 200
         credential = Munge("0", munged.socket).encode(
@@ -341,7 +339,7 @@ def test_what_is_no_credential_is_told_from_a_munged_that_is_away(munged: Munged
         "Munge MUNGE:" + "A" * 9000 + ":",
     ],
 )
-def test_what_is_no_proof_gets_no_further(munged_free_port: Port, given: str) -> None:
+def test_munge_port_refuses_a_request_without_proof(munged_free_port: Port, given: str) -> None:
     connection = Connection(f"http://127.0.0.1:{munged_free_port.number}", 10**6)
     assert report(connection, "n1", Authorization=given.replace("\n", " ")).status == 401
     assert (
@@ -405,10 +403,9 @@ def test_the_sender_keeps_its_reports_until_munge_answers_again(port: Port, mung
     sender.stop()
 
 
-def test_sessions_are_bounded_and_each_node_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.identity.munge_sessions.MAX_SESSIONS", 3)
+def test_sessions_are_bounded_and_each_node_has_one() -> None:
     now = [0.0]
-    sessions = Sessions(7, frozenset({0}), lambda: now[0])
+    sessions = Sessions(7, frozenset({0}), lambda: now[0], most=3)
     mine: dict[str, Session] = {}
     for index, node in enumerate(("n1", "n2", "n1", "n3", "n4")):
         mine[node] = new_session(node, 0.0)

@@ -261,9 +261,7 @@ def refused(stage: Stage, outcome: str, status: int, act: Callable[[Stage], byte
 @pytest.mark.parametrize(
     ("outcome", "status", "act"), [row[1:] for row in HTTP_ROWS], ids=[row[0] for row in HTTP_ROWS]
 )
-def test_who_does_this_is_refused_and_counted_once(
-    outcome: str, status: int, act: Callable[[Stage], bytes]
-) -> None:
+def test_refused_request_is_counted_once(outcome: str, status: int, act: Callable[[Stage], bytes]) -> None:
     with own_port() as stage:
         refused(stage, outcome, status, act)
 

@@ -138,7 +138,7 @@ def test_old_tls_is_refused(port: Port) -> None:
         (b"\x16\x03\x01" + b"\xff" * 100_000, "handshake"),
     ],
 )
-def test_what_is_no_tls_is_closed_and_counted(port: Port, said: bytes, reason: str) -> None:
+def test_tls_port_given_no_tls_closes_and_counts(port: Port, said: bytes, reason: str) -> None:
     with socket.create_connection(("127.0.0.1", port.number), timeout=10) as sock:
         try:
             sock.sendall(said)
@@ -388,9 +388,7 @@ def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
     made = Path(node_files(ca, "n1", time.time()).directory)
     url = f"https://127.0.0.1:{port.number}"
     sender = Sender(
-        url,
-        Spool(10**6, 60),
-        connect(url, SecuritySettings(mode="tls", tls_directory=str(tmp_path)), "n1"),
+        url, Spool(10**6, 60), connect(url, SecuritySettings(mode="tls", tls_directory=str(tmp_path)), "n1")
     )
     sender.start()
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))

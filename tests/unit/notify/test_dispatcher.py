@@ -310,7 +310,7 @@ def test_messages_go_in_order_through_failures_and_wait_as_long_as_slack_asks(jo
     assert gaps[3] >= 8.0  # the third failure of the same message
 
 
-def test_what_was_not_sent_is_sent_after_a_restart(tmp_path: Path) -> None:
+def test_outbox_rows_of_an_earlier_controller_are_sent_after_a_restart(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
 
     async def before() -> None:
@@ -344,7 +344,7 @@ def test_a_message_that_can_never_be_delivered_does_not_block_the_others(journal
     assert "job 2" in wall.texts()[0]
 
 
-def test_what_is_a_day_old_is_news_to_nobody(journal: Journal) -> None:
+def test_messages_older_than_a_day_are_dropped(journal: Journal) -> None:
     wall = Wall()
 
     async def go() -> None:
@@ -680,7 +680,7 @@ def test_every_topic_has_words() -> None:
 OLD = {"text": "[a] CRITICAL: job 7: rank 3 waits alone.", "blocks": [], "link_names": False}
 
 
-def test_what_a_release_before_the_upgrade_has_left_is_delivered_or_ended_in_writing(
+def test_rows_of_an_earlier_release_are_sent_or_logged_and_dropped(
     journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
     wall = Wall()

@@ -300,7 +300,7 @@ def test_the_headline_of_an_updated_message_says_whether_a_person_is_needed(last
     assert header.endswith(ends)
 
 
-def test_what_is_over_is_green_with_its_lost_gpu_hours() -> None:
+def test_slack_message_of_a_resolved_incident_is_green_with_the_lost_gpu_hours() -> None:
     header, facts = top_of(closed(notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,)), "a"))
     assert header == "\N{LARGE GREEN CIRCLE} job 7: rank 3 waits alone (over)"
     assert facts[-2:] == ["Lasted\n2 h 00 min", "Lost\nabout 512 GPU hours (256 GPUs)"]
@@ -447,7 +447,7 @@ BOT_FAILURES: list[tuple[Answer, float | None, bool]] = [
 
 
 @pytest.mark.parametrize(("answer", "retry_after_s", "permanent"), BOT_FAILURES)
-def test_what_the_api_refuses_is_tried_again_unless_the_message_itself_is_wrong(
+def test_slack_refusal_is_retried_unless_the_message_itself_is_wrong(
     answer: Answer, retry_after_s: float | None, permanent: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
     caplog.set_level(logging.DEBUG)
@@ -481,7 +481,7 @@ def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
 
 
-def test_what_is_cut_off_leaves_no_half_of_an_escape() -> None:
+def test_cut_text_ends_with_no_half_of_an_escape() -> None:
     for size in range(90, 110):
         escaped = safe("&<>" * 40, 1000)
         end = cut(escaped, size)

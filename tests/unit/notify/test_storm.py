@@ -82,7 +82,7 @@ def test_decisions_whose_transaction_failed_are_decided_anew(
 
 
 @pytest.mark.parametrize("number", [5, 40])
-def test_what_a_full_disk_did_not_take_is_written_and_told_once_there_is_room(
+def test_notices_that_a_full_disk_refused_are_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     journal = open_journal(tmp_path)

@@ -260,7 +260,7 @@ notify:
         ("{messages_per_minute: 0}", "greater than or equal to 1"),
     ],
 )
-def test_what_can_not_be_is_refused_when_it_is_loaded(slack: str, complaint: str) -> None:
+def test_notify_settings_that_contradict_are_refused_at_load(slack: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(f"notify:\n  slack: {slack}\n")
     assert complaint in str(caught.value)
@@ -276,7 +276,7 @@ def test_alerts_that_would_end_in_between_are_refused(settings: str, complaint: 
     assert complaint in str(caught.value)
 
 
-def test_what_a_webhook_is_sent_is_plain_ascii_json(journal: Journal, tmp_path: Path) -> None:
+def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
     receiver = Receiver()
 
     async def go() -> None:

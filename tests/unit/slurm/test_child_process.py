@@ -30,10 +30,10 @@ def receive():
 ECHO = "send({'pyslurm': '1'})\nwhile True: send({'rows': [os.getpid(), receive()]})\n"
 
 
-def worker(tmp_path: Path, body: str) -> PyslurmProcess:
+def worker(tmp_path: Path, body: str, **limits: int) -> PyslurmProcess:
     path = tmp_path / "child.py"
     path.write_text(FRAMES + body)
-    return PyslurmProcess([sys.executable, "-I", str(path)], {"PATH": os.environ["PATH"]})
+    return PyslurmProcess([sys.executable, "-I", str(path)], {"PATH": os.environ["PATH"]}, **limits)
 
 
 def run(body: Callable[[], Awaitable[Any]]) -> Any:
@@ -87,7 +87,7 @@ def test_a_request_that_hangs_ends_with_its_process_at_the_deadline_and_the_next
     assert not alive(int((tmp_path / "child.py.hung").read_text()))
 
 
-def test_who_gives_up_waiting_for_his_turn_does_not_end_the_request_before_his(tmp_path: Path) -> None:
+def test_cancelling_a_queued_request_leaves_the_one_before_it_running(tmp_path: Path) -> None:
     child = worker(
         tmp_path,
         "send({'pyslurm': '1'})\nreceive(); time.sleep(2); send({'rows': 'late'})\ntime.sleep(600)\n",
@@ -171,9 +171,8 @@ def test_half_an_answer_is_none(tmp_path: Path) -> None:
         run(lambda: child.ask({}))
 
 
-def test_a_process_is_replaced_after_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.slurm.child_process.MAX_REQUESTS", 3)
-    child = worker(tmp_path, ECHO)
+def test_a_process_is_replaced_after_many_requests(tmp_path: Path) -> None:
+    child = worker(tmp_path, ECHO, max_requests=3)
 
     async def ask() -> list[int]:
         pids = [(await child.ask({}))["rows"][0] for _ in range(7)]
@@ -253,10 +252,7 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
 ) -> None:
     node = dict.fromkeys((*pyslurm_child.NODE_ATTRIBUTES, *pyslurm_child.NODE_TEXTS))
     listings = world(
-        jobs=[
-            job_values(name="a\nb"),
-            job_values(id=6, array_id=6, array_tasks_waiting="2-4"),
-        ],
+        jobs=[job_values(name="a\nb"), job_values(id=6, array_id=6, array_tasks_waiting="2-4")],
         nodes=[
             node
             | {"name": "n1", "state": "IDLE+DRAIN", "reason": "x", "reason_time": 5, "reason_user": "root"}

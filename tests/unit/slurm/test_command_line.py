@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.slurm import commands
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import clean_environment
@@ -78,15 +79,16 @@ def test_a_missing_command_says_which_setting_to_look_at() -> None:
     assert "slurm.bin_directory" in unavailable(slurm.read_view())
 
 
-def test_output_without_end_is_cut_off(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.slurm.commands.OUTPUT_LIMIT", 2**20)
-    assert "more than 1048576 bytes" in unavailable(client("exec yes").read_view())
+def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
+    assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
 
 
 @pytest.mark.parametrize(
     "job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3]", "16+1", "1\n"]
 )
-def test_what_is_no_job_id_is_not_even_asked(client: Client, tmp_path: Path, job_id: str) -> None:
+def test_client_given_no_job_id_refuses_without_calling_slurm(
+    client: Client, tmp_path: Path, job_id: str
+) -> None:
     slurm = client('touch "$T/called"')
 
     async def ask_everything() -> None:
@@ -163,14 +165,18 @@ def refused(call: Coroutine[Any, Any, Any]) -> SlurmRefused:
 
 
 @pytest.mark.parametrize("signal", ["", "-9", "USR1 5", "9", "usr1", "KILL;reboot"])
-def test_what_is_no_signal_is_not_sent(client: Client, tmp_path: Path, signal: str) -> None:
+def test_client_given_no_signal_name_refuses_without_calling_slurm(
+    client: Client, tmp_path: Path, signal: str
+) -> None:
     slurm = client('touch "$T/called"')
     assert refused(slurm.send_signal("5", signal, SignalTo.BATCH)).kind is Refusal.NOT_ASKED
     assert not (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize("option", ["n1", "-N1", "", "--", "--export=A\0B"])
-def test_what_is_no_long_option_is_not_given_to_sbatch(client: Client, tmp_path: Path, option: str) -> None:
+def test_submit_with_anything_but_long_options_refuses_without_calling_sbatch(
+    client: Client, tmp_path: Path, option: str
+) -> None:
     slurm = client('touch "$T/called"')
     submission = Submission(script=b"#!/bin/sh\n", options=(option,), uid=os.geteuid(), workdir="/")
     assert refused(slurm.submit(submission)).kind is Refusal.NOT_ASKED

@@ -56,7 +56,7 @@ def test_a_job_that_asked_for_nothing_gets_no_option() -> None:
         ({"stderr": "/w/err"}, "--error=/w/err"),
     ],
 )
-def test_what_was_asked_for_is_asked_for_again(fields: dict[str, str], option: str) -> None:
+def test_options_of_a_listed_job_are_given_to_sbatch_again(fields: dict[str, str], option: str) -> None:
     assert option in told(**fields)
 
 
@@ -73,7 +73,7 @@ def test_what_was_asked_for_is_asked_for_again(fields: dict[str, str], option: s
         ({"tres_per_task": "cpu:1"}, "--gpus"),
     ],
 )
-def test_what_was_not_asked_for_is_not_asked_for(fields: dict[str, str], word: str) -> None:
+def test_options_that_a_job_was_not_given_are_left_out(fields: dict[str, str], word: str) -> None:
     assert not [option for option in told(**fields) if option.startswith(word)]
 
 

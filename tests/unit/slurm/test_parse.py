@@ -306,7 +306,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_each_release_refuses_is_a_refusal_of_its_kind(release: Release, what: str) -> None:
+def test_refusals_of_each_release_have_their_kind(release: Release, what: str) -> None:
     answer = release.story["answers"][what]
     assert answer["code"] or not answer["stdout"]
     refusal = parse_refusal(answer["stderr"])
@@ -435,7 +435,7 @@ def test_the_id_of_an_array_with_many_gaps_may_be_cut_off_and_spoils_no_listing(
 
 
 @pytest.mark.parametrize("printed", ["", "x", "6_", "6_[2-9]x", "6 7", "6_[a]", "٣"])
-def test_what_is_no_id_is_noticed(printed: str) -> None:
+def test_sbatch_output_without_a_job_id_is_a_parse_error(printed: str) -> None:
     with pytest.raises(ParseError):
         parse.checked_id(printed)
 
@@ -451,7 +451,7 @@ def test_no_path_raises(pattern: str, name: str) -> None:
 
 
 @given(st.text(), st.text(), st.text())
-def test_what_a_user_writes_can_not_change_another_field(name: str, comment: str, workdir: str) -> None:
+def test_user_text_in_a_listing_cannot_change_another_field(name: str, comment: str, workdir: str) -> None:
     row = [
         "5", "5", "RUNNING", "2", "1", "1", "100", "1795241199", "1000", "ann", "n1", "n1", "main", "5", "N/A", "N/A", "N/A",
         "1", "1:00:00", "1795241190", "1795241190", "(null)", "(null)", "", "(null)", "None", "acc", workdir, "/s", "/o",
@@ -522,7 +522,7 @@ def test_everything_else_leaves_the_outcome_open(stderr: str) -> None:
         ("RUNNING", "None", False, None),
     ],
 )
-def test_what_a_silent_requeue_did_is_read_from_the_job(
+def test_requeue_verdict_is_read_from_the_job_afterwards(
     state: str, reason: str, held: bool, done: bool | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
@@ -541,7 +541,7 @@ def test_each_phrase_of_the_table_is_found(phrase: str, kind: Refusal) -> None:
     assert SlurmRefused(*refusal).terminal is (kind not in MAY_CHANGE)
 
 
-def test_who_lacks_a_right_is_told_what_to_do() -> None:
+def test_refusal_for_lack_of_permission_says_what_to_do() -> None:
     refusal = parse_refusal("Access/permission denied for job 4")
     assert refusal is not None
     assert "Slurm operator" in refusal[0]

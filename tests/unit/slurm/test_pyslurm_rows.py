@@ -125,17 +125,7 @@ def test_a_dependency_is_put_together_again(given: dict[str, Any] | None, text: 
     assert pyslurm_rows.dependency_text(given) == text
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        None,
-        {},
-        [None],
-        [{}],
-        [row(id="x")],
-        [row(id=None)],
-    ],
-)
+@pytest.mark.parametrize("rows", [None, {}, [None], [{}], [row(id="x")], [row(id=None)]])
 def test_rows_that_are_not_as_expected_are_no_answer(rows: Any) -> None:
     with pytest.raises(ParseError):
         pyslurm_rows.read_jobs(rows)

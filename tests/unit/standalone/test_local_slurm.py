@@ -58,7 +58,7 @@ def lines(job: LocalSlurm) -> list[str]:
     return job.output.read_text().splitlines()
 
 
-def test_it_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
+def test_local_command_is_listed_as_a_running_job_of_one_node(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
         view = await job.read_view()
         (listed,) = view.jobs
@@ -108,7 +108,7 @@ def test_a_command_that_has_ended_is_run_again_only_for_who_says_so(tmp_path: Pa
     with_job(tmp_path, "echo done", talk)
 
 
-def test_who_does_not_hear_sigterm_is_killed_with_all_that_is_below_it(tmp_path: Path) -> None:
+def test_command_that_ignores_sigterm_is_killed_with_all_its_children(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
         await until(lambda: lines(job))
         await job.requeue_hold("77", only_unfinished=True)
@@ -179,7 +179,7 @@ def test_a_signal_reaches_whom_it_is_for(tmp_path: Path, to: SignalTo, said: lis
     with_job(tmp_path, script.replace("sleep 0.05", "sleep 0.05 || :"), talk)
 
 
-def test_what_there_is_not_on_one_machine_is_refused_for_good(tmp_path: Path) -> None:
+def test_levers_that_one_machine_lacks_are_refused_for_good(tmp_path: Path) -> None:
     async def talk(job: LocalSlurm) -> None:
         node = await job.read_node("here")
         assert node is not None

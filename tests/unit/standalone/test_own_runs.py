@@ -18,9 +18,9 @@ from slurm_watchdog.notify.wording import decision_message, manual_command
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone import run as service
 from slurm_watchdog.standalone.own_runs import OwnRun
+from tests.builders.cli import FakeController, run, status
 from tests.builders.evidence_rows import add_evidence
 from tests.builders.notices import DECISION, INCIDENT, replace
-from tests.unit.cli.test_cli import FakeController, run, status
 
 
 def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
@@ -132,7 +132,9 @@ def test_the_journal_of_an_ended_run_answers_incidents_explain_and_bundle_and_is
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no journal at all"])
-def test_what_is_no_journal_is_refused_with_a_sentence(tmp_path: Path, content: bytes | None) -> None:
+def test_incidents_of_a_file_that_is_no_journal_are_refused_with_a_sentence(
+    tmp_path: Path, content: bytes | None
+) -> None:
     file = tmp_path / "x.sqlite"
     if content is not None:
         file.write_bytes(content)

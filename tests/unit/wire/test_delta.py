@@ -120,7 +120,7 @@ def test_a_process_is_gone_because_it_is_named_never_because_it_is_missing() -> 
     assert told(before, after) == after
 
 
-def test_what_is_said_once_is_never_taken_over() -> None:
+def test_delta_base_has_no_events_probes_or_results() -> None:
     event = Event(kind=EventKind.ERROR, job_id="7", age_s=1.0, source="/l", line="x")
     before = report(1, events=(event,), mounts=(MountProbe(mount="/m", responding=True, seconds=0.1),))
     after = report(2)
@@ -142,10 +142,7 @@ def test_places_and_keys_that_there_are_not_are_refused() -> None:
     small = changes_between(before, report(2, processes=(process(0, cpu_s=1.0),), gpus=(gpu("GPU-a"),)))
     assert small is not None and small.changes is not None
     row = ProcessNumbers(-1, "R", 0.0, None, None, None)
-    for changes in (
-        replace(small.changes, process_rows=(row,)),
-        replace(small.changes, gone=((1, 1),)),
-    ):
+    for changes in (replace(small.changes, process_rows=(row,)), replace(small.changes, gone=((1, 1),))):
         assert make_whole(before, replace(small, changes=changes)) is None
     assert make_whole(before, replace(small, gpus=(gpu("GPU-z"),))) is None
 

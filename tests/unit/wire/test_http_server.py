@@ -133,7 +133,7 @@ def test_a_request_that_fails_is_an_answer_and_the_next_one_is_served() -> None:
         ),
     ],
 )
-def test_what_is_no_request_is_refused_counted_and_the_connection_closed(
+def test_garbage_on_the_port_is_refused_counted_and_the_connection_closed(
     said: bytes, status: int, outcome: str
 ) -> None:
     async def talk(place: Place) -> None:
@@ -148,7 +148,7 @@ def test_what_is_no_request_is_refused_counted_and_the_connection_closed(
     with_server(talk)
 
 
-def test_who_waits_to_be_told_to_go_on_is_told() -> None:
+def test_client_that_expects_100_continue_gets_it() -> None:
     async def talk(place: Place) -> None:
         whole = post(b"body", b"Expect: 100-continue")
         assert await place.say(whole[:-4], whole[-4:], answers=2) == [(100, b""), (200, b"got 4")]

@@ -54,9 +54,8 @@ def test_asking_too_often_does_not_put_the_next_one_off() -> None:
     assert bucket.acquire("a", 1.0)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.wire.rate_limits.MAX_ADDRESSES", 10)
-    bucket = TokenBuckets(burst=1, per_s=0.0)
+def test_token_buckets_of_many_names_forget_the_one_used_longest_ago() -> None:
+    bucket = TokenBuckets(burst=1, per_s=0.0, most_names=10)
     for number in range(1000):
         bucket.acquire(str(number), 0.0)
     assert len(bucket._known) == 10
@@ -83,7 +82,7 @@ def test_connections_are_bounded_in_all_and_by_address_but_for_this_machine_s_ow
     assert (limits.total, len(limits._open)) == (0, 0)
 
 
-def test_who_fails_to_prove_himself_twenty_times_has_to_wait() -> None:
+def test_address_with_twenty_failed_handshakes_has_to_wait() -> None:
     limits = Limits(most=100)
     for _ in range(20):
         limits.failed("10.0.0.1", 0.0)
@@ -176,9 +175,9 @@ def test_nothing_is_unpacked() -> None:
         assert port.outcome("garbage") == 1
 
 
-def test_all_that_is_arriving_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.wire.http_server.MAX_HELD", 100_000)
+def test_all_that_is_arriving_together_is_bounded() -> None:
     with listening() as port:
+        port.server.limits.held_bytes = 100_000
         socks = [socket.create_connection(("127.0.0.1", port.number), timeout=20) for _ in range(8)]
         for sock in socks:
             sock.sendall(request(b" " * 20_000, size=1_000_000))
@@ -218,9 +217,14 @@ def parse(data: bytes):  # type: ignore[no-untyped-def]
     return parse_head(data.partition(b"\r\n\r\n")[0])
 
 
-def test_who_asks_and_does_not_fetch_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.wire.http_server.MAX_UNREAD", 100_000)
-    with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
+def test_a_client_that_does_not_read_its_answers_is_closed() -> None:
+    with listening() as port:
+        port.server.limits.unread_bytes = 100_000
+        ask_without_reading(port)
+
+
+def ask_without_reading(port: Port) -> None:
+    with socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         try:
             for _ in range(3000):

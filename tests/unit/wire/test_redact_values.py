@@ -88,7 +88,7 @@ def test_the_declared_names_exist() -> None:
         assert names <= set(get_type_hints(cls)), cls
 
 
-def test_what_has_no_secret_is_the_same_object() -> None:
+def test_masking_a_value_without_secrets_returns_the_same_object() -> None:
     process = Process(pid=1, start_ticks=2, job_id="7", role=Role.RANK, comm="python", state="S", uid=1000)
     report = Report(
         node="n1", boot_id="b", agent_id="a", sequence=1, processes=(process,), problems=("no mount",)

@@ -120,7 +120,7 @@ def test_a_process_with_a_word_that_is_not_known_is_never_left_out_for_it_would_
     assert set(Role) == {"rank", "worker", "helper"}  # a new one takes a new version of the wire
 
 
-def test_what_is_wrong_besides_a_new_word_is_refused_as_ever() -> None:
+def test_report_with_a_new_word_and_another_error_is_refused() -> None:
     report = filled(inspect.type_info(Report))
     report["events"][0]["kind"] = "of_tomorrow"
     report["sequence"] = "seven"

@@ -2,7 +2,8 @@
 
 Every container of the controller that reports can fill is one of these, or is bounded by one that is, so that
 no node and no user can end the controller, or displace what is known of others: shares belong to owners, and
-an owner who has used up his share loses his own entries. What was left out is counted (a metric) and reported for a while with its owner (`status`).
+an owner who has used up his share loses his own entries. What was left out is counted (a metric) and reported
+for a while with its owner (`status`).
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class Capped(Generic[K, V]):
         oldest_goes: bool = False,
         lost: Callable[[K], object] = lambda key: None,
     ):
-        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` is called with the key of an entry that was displaced."""
+        """`shares`: entries of each owner, one number for each part of the owner's path; `lost` is called
+        with the key of an entry that was displaced."""
         self._what, self._left_out, self._shares, self._oldest_goes = what, left_out, shares, oldest_goes
         self._lost = lost
         self._values: dict[K, V] = {}
@@ -193,10 +195,6 @@ class Capped(Generic[K, V]):
 
     def values(self) -> ValuesView[V]:
         return self._values.values()
-
-    def keys_of(self, *owner: Hashable) -> tuple[K, ...]:
-        """The keys of an owner, the oldest first."""
-        return tuple(self._of.get(owner, ()))
 
     def owner(self, key: K) -> tuple[Hashable, ...]:
         """Whose entry it is; empty if there is none."""

@@ -1,4 +1,5 @@
-"""Chooses the rows of a list that is too long: each owner gets an equal share, and small shares are kept whole. Pure."""
+"""Chooses the rows of a list that is too long: each owner gets an equal share, and small shares are kept whole.
+Pure."""
 
 from __future__ import annotations
 

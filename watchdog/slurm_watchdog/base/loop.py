@@ -60,7 +60,8 @@ class Signals:
         self.stop = False
         self.reload = False
         self.restart = False
-        """Ends the loop because this process re-executes itself, which systemd must not see as an end. No signal sets it."""
+        """Ends the loop because this process re-executes itself, which systemd must not see as an end. No
+        signal sets it."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> None:

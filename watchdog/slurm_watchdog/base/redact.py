@@ -34,7 +34,8 @@ _IN_LONG_WORDS: Final = tuple(
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONG_WORD}}}")
 
 _SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|KEYS?|CREDENTIALS?|AUTH|COOKIES?|SESSION|DSN|WEBHOOK|APIKEY|PAT|JWT)(?:_|$)"
+    r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|KEYS?|CREDENTIALS?|AUTH|COOKIES?|SESSION|DSN"
+    r"|WEBHOOK|APIKEY|PAT|JWT)(?:_|$)"
 )
 _LONG = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{32,}={0,2}")
 _UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)

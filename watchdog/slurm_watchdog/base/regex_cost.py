@@ -13,7 +13,7 @@ import string
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from re import _constants as op  # type: ignore[attr-defined]  # the parser of the standard library: there is no public way to it
+from re import _constants as op  # type: ignore[attr-defined]  # there is no public way to the parser
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 

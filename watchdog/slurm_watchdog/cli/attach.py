@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_USAGE
+from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
 
 
 @click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
@@ -43,7 +43,8 @@ from slurm_watchdog.cli.options import EXIT_USAGE
     help="The file that the trainer looks for at each step, with {job_id} and {restarts} in it.",
 )
 @click.argument("job_id", metavar="JOBID")
-def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str, job_id: str) -> None:  # fmt: skip
+def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str,
+    job_id: str) -> None:  # fmt: skip
     """Watches the job JOBID of yours: agents as a step inside of it (srun --overlap), the controller here,
     until it is over.
 
@@ -69,15 +70,9 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
             "There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…", err=True
         )
         sys.exit(EXIT_USAGE)
-    try:
+    with controller_packages():
         from slurm_watchdog.journal.journal import JournalError
         from slurm_watchdog.standalone import attach as service
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
-        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
-        sys.exit(EXIT_USAGE)
     from slurm_watchdog.identity.secret_files import IdentityError
     from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 

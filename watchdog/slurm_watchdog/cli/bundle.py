@@ -106,7 +106,8 @@ def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
             _add(tar, f"{top}/README.txt", about, made_at)
             listed.append({"name": "README.txt", "bytes": len(about)})
             manifest = {
-                "incident": incident_id, "made_at": made_at, "made_by": f"slurm-watchdog {__version__}", "files": listed,
+                "incident": incident_id, "made_at": made_at, "made_by": f"slurm-watchdog {__version__}",
+                "files": listed,
             }  # fmt: skip
             _add(tar, f"{top}/manifest.json", _json(manifest), made_at)
         os.rename(partial, path)
@@ -251,17 +252,29 @@ def newest_threads(dumps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def state_lines(rank: dict[str, Any]) -> Iterator[str]:
     """What the kernel said about the process."""
-    yield f"pid {rank['pid']} ({rank.get('comm', '')}), state {rank.get('state', '?')}, {rank.get('threads_seen', '?')} threads"
+    yield (
+        f"pid {rank['pid']} ({rank.get('comm', '')}), state {rank.get('state', '?')}, "
+        f"{rank.get('threads_seen', '?')} threads"
+    )
     if blocked := rank.get("blocked"):
-        yield f"blocked for {blocked['seconds']:.0f} s in {blocked.get('syscall')} on {blocked.get('path')} (mount {blocked.get('mount')})"
+        yield (
+            f"blocked for {blocked['seconds']:.0f} s in {blocked.get('syscall')} on "
+            f"{blocked.get('path')} (mount {blocked.get('mount')})"
+        )
     if lock := rank.get("lock"):
-        yield f"waits for a file lock: {lock['kind']} on {lock['file']}, held by {lock.get('holder') or 'nobody here'} (pid {lock.get('holder_pid')})"
+        yield (
+            f"waits for a file lock: {lock['kind']} on {lock['file']}, held by "
+            f"{lock.get('holder') or 'nobody here'} (pid {lock.get('holder_pid')})"
+        )
     yield from (f"open on a filesystem that does not answer: {path}" for path in rank.get("silent_files", []))
     yield from (f"not known: {problem}" for problem in rank.get("problems", []))
     yield from (f"{name}: {value}" for name, value in rank.get("status", []))
     for thread in rank.get("threads", []):
         yield ""
-        yield f"thread {thread['thread_id']} {thread.get('comm', '')} state {thread.get('state', '?')}, {thread.get('syscall')}, waits in {thread.get('wchan')}"
+        yield (
+            f"thread {thread['thread_id']} {thread.get('comm', '')} state {thread.get('state', '?')}, "
+            f"{thread.get('syscall')}, waits in {thread.get('wchan')}"
+        )
         yield from (f"    {function}" for function in thread.get("kernel_stack", []))
 
 
@@ -269,7 +282,10 @@ def socket_lines(rank: dict[str, Any]) -> Iterator[str]:
     """One line a connection: queues in bytes, as ss prints them."""
     yield f"{'STATE':12} {'RECV-Q':>10} {'SEND-Q':>10} {'RETRANS':>7}  {'LOCAL':28} PEER"
     for each in rank["sockets"]:
-        queues = f"{each.get('receive_queue_bytes', 0):10} {each.get('send_queue_bytes', 0):10} {each.get('retransmits', 0):7}"
+        queues = (
+            f"{each.get('receive_queue_bytes', 0):10} {each.get('send_queue_bytes', 0):10} "
+            f"{each.get('retransmits', 0):7}"
+        )
         yield f"{each['state']:12} {queues}  {each['local']:28} {each['peer']}"
 
 

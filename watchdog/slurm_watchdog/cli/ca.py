@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, json_option, print_json
 from slurm_watchdog.cli.terminal import clean, count, sentence
 
 if TYPE_CHECKING:
@@ -35,12 +35,10 @@ NUMBER_RANGE: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 def common_options(command: F) -> F:
     """`--directory` and `--json`."""
-    command = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")(
-        command
+    guard = "Where the authority lies. Guard it: who has ca.key can be any node."
+    return click.option("--directory", metavar="DIR", default=DIRECTORY, show_default=True, help=guard)(
+        json_option(command)
     )
-    return click.option(
-        "--directory", metavar="DIR", default=DIRECTORY, show_default=True, help="Where the authority lies. Guard it: who has ca.key can be any node."
-    )(command)  # fmt: skip
 
 
 def days_option(days: int, whose: str) -> Callable[[F], F]:
@@ -97,14 +95,16 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
         f"The authority {name} lies in {directory} and is good until {certificate_authority.date_of(made.not_after)}."
     )
     sentence(
-        f"Keep {directory}/ca.key to yourself, and a copy of it elsewhere. Next: slurm-watchdog ca issue --controller HOST"
+        f"Keep {directory}/ca.key to yourself, and a copy of it elsewhere. Next: slurm-watchdog ca issue "
+        "--controller HOST"
     )
 
 
 @ca.command()
 @click.argument("nodes", nargs=-1, metavar="[NODES]...")
 @click.option(
-    "--controller", "controllers", multiple=True, metavar="HOST", help="The controller's host, as agent.controller_url names it; several: one machine by all its names and addresses."
+    "--controller", "controllers", multiple=True, metavar="HOST", help="The controller's host, as "
+        "agent.controller_url names it; several: one machine by all its names and addresses."
 )  # fmt: skip
 @click.option(
     "--client",
@@ -153,8 +153,8 @@ def issue(
     if not as_json and len(made) == 1:
         sentence(f"Copy the three files of {made[0].directory} to its security.tls_directory.")
     elif not as_json:
-        sentence(f"Copy the three files of each folder to that machine's security.tls_directory, such as: for n in {directory}/nodes/*; do "
-                 "scp $n/* root@${n##*/}:/etc/slurm-watchdog/tls/; done")  # fmt: skip
+        sentence("Copy the three files of each folder to that machine's security.tls_directory, such as: for n "
+            f"in {directory}/nodes/*; do scp $n/* root@${{n##*/}}:/etc/slurm-watchdog/tls/; done")  # fmt: skip
 
 
 @ca.command()
@@ -260,7 +260,8 @@ def list_(directory: str, as_json: bool) -> None:
     if as_json:
         rows = [row_of(each, now) for each in issued]
         print_json({"directory": directory, "not_after": iso(own.not_after),
-                    "days_left": certificate_authority.days_left(own.not_after, now), "certificates": rows})  # fmt: skip
+                    "days_left": certificate_authority.days_left(own.not_after, now),
+                    "certificates": rows})  # fmt: skip
     else:
         sentence(
             f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}."
@@ -305,7 +306,8 @@ def row_of(issued: Issued, now: float) -> dict[str, object]:
 
     certificate = issued.certificate
     return {
-        "role": issued.role, "name": issued.name, "not_before": iso(certificate.not_before), "not_after": iso(certificate.not_after),
+        "role": issued.role, "name": issued.name, "not_before": iso(certificate.not_before),
+        "not_after": iso(certificate.not_after),
         "days_left": days_left(certificate.not_after, now), "names": [*certificate.names, *certificate.addresses],
         "directory": issued.directory,
     }  # fmt: skip

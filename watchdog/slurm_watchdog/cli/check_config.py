@@ -6,13 +6,13 @@ import sys
 
 import click
 
-from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, print_json
+from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, json_option, print_json
 from slurm_watchdog.cli.terminal import clean, count, sentence
 
 
 @click.command("check-config", short_help="Every error of a configuration file at once.")
 @click.argument("file", metavar="[F]", default=DEFAULT_CONFIG, type=click.Path())
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@json_option
 def check_config(file: str, as_json: bool) -> None:
     """Checks a configuration file (/etc/slurm-watchdog/config.yaml unless F is given), and the site's
     knowledge files that it names (knowledge.directory), and lists every error with its key or place and line.

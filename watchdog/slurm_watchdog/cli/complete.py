@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
 from typing import Final
@@ -17,6 +18,7 @@ DEADLINE_S: Final = 2.0
 """Deadline of the request to the controller: a user has pressed Tab and waits."""
 MAX_OFFERED: Final = 200
 """A list of thousands is no help."""
+JOB_ID: Final = re.compile(r"\d+(_\d+)?", re.ASCII)
 Candidates = Iterable[tuple[str, str]]
 """(word, explanation), the most likely first."""
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -57,3 +59,14 @@ def _nodes(client: Client) -> Candidates:
 jobs = _completion(_jobs)
 incidents = _completion(_incidents)
 nodes = _completion(_nodes)
+
+
+def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not JOB_ID.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue"
+        )
+    return value
+
+
+job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=jobs)

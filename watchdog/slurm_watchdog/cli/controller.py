@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
+from slurm_watchdog.cli.options import controller_packages, load_or_exit, service_options
 
 
 @click.command(short_help="The service on the management node.")
@@ -15,7 +15,8 @@ from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
     "--record",
     metavar="FILE",
     type=click.Path(),
-    help="Append every report and listing to FILE, for `slurm-watchdog replay`; it holds names, paths and log lines of users.",
+    help="Append every report and listing to FILE, for `slurm-watchdog replay`; it holds names, paths and "
+    "log lines of users.",
 )
 def controller(config_file: str, once: bool, record: str | None) -> None:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.
@@ -31,17 +32,9 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
     config = load_or_exit(config_file)
     from slurm_watchdog.base import log_setup
 
-    try:
+    with controller_packages("The controller"):
         from slurm_watchdog.controller.app import run_controller
         from slurm_watchdog.controller.reload import START_ANEW, start_anew
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        click.echo(
-            f"The controller needs the Python package {error.name}, which is not installed here.", err=True
-        )
-        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
-        sys.exit(EXIT_USAGE)
     log_setup.set_up()
     code = run_controller(config, once=once, record=record, config_file=config_file)
     if code == START_ANEW:

@@ -37,4 +37,4 @@ def demo(keep: bool) -> None:
         sys.exit(EXIT_USAGE)
     environment = {**os.environ, **({"KEEP": "1"} if keep else {})}
     os.chdir(tree)
-    os.execve(sys.executable, [sys.executable, "-m", "deploy.demo"], environment)  # noqa: S606  a list, and no shell is wanted
+    os.execve(sys.executable, [sys.executable, "-m", "deploy.demo"], environment)  # noqa: S606  a list

@@ -1,8 +1,8 @@
-"""`slurm-watchdog diagnose`: collects the stacks of every rank of a running job now, and names the rank that the others wait for."""
+"""`slurm-watchdog diagnose`: collects the stacks of every rank of a running job now, and names the rank that
+the others wait for."""
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,21 +27,12 @@ POLL_S: Final = 0.5
 COLLECTION_LIMIT_S: Final = 300.0
 """The controller gives up on a node long before; this is for one that does not come back itself."""
 MAX_ROWS: Final = 30
-JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 
 Show = Callable[[DiagnosisProgress], None]
 
 
-def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if not JOB_ID.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue"
-        )
-    return value
-
-
 @click.command(short_help="All ranks of a running job, now: where they stand, who is odd.")
-@click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
+@complete.job_argument
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20

@@ -25,11 +25,13 @@ def print_diagnosis(found: Diagnosis) -> None:
             ],
         )
     if found.groups:
+        from slurm_watchdog.diagnose.stacks.wording import fold
+
         heading("Groups")
         rows = [
             (
                 str(len(g.ranks)),
-                ranks_of(g.ranks),
+                fold(g.ranks),
                 fold_nodes(g.hosts),
                 g.place or "-",
                 " < ".join(g.frames[:MAX_FRAMES]),
@@ -73,14 +75,3 @@ def suspect_text(suspect: Suspect) -> str:
     name = f"rank {suspect.rank}" if suspect.rank is not None else "a process"
     pid = f"pid {suspect.pid} " if suspect.pid is not None else ""
     return f"{name} ({pid}on {suspect.host})" if suspect.host else name
-
-
-def ranks_of(ranks: tuple[int, ...]) -> str:
-    """`0-2,4,6-9`."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and rank == parts[-1][1] + 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

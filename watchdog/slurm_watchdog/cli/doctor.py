@@ -214,7 +214,8 @@ def examine_job(
         watched=_watched(job_id, job, socket_path, config_file),
     )
     if text is None:
-        unseen = Advice(rule="script", level=Level.UNKNOWN, sentence="The job's script can't be read: what it lacks is not known.",
+        unseen = Advice(rule="script", level=Level.UNKNOWN, sentence="The job's script can't be read: what it "
+                        "lacks is not known.",
                         evidence=problem, add="ask as the job's owner or an administrator")  # fmt: skip
         about_job = {"requeue", "opted_out", "not_watched", "no_ranks", "no_steps"}
         return (unseen, *(each for each in examine(facts, SCRIPT_RULES) if each.rule in about_job))
@@ -273,7 +274,8 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
         facts = ClusterFacts(
             slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, mode=status.mode, blind=blind,
             paused=None if status.paused is None else status.paused.reason, reporting=status.nodes.reporting,
-            silent=status.nodes.silent, notes=status.slurm.notes, deliveries=_undelivered(status), unjudged=_unjudged(status),
+            silent=status.nodes.silent, notes=status.slurm.notes, deliveries=_undelivered(status),
+            unjudged=_unjudged(status),
             user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
         )  # fmt: skip
     here = read.read_node(config, "controller", os.uname().nodename)
@@ -327,7 +329,8 @@ def _print_findings(what: str, subject: str, found: Sequence[Advice], as_json: b
     code = exit_code(found)
     if as_json:
         rows = [
-            {"rule": each.rule, "level": each.level.value, "sentence": each.sentence, "evidence": each.evidence, "add": each.add,
+            {"rule": each.rule, "level": each.level.value, "sentence": each.sentence, "evidence": each.evidence,
+            "add": each.add,
              "where": each.where}
             for each in found
         ]  # fmt: skip

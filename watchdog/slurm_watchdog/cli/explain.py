@@ -12,7 +12,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import ActionRun, Diagnosis, Evidence, Explanation, Incident, Operation
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
-from slurm_watchdog.cli.diagnosis_text import print_diagnosis
+from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import STYLES, as_text, culprit_text, hints_of
 from slurm_watchdog.cli.options import (
@@ -115,7 +115,7 @@ def print_explanation(found: Explanation, now: float) -> None:
         sentence(f"Resolved: {incident.resolution}")
     if incident.details_for:
         sentence(f"Log lines, frames, paths and variables are for {incident.details_for}.")
-    _heading("Who")
+    heading("Who")
     if incident.culprits:
         table(
             ("WHO", "WHERE", "WHY"),
@@ -124,7 +124,7 @@ def print_explanation(found: Explanation, now: float) -> None:
     else:
         sentence("No rank, node or device is identified as the cause.")
     if found.timeline:
-        _heading("Timeline")
+        heading("Timeline")
         # The incident's sentence is printed above.
         table(
             ("TIME", "WHAT"),
@@ -136,7 +136,7 @@ def print_explanation(found: Explanation, now: float) -> None:
         if (text := as_text(fact)).rstrip(".") != incident.summary.rstrip(".")
     ]
     if facts:
-        _heading("Facts")
+        heading("Facts")
     for text in facts:
         sentence(f"- {text}")
     _print_hints(incident)
@@ -145,12 +145,12 @@ def print_explanation(found: Explanation, now: float) -> None:
         if each.document is not None:
             _print_evidence(each)
     if large:
-        _heading("Documents")
+        heading("Documents")
         sentence(
             f"{count(len(large), 'document')} of nodes and jobs (stacks, sockets, last lines){_when(large)}: "
             f"slurm-watchdog explain {incident.id} --bundle F.tar.zst"
         )
-    _heading("Decisions")
+    heading("Decisions")
     for decision in incident.decisions:
         what = "no action" if decision.action == "none" else f"{decision.action} {decision.verdict}"
         sentence(f"- {what} by {decision.by}: {decision.reason}")
@@ -164,15 +164,10 @@ def _print_hints(incident: Incident) -> None:
     """Prints what such an incident usually is and what to try, marked as advice."""
     hints = hints_of(incident)
     if hints:
-        _heading("Usually (advice, not what was found)")
+        heading("Usually (advice, not what was found)")
     for hint in hints:
         see = f" See: {hint.documented}." if hint.documented else ""
         sentence(f"- {hint.usually} Try: {hint.try_next}{see}")
-
-
-def _heading(text: str) -> None:
-    sentence("")
-    sentence(text, "bold")
 
 
 def _when(pieces: list[Evidence]) -> str:
@@ -182,7 +177,7 @@ def _when(pieces: list[Evidence]) -> str:
 
 
 def _print_evidence(each: Evidence) -> None:
-    _heading(f"Evidence: {each.kind}, {moment(each.at)}{f', {each.taken}' if each.taken else ''}")
+    heading(f"Evidence: {each.kind}, {moment(each.at)}{f', {each.taken}' if each.taken else ''}")
     if each.kind == "diagnosis":
         try:
             print_diagnosis(msgspec.convert(each.document, Diagnosis))
@@ -202,7 +197,7 @@ def _print_evidence(each: Evidence) -> None:
 
 
 def _print_action(each: ActionRun) -> None:
-    _heading(f"Action: {each.action}, {each.verdict} by {each.by}: {each.reason}")
+    heading(f"Action: {each.action}, {each.verdict} by {each.by}: {each.reason}")
     if each.ladder:
         sentence(f"Ladder: {', '.join(each.ladder)} (rule: {each.rule or 'what is shipped'})")
     table(

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, knowledge_option, print_json
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_USAGE,
+    json_option,
+    knowledge_option,
+    print_json,
+)
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
@@ -52,11 +59,11 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 @click.option(
     "--topology",
     metavar="SIZES",
-    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: compares ranks with those that "
-    "normally look like them. [default: as the ranks' command lines say]",
+    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: "
+    "compares ranks with those that normally look like them. [default: as the ranks' command lines say]",
 )
 @knowledge_option
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@json_option
 def group_stacks(
     paths: tuple[str, ...],
     ranks: int | None,
@@ -116,7 +123,8 @@ def _check_topology(text: str | None, world: int) -> None:
 
     if text is not None and parse_topology(text, world) is None:
         click.echo(
-            f"--topology {clean(text)} was not used: it is written tp=4,pp=8 (and cp=2), and has to divide the {world} ranks.",
+            f"--topology {clean(text)} was not used: it is written tp=4,pp=8 (and cp=2), and has to divide "
+            f"the {world} ranks.",
             err=True,
         )
 
@@ -318,10 +326,7 @@ def _hints(verdict: StackVerdict) -> list[dict[str, str]]:
     text = "\n".join(
         [verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)]
     )
-    return [
-        {"usually": hint.usually, "try_next": hint.try_next, "documented": hint.documented}
-        for hint in hints_for(verdict.cls, text)
-    ]
+    return [hint.as_json() for hint in hints_for(verdict.cls, text)]
 
 
 def _print(verdict: StackVerdict) -> None:

@@ -43,7 +43,8 @@ AGENT = "slurm-watchdog-agent"
     "config_file",
     metavar="FILE",
     type=click.Path(),
-    help="Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, which has to be root's.",
+    help="Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
+    "which has to be root's.",
 )
 @click.option(
     "--core-debugger",
@@ -79,7 +80,8 @@ def helper(
 
 
 def trusted_config(file: str) -> Config | None:
-    """The configuration, if only root may write it; otherwise None, with the reason on standard error: the helper starts all the same, without it the agent would see little."""
+    """The configuration, if only root may write it; otherwise None, with the reason on standard error: the
+    helper starts all the same, without it the agent would see little."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
@@ -91,7 +93,8 @@ def trusted_config(file: str) -> Config | None:
         return load_config(file, with_knowledge=False)
     except (OSError, ConfigError) as error:
         click.echo(
-            f"kill switches are written in /run alone, not on shared filesystems, and the site's own knowledge is not used: {error}",
+            "kill switches are written in /run alone, not on shared filesystems, and the site's own "
+            f"knowledge is not used: {error}",
             err=True,
         )
         return None

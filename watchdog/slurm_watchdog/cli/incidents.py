@@ -120,7 +120,8 @@ class IncidentFilter:
 
 
 def _uid(user: str | None) -> int | None:
-    """The uid of a user who is given by name or number. Raises click.BadParameter for a name that this machine does not know."""
+    """The uid of a user who is given by name or number. Raises click.BadParameter for a name that this
+    machine does not know."""
     if user is None or user.isdecimal():
         return None if user is None else int(user)
     try:

@@ -10,10 +10,11 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.options import (
-    DEFAULT_CONFIG,
     EXIT_FINE,
     EXIT_FOUND,
-    EXIT_USAGE,
+    controller_packages,
+    default_config_option,
+    json_option,
     load_or_exit,
     print_json,
 )
@@ -36,15 +37,12 @@ def notify() -> None:
 
 
 @notify.command("test")
-@click.option(
-    "--config", "config_file", metavar="F", default=DEFAULT_CONFIG, show_default=True, type=click.Path(),
-    help="Configuration file.",
-)  # fmt: skip
+@default_config_option
 @click.option(
     "--severity", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
     help="Of the test; a critical one also mentions people and pages.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@json_option
 def send_test(config_file: str, severity: str, as_json: bool) -> None:
     """Sends a test notification to every receiver of the configuration, and then that it is over.
 
@@ -59,16 +57,10 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
       slurm-watchdog notify test --config my.yaml --json
     """
     config = load_or_exit(config_file)
-    try:
+    with controller_packages():
         from slurm_watchdog.journal.journal import Journal
         from slurm_watchdog.model.incidents import Severity
         from slurm_watchdog.notify.self_test import try_receivers
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
-        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
-        sys.exit(EXIT_USAGE)
     # What fails is printed below, once.
     logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
     tried = asyncio.run(

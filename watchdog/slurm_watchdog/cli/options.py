@@ -29,32 +29,31 @@ DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
 
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+
+
+def config_option(text: str, **more: Any) -> Callable[[F], F]:
+    """`--config` with the help `text`."""
+    return click.option("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
+
+
+def default_config_option(command: F) -> F:
+    """`--config`, by default the service's own file."""
+    return config_option("Configuration file.", default=DEFAULT_CONFIG, show_default=True)(command)
+
+
 def service_options(command: F) -> F:
     """`--config` and `--once` of the two services."""
     command = click.option("--once", is_flag=True, help="Look once, say what was seen, and end.")(command)
-    return click.option(
-        "--config",
-        "config_file",
-        metavar="F",
-        type=click.Path(),
-        default=DEFAULT_CONFIG,
-        show_default=True,
-        help="Configuration file.",
-    )(command)
+    return default_config_option(command)
 
 
 def operator_options(command: F) -> F:
     """`--socket`, `--config` and `--json` of the commands that ask the controller."""
-    command = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")(
-        command
+    names_socket = (
+        f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]"
     )
-    command = click.option(
-        "--config",
-        "config_file",
-        metavar="F",
-        type=click.Path(),
-        help=f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]",
-    )(command)
+    command = config_option(names_socket)(json_option(command))
     return click.option(
         "--socket",
         "socket_path",
@@ -139,14 +138,35 @@ def _use_knowledge(context: click.Context, parameter: click.Parameter, directory
     put_in_force(texts)
 
 
+def needs_package(error: ModuleNotFoundError, what: str = "This") -> str:
+    """The sentence about a missing package of the extra `controller`. Raises `error` again if it is one of ours."""
+    if (error.name or "").partition(".")[0] == "slurm_watchdog":
+        raise error
+    return f"{what} needs the Python package {error.name}, which is not installed here."
+
+
+INSTALL: Final = "Install it with: pip install 'slurm-training-watchdog[controller]'"
+
+
+@contextmanager
+def controller_packages(what: str = "This") -> Iterator[None]:
+    """For imports of what only the extra `controller` installs: a missing package ends the process with code 2."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        click.echo(needs_package(error, what), err=True)
+        click.echo(INSTALL, err=True)
+        sys.exit(EXIT_USAGE)
+
+
 def journal_option(command: F) -> F:
     """`--journal` of the commands that a journal can answer."""
     return click.option(
         "--journal",
         metavar="DIR",
         type=click.Path(),
-        help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, where no controller answers "
-        "and none is configured]",
+        help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, "
+        "where no controller answers and none is configured]",
     )(command)
 
 

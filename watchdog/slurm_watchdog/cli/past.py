@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.options import INSTALL, needs_package
 from slurm_watchdog.standalone.own_runs import JOURNAL
 
 if TYPE_CHECKING:
@@ -62,12 +63,7 @@ def _open_copy(file: Path, copy: Path) -> Journal:
     try:
         from slurm_watchdog.journal.journal import Journal, JournalError
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        raise ClientError(
-            f"This needs the Python package {error.name}, which is not installed here.",
-            "Install it with: pip install 'slurm-training-watchdog[controller]'",
-        ) from error
+        raise ClientError(needs_package(error), INSTALL) from error
     # Who has a journal open keeps a log beside it. Without one nothing is written, not even the files beside it.
     how = "mode=ro" if Path(f"{file}-wal").exists() else "mode=ro&immutable=1"
     try:

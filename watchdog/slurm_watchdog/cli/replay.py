@@ -14,6 +14,8 @@ from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_USAGE,
+    config_option,
+    controller_packages,
     knowledge_option,
     load_or_exit,
     print_json,
@@ -33,13 +35,7 @@ trace's own start."""
 
 @click.command(short_help="Re-run a recorded trace offline: what would have happened.")
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option(
-    "--config",
-    "config_file",
-    metavar="F",
-    type=click.Path(),
-    help="Configuration file. [default: every setting's default]",
-)
+@config_option("Configuration file. [default: every setting's default]")
 @knowledge_option
 @click.option(
     "--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`."
@@ -61,14 +57,8 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
 
     config = load_or_exit(config_file) if config_file else Config()
     put_in_force(config.site_texts)
-    try:
+    with controller_packages("Replaying"):
         from slurm_watchdog.replay.player import numbered_ids
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        click.echo(f"Replaying needs the Python package {error.name}, which is not installed here.", err=True)
-        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
-        sys.exit(EXIT_USAGE)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     new_id, found, unreadable = numbered_ids(), [], False
     for path in traces:

@@ -21,16 +21,7 @@ from slurm_watchdog.cli.terminal import clean, moment, sentence
 FOLLOW_INTERVAL_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues the action."""
-JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
-
-
-def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if not JOB_ID.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue"
-        )
-    return value
 
 
 def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
@@ -48,7 +39,7 @@ def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tup
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
-@click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=complete.jobs)
+@complete.job_argument
 @click.option(
     "--exclude",
     multiple=True,
@@ -215,4 +206,7 @@ def _operation_line(operation: Operation) -> str:
     at = operation.outcome_at if operation.outcome is not None else operation.intent_at
     when = f"{moment(at)}  " if at is not None else ""
     again = f" (attempt {operation.attempt})" if operation.attempt > 1 else ""
-    return f"{when}{operation.operation}{again}: {operation.outcome or 'begun'}{f', {operation.detail}' if operation.detail else ''}"
+    return (
+        f"{when}{operation.operation}{again}: "
+        f"{operation.outcome or 'begun'}{f', {operation.detail}' if operation.detail else ''}"
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit
+from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit
 
 
 @click.command(
@@ -37,13 +37,7 @@ from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit
     type=click.Path(file_okay=False),
     help="Where the command saves, if its own options do not say so. May be given several times.",
 )
-@click.option(
-    "--config",
-    "config_file",
-    metavar="F",
-    type=click.Path(),
-    help="Thresholds, detectors, Slack, as for the services; places are this run's own.",
-)
+@config_option("Thresholds, detectors, Slack, as for the services; places are this run's own.")
 @click.option(
     "--directory",
     metavar="DIR",
@@ -75,15 +69,9 @@ def run(
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.config.schema import Config
 
-    try:
+    with controller_packages():
         from slurm_watchdog.journal.journal import JournalError
         from slurm_watchdog.standalone import run as service
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "slurm_watchdog":
-            raise
-        click.echo(f"This needs the Python package {error.name}, which is not installed here.", err=True)
-        click.echo("Install it with: pip install 'slurm-training-watchdog[controller]'", err=True)
-        sys.exit(EXIT_USAGE)
     words = command[1:] if command[0] == "--" else command
     if not words or shutil.which(words[0]) is None:
         click.echo(f"There is no program {words[0] if words else ''!r} to be started.", err=True)

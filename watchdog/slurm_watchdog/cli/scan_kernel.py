@@ -204,7 +204,8 @@ def _row(line: JudgedLine, times: int) -> tuple[str, ...]:
         role += f", over at line {line.over_at}"
     text = line.fact.message
     return (
-        str(line.number), f"{times}", line.node or "-", line.fact.severity.value, line.class_name, _resource(line) or "-", role,
+        str(line.number), f"{times}", line.node or "-", line.fact.severity.value, line.class_name,
+        _resource(line) or "-", role,
         "yes" if line.may_exclude_node else "no", text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…",
     )  # fmt: skip
 

@@ -15,6 +15,8 @@ from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_USAGE,
+    config_option,
+    json_option,
     knowledge_option,
     load_or_exit,
     print_json,
@@ -37,19 +39,15 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 @click.option(
     "--at",
     metavar="TIME",
-    help="When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang only if enough time "
-    "has passed. [default: its last line's time]",
+    help="When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang "
+    "only if enough time has passed. [default: its last line's time]",
 )
 @click.option("--kernel", is_flag=True, help="The files are kernel logs (dmesg, journalctl -k).")
-@click.option(
-    "--config",
-    "config_file",
-    metavar="F",
-    type=click.Path(),
-    help="Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]",
+@config_option(
+    "Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]"
 )
 @knowledge_option
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@json_option
 def scan_log(
     files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
 ) -> None:
@@ -231,10 +229,8 @@ def _evidence(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _hints(name: str, text: str) -> list[str]:
     """What it usually is, and what to try next."""
-    try:
-        from slurm_watchdog.knowledge.remediation_hints import hints_for
-    except ImportError:
-        return []
+    from slurm_watchdog.knowledge.remediation_hints import hints_for
+
     lines = []
     for hint in hints_for(name, text)[:2]:
         said = (("usually", hint.usually), ("try next", hint.try_next), ("see", hint.documented))

@@ -24,7 +24,7 @@ from slurm_watchdog.cli.api_types import (
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
 from slurm_watchdog.cli.options import EXIT_UNKNOWN, operator_options, print_json, reported_errors, versioned
-from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, table
+from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, shown, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -162,39 +162,22 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
     history, last, code = status_screen.History(), NO_STATUS, EXIT_UNKNOWN
     console = screen()
 
-    def look() -> RenderableType:
+    def next_screen() -> RenderableType:
         nonlocal last, code
-        note = f"every {every_s:g} s, Ctrl-C ends it"
         try:
             last, _ = client.status()
+            history.record(last.jobs)
+            code, headline = exit_code(last), _headline(last)
         except ClientError as error:
             code = EXIT_UNKNOWN
             headline = f"{LEVEL_NAMES[code]}: {error.what} Below is what was seen last."
-            return status_screen.frame(
-                last,
-                headline,
-                LEVEL_STYLES[code],
-                history,
-                clock.wall(),
-                console.height,
-                note,
-                width=console.width,
-            )
-        history.record(last.jobs)
-        code, headline = exit_code(last), _headline(last)
         return status_screen.frame(
-            last,
-            headline,
-            LEVEL_STYLES[code],
-            history,
-            clock.wall(),
-            console.height,
-            note,
-            width=console.width,
-        )
+            last, headline, LEVEL_STYLES[code], history, clock.wall(), console.height,
+            f"every {every_s:g} s, Ctrl-C ends it", width=console.width,
+        )  # fmt: skip
 
     if console.is_terminal and not as_json:
-        status_screen.watch(look, every_s)
+        status_screen.watch(next_screen, every_s)
         return code
     try:
         while True:
@@ -247,18 +230,14 @@ def _row(job: Job) -> tuple[str, ...]:
         job.user,
         health_of(job).state,
         fold_nodes(job.nodes),
-        f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
-        _number(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
+        f"{shown(job.ranks_alive)}/{shown(job.ranks)}",
+        shown(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
         duration(job.step_s),
         f"{duration(round(job.progress_age_s))} ago" if job.progress_age_s is not None else "-",
         duration(job.limit_s),
-        _number(job.checkpoint_step),
+        shown(job.checkpoint_step),
         str(job.restarts),
     )
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def health_of(job: Job) -> JobHealth:

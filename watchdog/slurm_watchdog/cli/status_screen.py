@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.cli.api_types import Job, OpenIncident, Status
-from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes
+from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -126,13 +126,13 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
             job.user,
             job.health.state if job.health is not None else "not judged",
             fold_nodes(job.nodes),
-            f"{_number(job.ranks_alive)}/{_number(job.ranks)}",
-            _number(job.step) + total,
+            f"{shown(job.ranks_alive)}/{shown(job.ranks)}",
+            shown(job.step) + total,
             duration(job.step_s),
             sparkline(times_s),
             f"{duration(job.progress_age_s)} of {duration(job.limit_s)}",
             gauge(job.progress_age_s, job.limit_s),
-            _number(job.checkpoint_step),
+            shown(job.checkpoint_step),
         )
     )
 
@@ -226,10 +226,6 @@ def incident_line(incident: OpenIncident, wall: float) -> str:
     """`FIRING collective_hang 3 min 7f3a: sentence`."""
     age = duration(max(0.0, wall - incident.opened_at)) if incident.opened_at is not None else "-"
     return f"{incident.state.upper():8} {incident.kind} {age} {incident.id[:8]}: {incident.summary}"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
 
 
 def watch(look: Callable[[], RenderableType], every_s: float) -> None:

@@ -74,6 +74,11 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def shown(value: int | None) -> str:
+    """The number; `-` for None."""
+    return "-" if value is None else str(value)
+
+
 def fold_nodes(nodes: Sequence[str]) -> str:
     """`n[1-3,7]`, as Slurm's users write it."""
     from slurm_watchdog.base.text import fold

@@ -14,8 +14,8 @@ class Agent(Section):
 
     controller_url: str = Field(
         "",
-        description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, https:// with certificates. Required "
-        "on nodes: an agent without it does not start.",
+        description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, "
+        "https:// with certificates. Required on nodes: an agent without it does not start.",
     )
     node_name: str = Field(
         "auto",
@@ -24,7 +24,8 @@ class Agent(Section):
     interval: Span = Field(5.0, description="Time between two reports.")
     metrics_listen: str = Field(
         "127.0.0.1:9766",
-        description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty = none.",
+        description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from "
+        "elsewhere; empty = none.",
     )
     spool_bytes: Bytes = Field(
         8 * 1024**2, description="Reports kept in memory while the controller is away."
@@ -34,17 +35,18 @@ class Agent(Section):
     )
     give_up_after: Seconds = Field(
         0.0,
-        description="An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of "
-        "`slurm-watchdog attach` have 10min.",
+        description="An agent whose controller has not answered for so long ends; 0s = never, as a service "
+        "should. Agents of `slurm-watchdog attach` have 10min.",
     )
     probe_deadline: Span = Field(
         10.0,
-        description="A child that has not answered by then is reported as hung; it gets no new requests and is not replaced.",
+        description="A child that has not answered by then is reported as hung; it gets no new requests and "
+        "is not replaced.",
     )
     state_directory: str = Field(
         "/var/lib/slurm-watchdog-agent",
-        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Not the "
-        "controller's directory, for a node may run both.",
+        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty "
+        "= nowhere. Not the controller's directory, for a node may run both.",
     )
     kernel_log: str = Field(
         "/dev/kmsg",
@@ -52,21 +54,23 @@ class Agent(Section):
     )
     helper_socket: str = Field(
         "/run/slurm-watchdog-helper/socket",
-        description="Where the helper listens that does what takes rights, for an agent that has none. Not used by root, nor where "
-        "there is none or this user may not write to it; empty = never.",
+        description="Where the helper listens that does what takes rights, for an agent that has none. Not "
+        "used by root, nor where there is none or this user may not write to it; empty = never.",
     )
     core_debugger: bool = Field(
         False,
-        description="Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a program of that user outside "
-        "of the job's limits, and the user can take it over (ptrace, /proc/PID/mem). The helper needs --core-debugger as well.",
+        description="Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a "
+        "program of that user outside of the job's limits, and the user can take it over (ptrace, "
+        "/proc/PID/mem). The helper needs --core-debugger as well.",
     )
     mount_probe_interval: Span = Field(
         60.0, description="Time between two probes of each filesystem that a job on this node uses."
     )
     mount_probe_write: list[str] = Field(
         [],
-        description="Mount points on which the probe also writes and reads back a small file, in a directory and as the owner of "
-        "a job that runs there, such as [/scratch]. Without it, it only looks, which a frozen filesystem still answers.",
+        description="Mount points on which the probe also writes and reads back a small file, in a "
+        "directory and as the owner of a job that runs there, such as [/scratch]. Without it, it only "
+        "looks, which a frozen filesystem still answers.",
     )
     checkpoint_interval: Span = Field(
         30.0, description="Time between two looks at the checkpoint directories of a job (by its batch host)."

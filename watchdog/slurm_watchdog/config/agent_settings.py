@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
 
-NO_CONTROLLER: Final = "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, or https:// with security.mode: tls"
+NO_CONTROLLER: Final = (
+    "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, "
+    "or https:// with security.mode: tls"
+)
 """An agent has no default address: any host could hold it."""
 
 

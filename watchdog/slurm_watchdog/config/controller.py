@@ -15,7 +15,8 @@ class Controller(Section):
     listen: str = Field("127.0.0.1:9765", description="Address for agents, /metrics and /healthz.")
     page_listen: str = Field(
         "127.0.0.1:9767",
-        description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 HOST); empty = none.",
+        description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 "
+        "HOST); empty = none.",
     )
     socket: str = Field(
         "/run/slurm-watchdog/controller.sock",
@@ -23,7 +24,8 @@ class Controller(Section):
     )
     socket_group: str = Field(
         "slurm-watchdog-users",
-        description="The group of those who may use the commands; empty = the controller's own. Whose evidence they see: security.operators.",
+        description="The group of those who may use the commands; empty = the controller's own. Whose "
+        "evidence they see: security.operators.",
     )
     state_directory: str = Field(
         "/var/lib/slurm-watchdog", description="The journal lies here: on a local disk."
@@ -46,17 +48,18 @@ class Controller(Section):
     )
     evidence_spread: Span = Field(
         20.0,
-        description="When an incident fires, the stacks of every rank of its job are dumped three times over this time, to tell "
-        "stuck from busy. Nothing is stopped for it.",
+        description="When an incident fires, the stacks of every rank of its job are dumped three times "
+        "over this time, to tell stuck from busy. Nothing is stopped for it.",
     )
     evidence_keep: Span = Field(
         2592000.0,
-        description="Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and decisions stay.",
+        description="Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and "
+        "decisions stay.",
     )
     evidence_per_day: Bytes = Field(
         2 * 1024**3,
-        description="No more evidence than this is kept of one day, packed; beyond it incidents are judged and told, and the evidence is "
-        "not kept. Times `evidence_keep`, this bounds the journal.",
+        description="No more evidence than this is kept of one day, packed; beyond it incidents are judged "
+        "and told, and the evidence is not kept. Times `evidence_keep`, this bounds the journal.",
     )
     evidence_per_user: Bytes = Field(512 * 1024**2, description="… and no more of the jobs of one user.")
 
@@ -75,8 +78,9 @@ class Slurm(Section):
 
     client: Literal["auto", "pyslurm", "command_line"] = Field(
         "auto",
-        description="Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs in a process of "
-        "its own, or squeue and sinfo. auto = pyslurm where it is installed and starts. Changes always go by Slurm's commands.",
+        description="Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs "
+        "in a process of its own, or squeue and sinfo. auto = pyslurm where it is installed and starts. "
+        "Changes always go by Slurm's commands.",
     )
     pyslurm_python: str = Field(
         "",
@@ -85,7 +89,8 @@ class Slurm(Section):
     bin_directory: str = Field("", description="Where squeue and scontrol are; empty = PATH.")
     token_file: str = Field(
         "",
-        description="File that holds the token SLURM_JWT, read for each command, so that it can be renewed; empty = the environment's, if there is one.",
+        description="File that holds the token SLURM_JWT, read for each command, so that it can be renewed; "
+        "empty = the environment's, if there is one.",
     )
     poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
     deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")

@@ -13,7 +13,8 @@ from slurm_watchdog.config.types import Section
 def example_config() -> str:
     """The text of `config.example.yaml`: every key with its default and what it means. It loads as it is."""
     out = [
-        "# slurm-watchdog: every setting with its default. Generated from watchdog/slurm_watchdog/config/schema.py by `make example`.",
+        "# slurm-watchdog: every setting with its default. Generated from "
+        "watchdog/slurm_watchdog/config/schema.py by `make example`.",
         "# Check a changed file with: slurm-watchdog check-config FILE",
         "# Durations need a unit (ms, s, min, h, d), sizes too (B, KiB, MiB, GiB).",
         "",

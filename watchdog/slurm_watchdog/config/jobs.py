@@ -20,30 +20,35 @@ class Jobs(Section):
     )
     kill_switch_prefixes: list[str] = Field(
         [],
-        description="Directories on shared filesystems, such as /scratch, below which a kill switch may lie as well: `kill_switch`, or "
-        "what a job's owner names (Megatron's --kill-switch-path). The node's helper takes them from this file too, if it is root's.",
+        description="Directories on shared filesystems, such as /scratch, below which a kill switch may lie "
+        "as well: `kill_switch`, or what a job's owner names (Megatron's --kill-switch-path). The node's "
+        "helper takes them from this file too, if it is root's.",
     )
     checkpoint_trackers: list[str] = Field(
         [],
         description="Files that hold the step of the newest complete checkpoint, such as "
-        "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read anyway.",
+        "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint "
+        "are read anyway.",
     )
     checkpoint_directories: list[str] = Field(
         [],
-        description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP, "
-        "Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found anyway.",
+        description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, "
+        "DeepSpeed, PyTorch DCP, Hugging Face and Lightning layouts are recognised. Directories that a "
+        "trainer's command line names are found anyway.",
     )
     progress_patterns: list[str] = Field(
         [],
-        description="Regular expressions for log lines of your own trainers, tried before those that are built in: 'it (?P<step>[0-9]+)/"
-        "(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They "
-        "see a line's first 300 characters; one that may take very long on some line is refused.",
+        description="Regular expressions for log lines of your own trainers, tried before those that are "
+        "built in: 'it (?P<step>[0-9]+)/(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) "
+        "t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They see a "
+        "line's first 300 characters; one that may take very long on some line is refused.",
     )
     progress_files: list[str] = Field(
         [],
-        description="Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no step: a heartbeat file "
-        "('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. That one is changed counts "
-        "as progress. Never name a file that anything else may write, such as the log.",
+        description="Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no "
+        "step: a heartbeat file ('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a "
+        "checkpoint that grows. That one is changed counts as progress. Never name a file that anything "
+        "else may write, such as the log.",
     )
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."

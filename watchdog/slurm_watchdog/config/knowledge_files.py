@@ -75,7 +75,8 @@ def check_texts(texts: Sequence[SiteText]) -> list[str]:
 
 
 def put_in_force(texts: Sequence[SiteText]) -> None:
-    """Makes this process use their rows. Texts with errors, which `check_texts` has refused before, are logged and ignored."""
+    """Makes this process use their rows. Texts with errors, which `check_texts` has refused before, are
+    logged and ignored."""
     if not texts:
         return
     rows, problems = _rows_of(texts)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.identity.secret_files import CREDENTIALS
 
 
 class ConfigProblem(BaseModel):
@@ -91,10 +92,6 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if problems or config is None:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
     return config
-
-
-CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
-"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
 
 
 def _with_credentials(value: Any) -> Any:

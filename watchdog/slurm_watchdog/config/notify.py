@@ -44,12 +44,14 @@ class Slack(Section):
     )
     mentions: dict[str, str] = Field(
         {},
-        description="Users and groups to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH, 'partition:large': "
-        "S0604QSJC, default: here}. Values: the id of a member or of a user group, here, channel.",
+        description="Users and groups to mention when an incident is critical or an action failed: "
+        "{'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}. Values: the id of a member "
+        "or of a user group, here, channel.",
     )
     pulse: Seconds = Field(
         0.0,
-        description="Every so often a line about each job (since when, where, step, speed, or what it waits for), such as 1h; 0s = never.",
+        description="Every so often a line about each job (since when, where, step, speed, or what it waits "
+        "for), such as 1h; 0s = never.",
     )
 
     @model_validator(mode="after")
@@ -113,11 +115,13 @@ class Notify(Section):
 
     external_url: str = Field(
         "",
-        description="The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then link to it.",
+        description="The page's address as people reach it, such as https://watchdog.example.org: messages "
+        "and alerts then link to it.",
     )
     runbook_url: str = Field(
         "",
-        description="Address of your runbook for a kind of incident, with {kind} in it; messages and alerts then link to it.",
+        description="Address of your runbook for a kind of incident, with {kind} in it; messages and alerts "
+        "then link to it.",
     )
 
     slack: Slack = Slack()

@@ -33,15 +33,17 @@ class Treatment(Section):
     mode: Mode | None = Field(None, description="off: reported only; observe; act.")
     ladder: Rungs | None = Field(
         None,
-        description="What is tried, in this order, each if the ones before did not do: evidence, kill_switch, sigusr1, sigterm, then "
-        "ways to end the run: requeue, resubmit, chain, cancel. [] = nothing. hold goes alone, and so does end_process, of orphan_gpu_process.",
+        description="What is tried, in this order, each if the ones before did not do: evidence, "
+        "kill_switch, sigusr1, sigterm, then ways to end the run: requeue, resubmit, chain, cancel. [] = "
+        "nothing. hold goes alone, and so does end_process, of orphan_gpu_process.",
     )
     exclude_nodes: bool | None = Field(
         None, description="Whether the restart avoids the nodes that the evidence blames."
     )
     drain: bool | None = Field(
         None,
-        description="Whether those nodes are drained, too; for orphan_gpu_process, whether a node is on which one cannot be killed.",
+        description="Whether those nodes are drained, too; for orphan_gpu_process, whether a node is on "
+        "which one cannot be killed.",
     )
     signal_to: Literal["steps", "batch", "all"] | None = Field(
         None, description="Who gets a signal: the tasks, the batch shell, or all."
@@ -96,7 +98,8 @@ class Policy(Section):
     attempts: Count = Field(3, description="Actions on one job before a person has to look.")
     budget: Count = Field(
         4,
-        description="Actions on the whole cluster within `budget_window`; half of them at most on jobs of one user, where others run any.",
+        description="Actions on the whole cluster within `budget_window`; half of them at most on jobs of "
+        "one user, where others run any.",
     )
     budget_percent: Percent = Field(
         20.0, description="… and never more than this share of the running jobs (at least one)."
@@ -104,8 +107,8 @@ class Policy(Section):
     budget_window: Span = Field(3600.0, description="The window of the two budgets.")
     storm_jobs: Count = Field(
         3,
-        description="Jobs of so many users in trouble of the same kind at once: it is the fabric or the storage. No action. So many jobs of one "
-        "user: none on his.",
+        description="Jobs of so many users in trouble of the same kind at once: it is the fabric or the "
+        "storage. No action. So many jobs of one user: none on his.",
     )
     storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
     storm_cooldown: Seconds = Field(
@@ -114,7 +117,8 @@ class Policy(Section):
     max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
     exclusion_lifetime: Span = Field(
         604800.0,
-        description="Exclusions that the watchdog added are dropped after this time, from a job that waits or when it is requeued.",
+        description="Exclusions that the watchdog added are dropped after this time, from a job that waits "
+        "or when it is requeued.",
     )
     max_drained_nodes: Count = Field(
         2, description="No node is drained where so many are drained or down already, for any reason, …"
@@ -129,13 +133,13 @@ class Policy(Section):
     )
     kinds: dict[str, Treatment] = Field(
         {},
-        description="A block for each kind of incident, such as {collective_hang: {mode: act, ladder: [evidence, sigterm, requeue, "
-        "cancel], cooldown: 1h}}. docs/acting.md has all keys.",
+        description="A block for each kind of incident, such as {collective_hang: {mode: act, ladder: "
+        "[evidence, sigterm, requeue, cancel], cooldown: 1h}}. docs/acting.md has all keys.",
     )
     overrides: list[Override] = Field(
         [],
-        description="What is different for some jobs; the first that matches a job holds: [{match: {partition: debug, job_name: "
-        "'test-*'}, mode: observe}].",
+        description="What is different for some jobs; the first that matches a job holds: [{match: "
+        "{partition: debug, job_name: 'test-*'}, mode: observe}].",
     )
 
     @model_validator(mode="after")
@@ -162,7 +166,8 @@ class Policy(Section):
                     problems.append(f"{where}.ladder: {why}")
                 elif spec_of(kind).subject is Subject.PROCESS:
                     problems.append(
-                        f"{where}.kinds: {kind} is about a process whose job is over, and an override matches jobs: write it to policy.kinds"
+                        f"{where}.kinds: {kind} is about a process whose job is over, and an override "
+                        "matches jobs: write it to policy.kinds"
                     )
             if override.ladder and not override.kinds:
                 problems.append(

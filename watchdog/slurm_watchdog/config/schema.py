@@ -1,7 +1,8 @@
 """The configuration: declared once, strict, rejected whole, never silently adjusted.
 
 The models below are the schema, the defaults and the text of `config.example.yaml`. Durations need a unit
-(`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is refused, because seconds and milliseconds are easily confused. In Python every duration is seconds and every size is bytes.
+(`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is refused, because seconds and milliseconds are
+easily confused. In Python every duration is seconds and every size is bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Ladder(Section):
 
     evidence_limit: Span = Field(
         90.0,
-        description="An action waits so long for the evidence of its job, which dies with the job; then it continues without.",
+        description="An action waits so long for the evidence of its job, which dies with the job; then it "
+        "continues without.",
     )
     kill_switch_limit: Span = Field(60.0, description="For all nodes of the job to have the kill switch.")
     checkpoint_limit: Span = Field(
@@ -47,13 +49,15 @@ class Ladder(Section):
     confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
     set_down_after: Seconds = Field(
         0.0,
-        description="A requeued job that cannot start because processes of its old run cannot be killed (Slurm 25.11 and later): the node is set DOWN "
-        "after so long, if Slurm has drained it with `Kill task failed` or its agent shows such a process in state D for so long, no other "
-        "job runs there, and the drain budget allows; 0s = never.",
+        description="A requeued job that cannot start because processes of its old run cannot be killed "
+        "(Slurm 25.11 and later): the node is set DOWN after so long, if Slurm has drained it with `Kill "
+        "task failed` or its agent shows such a process in state D for so long, no other job runs there, "
+        "and the drain budget allows; 0s = never.",
     )
     term_limit: Span = Field(
         30.0,
-        description="For a process that outlived its job on a GPU to end after SIGTERM, where it may be ended at all; then SIGKILL.",
+        description="For a process that outlived its job on a GPU to end after SIGTERM, where it may be "
+        "ended at all; then SIGKILL.",
     )
     kill_limit: Span = Field(
         60.0, description="… and after SIGKILL. One that is still there is said to be unkillable."
@@ -66,8 +70,8 @@ class Knowledge(Section):
 
     directory: str = Field(
         "/etc/slurm-watchdog/knowledge.d",
-        description="Directory of *.conf files with rows of your own, root's and writable by nobody else; missing = none. `check-config` "
-        "checks them, agents and controller read them at start and at reload.",
+        description="Directory of *.conf files with rows of your own, root's and writable by nobody else; "
+        "missing = none. `check-config` checks them, agents and controller read them at start and at reload.",
     )
 
 

@@ -14,7 +14,10 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 Identity = Literal["tls", "munge"]
 """What services can be set to; `slurm-watchdog run` has a socket of its own: see slurm_watchdog.identity.transport."""
 REMOVED_MODES: Final = ("none", "token")
-INSTEAD: Final = "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or security.tls_directory (slurm-watchdog ca --help)"
+INSTEAD: Final = (
+    "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or "
+    "security.tls_directory (slurm-watchdog ca --help)"
+)
 
 
 class Security(Section):
@@ -22,25 +25,26 @@ class Security(Section):
 
     mode: Literal["auto", "tls", "munge"] = Field(
         "auto",
-        description="How nodes and controller prove to each other who they are; the same on all machines. tls: certificates on both ends "
-        "(slurm-watchdog ca). munge: by the MUNGE that Slurm has, with nothing to set up. auto = tls where tls_directory is set, else "
-        "munge.",
+        description="How nodes and controller prove to each other who they are; the same on all machines. "
+        "tls: certificates on both ends (slurm-watchdog ca). munge: by the MUNGE that Slurm has, with "
+        "nothing to set up. auto = tls where tls_directory is set, else munge.",
     )
     tls_directory: str = Field(
         "",
-        description="Where ca.crt lies, with agent.crt and agent.key on a node, controller.crt and controller.key on the management "
-        "node, such as /etc/slurm-watchdog/tls. They are read again when they change. agent.controller_url then begins with https://.",
+        description="Where ca.crt lies, with agent.crt and agent.key on a node, controller.crt and "
+        "controller.key on the management node, such as /etc/slurm-watchdog/tls. They are read again when "
+        "they change. agent.controller_url then begins with https://.",
     )
     certificate_domain: str = Field(
         "",
-        description="Cut off the names in nodes' certificates before they are compared with Slurm's names, such as cluster.example.org: "
-        "for certificates of a site's own authority.",
+        description="Cut off the names in nodes' certificates before they are compared with Slurm's names, "
+        "such as cluster.example.org: for certificates of a site's own authority.",
     )
     controller_user: str = Field(
         "slurm-watchdog",
         min_length=1,
-        description="With munge: who runs the controller, by name or number. Nobody else can read what agents prove themselves with. "
-        "The number has to be the same on all machines.",
+        description="With munge: who runs the controller, by name or number. Nobody else can read what "
+        "agents prove themselves with. The number has to be the same on all machines.",
     )
     agent_user: str = Field(
         "slurm-watchdog-agent",
@@ -52,13 +56,15 @@ class Security(Section):
     )
     page_token_file: str = Field(
         "",
-        description="A file with the password of the controller's page (any user name), readable by the controller alone. Without it the "
-        "page has to stay on the loopback address and shows what everybody may see: the map, jobs, and that there are incidents.",
+        description="A file with the password of the controller's page (any user name), readable by the "
+        "controller alone. Without it the page has to stay on the loopback address and shows what everybody "
+        "may see: the map, jobs, and that there are incidents.",
     )
     operators: list[str] = Field(
         [],
-        description="Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the controller's "
-        "user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are shown what happened, and where.",
+        description="Who may see the evidence of every job (log lines, frames, paths, variables), beside "
+        "root and the controller's user: names of users, and `group:NAME`. Others see it of their own jobs; "
+        "of other jobs they are shown what happened, and where.",
     )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."
@@ -100,10 +106,12 @@ def problems_of(security: Security, url: str) -> list[str]:
     scheme = "https://" if mode == "tls" else "http://"
     if url and not url.startswith(scheme):
         problems.append(
-            f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {mode} (security), got {url!r}"
+            f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {mode} "
+            f"(security), got {url!r}"
         )
     if mode == "munge" and not security.check_node_address:
         problems.append(
-            "security.check_node_address: must be true with security.mode: munge, which proves the user; the address proves the node"
+            "security.check_node_address: must be true with security.mode: munge, which proves the user; "
+            "the address proves the node"
         )
     return problems

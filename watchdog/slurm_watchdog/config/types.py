@@ -1,6 +1,7 @@
 """Types of configuration values: durations, sizes, addresses, sections; strict.
 
-Durations need a unit (`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is ambiguous. In Python every duration is seconds and every size is bytes.
+Durations need a unit (`5s`, `10min`, `1h30min`), sizes too (`8MiB`): a bare number is ambiguous. In Python
+every duration is seconds and every size is bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. A fact that can't be read has the reason."""
+"""Reads the facts that the rules judge: files, sockets, commands, each with a deadline. A fact that can't be
+read has the reason."""
 
 from __future__ import annotations
 
@@ -31,10 +32,6 @@ STA_UNSYNC: Final = 0x0040
 """linux/timex.h"""
 PROGRAM_BYTES: Final = 1 << 20
 MAX_PROGRAMS: Final = 8
-MAX_ANSWER: Final = 8 << 20
-TICK: Final = re.compile(
-    r"^slurm_watchdog_controller_last_complete_tick_timestamp_seconds (\S+)$", re.MULTILINE
-)
 LAST_CHARS: Final = 200
 """Of a command that failed, as evidence."""
 NVML_PROGRAM: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
@@ -100,7 +97,10 @@ def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
     if not path:
         return None, None, None
     mount = mount_of(path, read_mounts())
-    probe = "import os,sys; p=sys.argv[1]; s=os.statvfs(p); print(int(os.access(p, os.W_OK|os.X_OK)), s.f_bavail*s.f_frsize)"
+    probe = (
+        "import os,sys; p=sys.argv[1]; s=os.statvfs(p); print(int(os.access(p, os.W_OK|os.X_OK)), "
+        "s.f_bavail*s.f_frsize)"
+    )
     code, said = run([sys.executable, "-I", "-c", probe, path])
     fs_type = None if mount is None else mount.fs_type
     if code != 0:
@@ -112,7 +112,9 @@ def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
 def read_nvml() -> tuple[str | None, int | None]:
     """(why NVML does not answer, number of GPUs), asked in a child: the driver may hang."""
     code, said = run([sys.executable, "-c", NVML_PROGRAM])
-    return (None, int(said)) if code == 0 and said.isdecimal() else (said.splitlines()[-1][:200] if said else "no answer", None)  # fmt: skip
+    return (None,
+        int(said)) if code == 0 and said.isdecimal() else (said.splitlines()[-1][:200] if said else "no answer",
+        None)  # fmt: skip
 
 
 def read_munge(where: str = "") -> tuple[tuple[int, ...] | None, bool | None]:
@@ -130,7 +132,8 @@ def read_clock() -> bool | None:
     """Whether the kernel's clock is disciplined; None where it may not be asked."""
 
     class Timex(ctypes.Structure):
-        _fields_ = (("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror", ctypes.c_long),
+        _fields_ = (("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror",
+                    ctypes.c_long),
                     ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("rest", ctypes.c_byte * 512))  # fmt: skip
 
     given = Timex()
@@ -213,7 +216,8 @@ def read_slurm_nodes(bin_directory: str) -> tuple[str, ...]:
 def read_operator(bin_directory: str, user: str) -> bool | None:
     """Whether accounting has the user as operator or administrator; None without accounting."""
     code, said = run(
-        [os.path.join(bin_directory, "sacctmgr"), "--noheader", "--parsable2", "show", "user", user, "format=user,adminlevel"]
+        [os.path.join(bin_directory, "sacctmgr"), "--noheader", "--parsable2", "show", "user", user,
+        "format=user,adminlevel"]
     )  # fmt: skip
     if code != 0 or user in ("root", "slurm") or "disabled" in said:
         return None
@@ -238,7 +242,8 @@ def read_job(bin_directory: str, job_id: str) -> dict[str, str]:
 def read_submit_line(bin_directory: str, job_id: str) -> list[str] | None:
     """The words of the sbatch command that submitted a job; None without accounting."""
     code, said = run(
-        [os.path.join(bin_directory, "sacct"), "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o", "SubmitLine"]
+        [os.path.join(bin_directory, "sacct"), "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o",
+        "SubmitLine"]
     )  # fmt: skip
     try:
         words = shlex.split(said.splitlines()[0]) if code == 0 and said else []

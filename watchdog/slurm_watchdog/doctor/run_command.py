@@ -14,7 +14,8 @@ def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None
     be ended is left."""
     try:
         process = subprocess.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True
         )  # fmt: skip
     except OSError as error:
         return None, f"{argv[0]}: {error.strerror}"

@@ -13,25 +13,36 @@ from slurm_watchdog.doctor.shell import Command, parse_shell
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 _HETJOB = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 SHORT = {
-    "J": "job-name", "N": "nodes", "n": "ntasks", "o": "output", "e": "error", "p": "partition", "t": "time", "a": "array",
-    "A": "account", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "G": "gpus", "C": "constraint", "d": "dependency",
-    "D": "chdir", "q": "qos", "K": "kill-on-bad-exit", "W": "wait", "l": "label", "u": "unbuffered", "m": "distribution",
+    "J": "job-name", "N": "nodes", "n": "ntasks", "o": "output", "e": "error", "p": "partition", "t": "time",
+    "a": "array",
+    "A": "account", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "G": "gpus", "C": "constraint",
+    "d": "dependency",
+    "D": "chdir", "q": "qos", "K": "kill-on-bad-exit", "W": "wait", "l": "label", "u": "unbuffered",
+    "m": "distribution",
 }  # fmt: skip
 """Of sbatch and srun, as `man srun` has them."""
 OPTIONAL_VALUE = frozenset({"K"})
 FLAGS = frozenset({
-    "requeue", "no-requeue", "exclusive", "overlap", "kill-on-bad-exit", "no-kill", "label", "unbuffered", "verbose", "quiet",
-    "overcommit", "oversubscribe", "exact", "whole", "multi-prog", "pty", "disable-status", "contiguous", "hold", "parsable",
-    "test-only", "spread-job", "use-min-nodes", "reboot", "ignore-pbs", "interactive", "no-allocate", "preserve-env", "propagate",
+    "requeue", "no-requeue", "exclusive", "overlap", "kill-on-bad-exit", "no-kill", "label", "unbuffered",
+    "verbose", "quiet",
+    "overcommit", "oversubscribe", "exact", "whole", "multi-prog", "pty", "disable-status", "contiguous", "hold",
+    "parsable",
+    "test-only", "spread-job", "use-min-nodes", "reboot", "ignore-pbs", "interactive", "no-allocate",
+    "preserve-env", "propagate",
 })  # fmt: skip
 """Options that may stand without a value; with one it is joined by `=`."""
 SHORT_FLAGS = frozenset("lOQusvkHIEVX")
 UTILITIES = frozenset({
-    "hostname", "nvidia-smi", "rocm-smi", "dcgmi", "echo", "date", "env", "printenv", "true", "sleep", "mkdir", "rm", "cp", "rsync",
-    "tar", "ls", "cat", "df", "du", "free", "lscpu", "numactl-show", "ip", "ifconfig", "ibstat", "ibdev2netdev", "rdma", "sbcast",
-    "touch", "ln", "chmod", "pkill", "kill", "killall", "uname", "whoami", "pwd", "which", "module", "nvcc", "find", "test", "ps",
-    "top", "uptime", "lsof", "scontrol", "squeue", "sinfo", "wget", "curl", "git", "unzip", "cpupower", "dmesg", "ulimit", "vmstat",
-    "iostat", "sh-c", "id", "stat", "head", "tail", "grep", "awk", "sed", "wc", "tee", "timeout-test", "enroot-import", "nc", "ping",
+    "hostname", "nvidia-smi", "rocm-smi", "dcgmi", "echo", "date", "env", "printenv", "true", "sleep", "mkdir",
+    "rm", "cp", "rsync",
+    "tar", "ls", "cat", "df", "du", "free", "lscpu", "numactl-show", "ip", "ifconfig", "ibstat", "ibdev2netdev",
+    "rdma", "sbcast",
+    "touch", "ln", "chmod", "pkill", "kill", "killall", "uname", "whoami", "pwd", "which", "module", "nvcc",
+    "find", "test", "ps",
+    "top", "uptime", "lsof", "scontrol", "squeue", "sinfo", "wget", "curl", "git", "unzip", "cpupower", "dmesg",
+    "ulimit", "vmstat",
+    "iostat", "sh-c", "id", "stat", "head", "tail", "grep", "awk", "sed", "wc", "tee", "timeout-test",
+    "enroot-import", "nc", "ping",
 })  # fmt: skip
 """Programs that are over in a moment: no training waits in them for a dead rank."""
 LAUNCHERS = frozenset(

@@ -14,6 +14,7 @@ from slurm_watchdog.knowledge.checkpoint_options import directories_in
 KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch", re.IGNORECASE)
 OUR_CALLBACKS = re.compile(r"\bslurm_watchdog_hooks\b")
 """The trainer's side, which polls it."""
+OUTPUT = re.compile("save|ckpt|checkpoint|output", re.IGNORECASE)
 ON = frozenset({"1", "yes", "true", "y", "on"})
 OLD, NEW = "NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 RENAMED = (2, 2)
@@ -123,14 +124,16 @@ def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
             yield Advice(
                 rule="kill_on_bad_exit", level=Level.WARNING, where=f"{script.path}:{srun.line}",
                 evidence=f"srun … {' '.join(srun.words[:3])[:80]}",
-                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop the job.",
+                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop "
+                "the job.",
                 add="srun --kill-on-bad-exit=1 --wait=60 …",
             )  # fmt: skip
         elif "wait" not in options and not _on(script, "SLURM_WAIT", any_value=True):
             yield Advice(
                 rule="wait", level=Level.HINT, where=f"{script.path}:{srun.line}",
                 evidence=f"srun without --wait: {' '.join(srun.words[:3])[:80]}",
-                sentence="When one task ends well before the others, Slurm waits for them without limit.", add="srun --wait=60 …",
+                sentence="When one task ends well before the others, Slurm waits for them without limit.",
+                add="srun --wait=60 …",
             )  # fmt: skip
 
 
@@ -160,7 +163,8 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         if value == "0":
             yield Advice(
                 rule="nccl_error_handling", level=Level.WARNING, where=script.path, evidence=f"{name}=0",
-                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait indefinitely.",
+                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait "
+                "indefinitely.",
                 add=f"export {right}=1",
             )  # fmt: skip
         elif torch is not None and name != right and _value_of(script, right) is None:
@@ -168,7 +172,8 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
             yield Advice(
                 rule="nccl_error_handling", level=Level.HINT if old else Level.WARNING, where=script.path,
                 evidence=f"{name}={value} with PyTorch {torch[0]}.{torch[1]}",
-                sentence=f"PyTorch {'has another name for this variable since 2.2' if old else 'before 2.2 does not know this variable'}.",
+                sentence="PyTorch has another name for this variable since 2.2." if old
+                else "PyTorch before 2.2 does not know this variable.",
                 add=f"export {right}={value}",
             )  # fmt: skip
     unset = _value_of(script, OLD) is None and _value_of(script, NEW) is None
@@ -182,7 +187,8 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         yield Advice(
             rule="nccl_error_handling", level=Level.WARNING, where=script.path,
             evidence=f"PyTorch before 2.0, and {OLD} is not set",
-            sentence="A collective that fails or times out does not end its rank: the job hangs in the place of failing.",
+            sentence="A collective that fails or times out does not end its rank: the job hangs in the place of "
+            "failing.",
             add=f"export {OLD}=1",
         )  # fmt: skip
 
@@ -196,7 +202,8 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
     if _value_of(script, "TORCH_NCCL_ENABLE_MONITORING") == "0":
         yield Advice(
             rule="nccl_monitoring", level=Level.HINT, where=script.path, evidence="TORCH_NCCL_ENABLE_MONITORING=0",
-            sentence="PyTorch's monitor is off: a rank whose own NCCL watchdog hangs, in a driver call for one, is ended by nobody.",
+            sentence="PyTorch's monitor is off: a rank whose own NCCL watchdog hangs, in a driver call for one, "
+            "is ended by nobody.",
             add="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800  # a longer time in the place of none",
         )  # fmt: skip
     sizes = [_value_of(script, name) for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")]
@@ -206,8 +213,10 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
         and not script.sources
     ):
         yield Advice(
-            rule="nccl_flight_recorder", level=Level.HINT, where=script.path, evidence="TORCH_NCCL_DUMP_ON_TIMEOUT without a buffer",
-            sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is not set, and empty in many releases.",
+            rule="nccl_flight_recorder", level=Level.HINT, where=script.path,
+            evidence="TORCH_NCCL_DUMP_ON_TIMEOUT without a buffer",
+            sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is not "
+            "set, and empty in many releases.",
             add="export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
         )  # fmt: skip
     used = re.search(r"\$\{?NCCL_TIMEOUT\b", script.text) is not None
@@ -217,9 +226,11 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
         and not any("NCCL_TIMEOUT" in text for text in facts.read.values())
     ):
         yield Advice(
-            rule="nccl_timeout", level=Level.HINT, where=script.path, evidence="NCCL_TIMEOUT is set, and nothing that could be read uses it",
+            rule="nccl_timeout", level=Level.HINT, where=script.path, evidence="NCCL_TIMEOUT is set, and nothing "
+                "that could be read uses it",
             sentence="Neither NCCL nor PyTorch reads this variable: the time-out of collectives stays as it was.",
-            add="init_process_group(timeout=…), or the framework's own option (--distributed-timeout-minutes, --ddp_timeout)",
+            add="init_process_group(timeout=…), or the framework's own option (--distributed-timeout-minutes, "
+            "--ddp_timeout)",
         )  # fmt: skip
 
 
@@ -260,13 +271,16 @@ def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
         yield Advice(
             rule="kill_switch", level=Level.WARNING if exported else Level.HINT, where=first,
             evidence=f"{first} has no word of a kill switch",
-            sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the steps since its last checkpoint.",
-            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together: slurm_watchdog_hooks does it',
+            sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the steps "
+            "since its last checkpoint.",
+            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks '
+            'together: slurm_watchdog_hooks does it',
         )  # fmt: skip
     else:
         yield Advice(
             rule="kill_switch", level=Level.HINT, where=script.path, evidence="no program of it could be read",
-            sentence="Whether the trainer looks for the kill switch can't be seen from here.", add="see docs/trainers.md",
+            sentence="Whether the trainer looks for the kill switch can't be seen from here.",
+            add="see docs/trainers.md",
         )  # fmt: skip
 
 
@@ -286,16 +300,20 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     if facts.checkpoint_directories:
         return
     for command in script.commands:
-        if directories_in(command.words, "/") or any("$" in word and re.search(r"(save|ckpt|checkpoint|output)", word, re.IGNORECASE) for word in command.words):  # fmt: skip
+        if directories_in(command.words, "/") or any(
+            "$" in each and OUTPUT.search(each) for each in command.words
+        ):
             return
-    if any(_names_output(word) for c in script.commands for word in c.words if c.words[0] != "srun" or not word.startswith("--output")):  # fmt: skip
-        return
+        srun = command.words[0] == "srun"  # whose own --output is the log
+        if any(_names_output(each) for each in command.words if not (srun and each.startswith("--output"))):
+            return
     if not any(is_training(srun) for srun in script.sruns) and not programs(script):
         return
     yield Advice(
         rule="checkpoint_directory", level=Level.HINT, where="the watchdog's configuration",
         evidence="no option of a known framework names it; a configuration file of the trainer may",
-        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by its log alone.",
+        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by its "
+        "log alone.",
         add="jobs: {checkpoint_directories: ['{workdir}/checkpoints']}",
     )  # fmt: skip
 
@@ -330,7 +348,8 @@ def _buffered(facts: JobFacts) -> Iterator[Advice]:
             continue
         if not any(name in ("u", "unbuffered") for name, _ in srun.options):
             yield Advice(
-                rule="buffered_output", level=Level.HINT, where=f"{script.path}:{srun.line}", evidence=" ".join(srun.words[:3])[:80],
+                rule="buffered_output", level=Level.HINT, where=f"{script.path}:{srun.line}",
+                evidence=" ".join(srun.words[:3])[:80],
                 sentence="Python buffers its output: steps appear late, and a crash loses the last lines.",
                 add="export PYTHONUNBUFFERED=1",
             )  # fmt: skip
@@ -351,13 +370,17 @@ def _watched(facts: JobFacts) -> Iterator[Advice]:
     running_s = watched.running_s or 0.0
     if watched.ranks == 0 and running_s > RANKS_AFTER_S:
         yield Advice(
-            rule="no_ranks", level=Level.WARNING, sentence="No rank of the job is seen: one that dies would not be missed.",
-            evidence=f"it runs since {running_s:.0f} s", add="slurm-watchdog agent --once  # on one of its nodes; what sets RANK or SLURM_PROCID?",
+            rule="no_ranks", level=Level.WARNING, sentence="No rank of the job is seen: one that dies would not "
+                "be missed.",
+            evidence=f"it runs since {running_s:.0f} s", add="slurm-watchdog agent --once  # on one of its "
+                "nodes; what sets RANK or SLURM_PROCID?",
         )  # fmt: skip
     if watched.step is None and running_s > STEPS_AFTER_S:
         yield Advice(
-            rule="no_steps", level=Level.WARNING, sentence="No step is read from the job's log: a hang will not be noticed by it.",
-            evidence=f"it runs since {running_s / 60:.0f} min", add="jobs: {progress_patterns: ['step (?P<step>[0-9]+)']}; slurm-watchdog scan-log LOG",
+            rule="no_steps", level=Level.WARNING, sentence="No step is read from the job's log: a hang will not "
+                "be noticed by it.",
+            evidence=f"it runs since {running_s / 60:.0f} min", add="jobs: {progress_patterns: ['step "
+                "(?P<step>[0-9]+)']}; slurm-watchdog scan-log LOG",
         )  # fmt: skip
 
 

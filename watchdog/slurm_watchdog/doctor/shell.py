@@ -19,7 +19,8 @@ MAX_COMMANDS = 5000
 MAX_WORDS = 20_000
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
-_KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "until", "time", "!", "{", "(", "exec", "eval", "nohup", "command", "env"})  # fmt: skip
+_KEYWORDS = frozenset({"if", "then", "else", "elif", "do", "while", "until", "time", "!", "{", "(", "exec",
+    "eval", "nohup", "command", "env"})  # fmt: skip
 _DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset", "set"})
 
 

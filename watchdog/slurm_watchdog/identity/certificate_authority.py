@@ -66,7 +66,10 @@ def create(directory: Path, name: str, days: int, now: float) -> Certificate:
         )
     _private(directory)
     # No path length but 0: it signs nodes and controllers, and no other authorities.
-    extensions = "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
+    extensions = (
+        "basicConstraints=critical,CA:TRUE,pathlen:0\nkeyUsage=critical,keyCertSign,cRLSign\n"
+        "subjectKeyIdentifier=hash\n"
+    )
     _make(directory, directory / "ca", name, extensions, (now - BACKDATED_S, now + days * DAY_S), own=True)
     made = read_certificate(str(directory / CA_FILE))
     _write_list(directory, made, now)
@@ -178,7 +181,8 @@ def _write_list(directory: Path, authority: Certificate, now: float) -> None:
         )
         days = max(1, int((authority.not_after - now) // DAY_S))
         # With the key's name in it: two authorities may be called the same.
-        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA_FILE), "-keyfile", str(directory / "ca.key"),
+        _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA_FILE),
+                 "-keyfile", str(directory / "ca.key"),
                  "-crldays", str(days), "-crlexts", "extensions", "-out", str(place / "list"))  # fmt: skip
         (place / "list").chmod(0o644)
         os.replace(place / "list", directory / REVOKED_FILE)
@@ -197,13 +201,16 @@ def _make(
         (place / "index").touch()
         (place / "config").write_text(_config(place, name, extensions), encoding="ascii")
         key, request, certificate = place / "key", place / "request", place / "crt"
-        _openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config", str(place / "config"),
+        _openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config",
+                 str(place / "config"),
                  "-keyout", str(key), "-out", str(request))  # fmt: skip
         key.chmod(0o600)
         signer = ["-selfsign", "-keyfile", str(key)] if own else [
             "-cert", str(directory / CA_FILE), "-keyfile", str(directory / "ca.key")]  # fmt: skip
-        _openssl("ca", "-batch", "-notext", "-config", str(place / "config"), "-in", str(request), "-out", str(certificate),
-                 "-startdate", _date(good[0]), "-enddate", _date(good[1]), "-extensions", "extensions", *signer)  # fmt: skip
+        _openssl("ca", "-batch", "-notext", "-config", str(place / "config"), "-in", str(request), "-out",
+                 str(certificate),
+                 "-startdate", _date(good[0]), "-enddate", _date(good[1]), "-extensions", "extensions",
+                 *signer)  # fmt: skip
         certificate.chmod(0o644)
         os.replace(key, stem.with_name(stem.name + ".key"))
         os.replace(certificate, stem.with_name(stem.name + ".crt"))
@@ -239,7 +246,8 @@ def _openssl(*arguments: str) -> None:
     """Raises IdentityError with what openssl said."""
     try:
         done = subprocess.run(
-            ["openssl", *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S, check=False, umask=0o077
+            ["openssl", *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=DEADLINE_S,
+            check=False, umask=0o077
         )  # fmt: skip
     except FileNotFoundError as error:
         raise IdentityError(

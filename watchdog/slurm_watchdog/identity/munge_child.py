@@ -1,6 +1,7 @@
 """`python -m slurm_watchdog.identity.munge_child [SOCKET]`: decodes MUNGE credentials for the controller, one a line.
 
-munged may hang, and libmunge waits for it: here only this process waits, which the controller ends when it is late. A line of standard input is a credential, a line of standard output what came of it, as JSON. The
+munged may hang, and libmunge waits for it: here only this process waits, which the controller ends when it is
+late. A line of standard input is a credential, a line of standard output what came of it, as JSON. The
 payload is a secret: it goes nowhere else.
 """
 

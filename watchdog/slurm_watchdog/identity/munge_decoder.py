@@ -87,8 +87,16 @@ UNAVAILABLE_CODES: Final = frozenset({1, 5, 6, 7})
 class MungeProcess:
     """The process. One credential at a time: munged itself takes them so."""
 
-    def __init__(self, socket: str = "", argv: Sequence[str] = ()):
-        """`socket` of munged, empty for its usual one."""
+    def __init__(
+        self,
+        socket: str = "",
+        argv: Sequence[str] = (),
+        *,
+        deadline_s: float = DEADLINE_S,
+        pause_s: float = RETRY_PAUSE_S,
+    ):
+        """`socket` of munged, empty for its usual one; `pause_s` after a failure."""
+        self._deadline_s, self._pause_s = deadline_s, pause_s
         self._argv = list(argv) or [
             sys.executable,
             "-P",
@@ -140,7 +148,7 @@ class MungeProcess:
     def _unavailable(self, why: str) -> MungeUnavailable:
         if self._why != why:
             log.error("MUNGE can't be asked who an agent is: %s", why)
-        self._why, self._retry_at = why, clock.monotonic() + RETRY_PAUSE_S
+        self._why, self._retry_at = why, clock.monotonic() + self._pause_s
         return MungeUnavailable(why)
 
     async def _ask(self, credential: str) -> _Answer:
@@ -149,12 +157,13 @@ class MungeProcess:
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(credential.encode("ascii") + b"\n")
-        return await self._read(DEADLINE_S)
+        return await self._read(self._deadline_s)
 
     async def _start(self) -> None:
         await self._end()
         self._process = await asyncio.create_subprocess_exec(
-            *self._argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            *self._argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
             cwd="/", start_new_session=True, limit=MAX_ANSWER,
         )  # fmt: skip
         hello = await self._read(START_S)

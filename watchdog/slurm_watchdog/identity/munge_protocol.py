@@ -1,10 +1,10 @@
-"""A session between one agent and the controller, begun by a MUNGE credential, and the proof that each
-message of it carries.
+"""A session between one agent and the controller, begun by a MUNGE credential, and the proof that each message
+of it carries.
 
 The agent draws a key and puts it, with its node's name and the controller's present epoch, into a credential
-that only the controller's user can decode. From then on a request carries the session, a counter and an HMAC-SHA256 (RFC
-2104) over method, path,
-counter and body; the answer carries one over status, counter and body. So neither side accepts a message of a third party, or one twice.
+that only the controller's user can decode. From then on a request carries the session, a counter and an
+HMAC-SHA256 (RFC 2104) over method, path, counter and body; the answer carries one over status, counter and
+body. So neither side accepts a message of a third party, or one twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ KEY_BYTES: Final = 32
 SESSION_S: Final = 3600.0
 """An agent begins a new session after this time."""
 GRACE_S: Final = 300.0
-"""The controller takes it for so much longer: an agent that is busy or cut off does not need a new session in the middle."""
+"""The controller takes it for so much longer: an agent that is busy or cut off does not need a new session in
+the middle."""
 AUTHORIZATION: Final = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
 CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
 EPOCH: Final = re.compile(r"[0-9a-f]{32}")

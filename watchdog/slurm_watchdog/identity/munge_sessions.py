@@ -1,4 +1,5 @@
-"""The sessions of agents that authenticate by MUNGE: one per node, in memory only. After a restart each agent starts a new one."""
+"""The sessions of agents that authenticate by MUNGE: one per node, in memory only. After a restart each agent
+starts a new one."""
 
 from __future__ import annotations
 
@@ -39,8 +40,11 @@ class AuthenticationError(Exception):
 class Sessions:
     """Who has begun a session, and what of it has been seen."""
 
-    def __init__(self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float]):
-        """`own_uid` runs the controller; agents of `agent_uids` are believed."""
+    def __init__(
+        self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float], most: int = MAX_SESSIONS
+    ):
+        """`own_uid` runs the controller; agents of `agent_uids` are believed, `most` of them at once."""
+        self._most = most
         self.epoch = new_epoch()
         self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
         self._of_node: dict[str, AgentSession] = {}
@@ -78,7 +82,7 @@ class Sessions:
         before = self._of_node.pop(beginning.node, None)
         if before is not None:
             del self._by_id[before.session.id]
-        while len(self._of_node) >= MAX_SESSIONS:
+        while len(self._of_node) >= self._most:
             oldest = next(iter(self._of_node))
             del self._by_id[self._of_node.pop(oldest).session.id]
         session = Session(beginning.session, bytes.fromhex(beginning.key), beginning.node, self._now())
@@ -106,7 +110,8 @@ class Sessions:
         return known.session, claim
 
     def authenticate(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
-        """The session of a whole request, which can't be shown again from now on, and its counter. Raises AuthenticationError."""
+        """The session of a whole request, which can't be shown again from now on, and its counter. Raises
+        AuthenticationError."""
         session, claim = self.claim(authorization, address)
         if not macs_equal(claim.mac, request_mac(session.key, path, claim.counter, body)):
             raise AuthenticationError(

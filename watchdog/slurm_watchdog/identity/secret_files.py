@@ -18,6 +18,7 @@ REVOKED_FILE = "ca.crl"
 
 
 CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
+"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
 
 
 def real_path(path: str) -> str:

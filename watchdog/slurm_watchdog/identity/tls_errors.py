@@ -40,7 +40,9 @@ HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "unknown_ca": "its certificate is not from our authority (ca.crt)",
     "revoked": "its certificate was revoked",
     "revocation_list_expired": "the list of revoked certificates is too old",
-    "no_revocation_list": "ca.crl is there and holds no list of the authority that made its certificate: add that one's, or remove the file",
+    "no_revocation_list": "ca.crl is there and holds no list of the authority that made its "
+    "certificate: add that one's, "
+    "or remove the file",
     "wrong_purpose": "its certificate is not for clients",
     "bad_certificate": "its certificate is not good",
     "no_tls": "it speaks no TLS: does its controller_url begin with https:// ?",

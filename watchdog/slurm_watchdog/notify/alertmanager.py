@@ -1,6 +1,8 @@
 """Alertmanager's API: an alert for each firing incident, repeated while it fires, and its end.
 
-Without Prometheus in between, an incident alerts as soon as it fires, with its sentence. An alert that is not repeated ends after Alertmanager's `resolve_timeout` (5 min), so a stopped controller leaves no alert behind: https://prometheus.io/docs/alerting/latest/alerts_api/
+Without Prometheus in between, an incident alerts as soon as it fires, with its sentence. An alert that is not
+repeated ends after Alertmanager's `resolve_timeout` (5 min), so a stopped controller leaves no alert behind:
+https://prometheus.io/docs/alerting/latest/alerts_api/
 """
 
 from __future__ import annotations

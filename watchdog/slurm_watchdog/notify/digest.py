@@ -15,7 +15,6 @@ from slurm_watchdog.notify.slack_messages import (
     LINE_LIMIT,
     SENTENCE_LIMIT,
     Payload,
-    is_loud,
     mention_block,
     message,
     section,
@@ -54,7 +53,7 @@ class Digest:
         self._first_at = self._first_at or notice.at
         self._last_at = notice.at
         self._incidents.add(incident.id)
-        if len(self._called) < MAX_MENTIONS and is_loud(notice):
+        if len(self._called) < MAX_MENTIONS and notice.needs_person:
             self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
         if notice.topic is Topic.OPENED:
             self._opened[incident.kind, incident.severity].extend(_names(notice))

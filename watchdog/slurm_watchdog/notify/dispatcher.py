@@ -1,4 +1,5 @@
-"""The notifier: writes messages to the journal's outbox at once and sends them later, in order, whether or not a receiver answers.
+"""The notifier: writes messages to the journal's outbox at once and sends them later, in order, whether or
+not a receiver answers.
 
 No caller waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
 channel (Slack, a webhook, Alertmanager) has its own rows, its own worker and its own failures.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -54,35 +56,27 @@ ROWS_AT_ONCE = 5000
 HOLD_BACK_S = 30.0
 """A decision by a transient guard is announced only if no other decision replaces it within this time."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
-"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or while another action of the job, which ends this incident too, is under way."""
+"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
+while another action of the job, which ends this incident too, is under way."""
 
 
 OUTCOMES = ("sent", "failed", "dropped")
 
 
+@dataclass(frozen=True, kw_only=True)
 class IncidentSources:
     """Lookups for what an incident does not contain. Each answers at once, from memory."""
 
-    def __init__(
-        self,
-        *,
-        job_of: Callable[[str], SlurmJob | None] = lambda job_id: None,
-        firing: Callable[[], Sequence[Incident]] = tuple,
-        pulses: Callable[[], Sequence[JobPulse]] = tuple,
-        acting: Callable[[], frozenset[str]] = frozenset,
-        gpus_of: Callable[[str], int] = lambda job_id: 0,
-        count: Count = lambda channel, outcome, number: None,
-    ) -> None:
-        self.acting = acting
-        """Ids of the incidents on which an action is under way."""
-        self.gpus_of = gpus_of
-        """How many GPUs a job has; 0: not known."""
-        self.job_of = job_of
-        self.firing = firing
-        """Incidents that fire and are announced."""
-        self.pulses = pulses
-        self.count = count
-        """Is called with channel, outcome (`sent`, `failed`, `dropped`) and how many."""
+    job_of: Callable[[str], SlurmJob | None] = lambda job_id: None
+    firing: Callable[[], Sequence[Incident]] = tuple
+    """Incidents that fire and are announced."""
+    pulses: Callable[[], Sequence[JobPulse]] = tuple
+    acting: Callable[[], frozenset[str]] = frozenset
+    """Ids of the incidents on which an action is under way."""
+    gpus_of: Callable[[str], int] = lambda job_id: 0
+    """How many GPUs a job has; 0: not known."""
+    count: Count = lambda channel, outcome, number: None
+    """Is called with channel, outcome (`sent`, `failed`, `dropped`) and how many."""
 
 
 class Notifier:
@@ -249,7 +243,8 @@ class Notifier:
         return None
 
     def clear_unknown_channels(self) -> None:
-        """Clears outbox rows of channels that no longer exist: after an upgrade, or when a receiver was removed from the configuration.
+        """Clears outbox rows of channels that no longer exist: after an upgrade, or when a receiver was
+        removed from the configuration.
 
         The newest of an older release are sent by `legacy_channel`. All others are logged and dropped.
         """
@@ -305,7 +300,8 @@ class Notifier:
                 LOG.exception("a pulse can't be written")
 
     def pulse(self, told: float) -> float:
-        """Queues a job status message if one is due; `told` is the number of the last interval. Returns the newest number."""
+        """Queues a job status message if one is due; `told` is the number of the last interval. Returns the
+        newest number."""
         at = self._wall()
         number = at // self._pulse_s
         pulses = self.sources.pulses() if number != told else ()

@@ -15,7 +15,8 @@ from slurm_watchdog.notify.slack import retry_after, without_secrets
 ANSWER_BYTES = 2000
 """Bytes of an answer that are read: it begins with the error."""
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})
-"""Statuses after which the same document is not sent again. Others (404, 401, 403) may come from a receiver that is being set up."""
+"""Statuses after which the same document is not sent again. Others (404, 401, 403) may come from a receiver
+that is being set up."""
 
 
 async def post_json(

@@ -17,7 +17,8 @@ from slurm_watchdog.model.slurm import SlurmJob
 KEPT_FACTS = 30
 KEPT_CULPRITS = 30
 KEPT_CHARS = 500
-"""Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an unreachable Slack."""
+"""Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an
+unreachable Slack."""
 BUSY = frozenset({"busy"})
 """Guards that hold an action back since one is under way already."""
 KEPT_JOBS = 8

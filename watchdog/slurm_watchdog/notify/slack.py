@@ -24,7 +24,8 @@ SILENT.setLevel(logging.CRITICAL + 1)
 
 OF_THE_MESSAGE = frozenset(
     {
-        "invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "no_text", "too_many_attachments",
+        "invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "no_text",
+        "too_many_attachments",
         "invalid_attachments", "invalid_arguments", "metadata_too_large", "cant_update_message", "edit_window_closed",
     }
 )  # fmt: skip
@@ -133,7 +134,8 @@ class SlackBot:
     async def _call(self, method: str, arguments: Payload) -> dict[str, Any]:
         token = read_secret(self._token_file, "notify.slack.token_file")
         client = AsyncWebClient(
-            token=token, base_url=self._api_url, timeout=max(1, round(self._deadline_s)), logger=SILENT, retry_handlers=[]
+            token=token, base_url=self._api_url, timeout=max(1, round(self._deadline_s)), logger=SILENT,
+            retry_handlers=[]
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._deadline_s):

@@ -213,7 +213,8 @@ class SlackChannel:
 
 
 class PulseChannel:
-    """The hourly job status: its own outbox rows, so that no notice waits behind it, and the message rate that all of Slack shares."""
+    """The hourly job status: its own outbox rows, so that no notice waits behind it, and the message rate
+    that all of Slack shares."""
 
     topics: frozenset[Topic] = frozenset()
     takes_messages = True

@@ -96,7 +96,8 @@ def parent(
 
 
 def messages_of(story: Sequence[Notice]) -> list[Message]:
-    """The messages for the notices. The end of an incident is stated once: by the outcome of the action that ended it, if one did; what is equal for several processes is one message."""
+    """The messages for the notices. The end of an incident is stated once: by the outcome of the action that
+    ended it, if one did; what is equal for several processes is one message."""
     details = {
         notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
     }
@@ -238,16 +239,12 @@ def closed(notice: Notice, cluster: str, places: SiteLinks = NO_LINKS) -> Payloa
 
 def wanted(story: Sequence[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
     """Ids to mention by the configuration, if a person is needed; at most five."""
-    if not mentions or not any(is_loud(notice) for notice in story):
+    if not mentions or not any(notice.needs_person for notice in story):
         return ()
-    keys = [f"{what}:{name}" for n in story for job in n.jobs for what, name in (("user", job.user), ("partition", job.partition))]  # fmt: skip
+    keys = [f"{what}:{name}" for n in story for job in n.jobs for what, name in (("user", job.user), ("partition",
+        job.partition))]  # fmt: skip
     found = [mentions[key] for key in keys if key in mentions] or [mentions.get("default", "")]
     return tuple(dict.fromkeys(each for each in found if each))[:5]
-
-
-def is_loud(notice: Notice) -> bool:
-    """Whether a person has to be woken by it: one is needed."""
-    return notice.needs_person
 
 
 def payload(

@@ -1,4 +1,5 @@
-"""The wording of notifications: one sentence first, the evidence under it, then what to do. Pure, and the same for all channels."""
+"""The wording of notifications: one sentence first, the evidence under it, then what to do. Pure, and the
+same for all channels."""
 
 from __future__ import annotations
 
@@ -192,7 +193,11 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
         again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
-        sentence = f"{whom} was {'restarted' if again else ACTION_PARTICIPLES.get(decision.action, 'restarted')}: {end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        sentence = (
+            f"{whom} was "
+            f"{'restarted' if again else ACTION_PARTICIPLES.get(decision.action, 'restarted')}: "
+            f"{end.detail}{'; ' if cost else ''}{', '.join(cost)}"
+        )
         todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
@@ -206,7 +211,10 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
         todo = "Nothing to do"
     else:
         sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
-        todo = f"See where it stands: {_inspect_command(decision, job, caller)}; what was done: slurm-watchdog explain {incident.id}"
+        todo = (
+            f"See where it stands: {_inspect_command(decision, job, caller)}; what was done: "
+            f"slurm-watchdog explain {incident.id}"
+        )
     evidence += [
         f"{record.operation}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
         f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"

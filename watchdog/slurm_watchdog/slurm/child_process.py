@@ -33,7 +33,10 @@ class WorkerGone(SlurmUnavailable):
 class PyslurmProcess:
     """The process `argv`, one request at a time. A request that is cancelled ends the process."""
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, argv: Sequence[str], environ: Mapping[str, str], max_requests: int = MAX_REQUESTS
+    ) -> None:
+        self._max_requests = max_requests
         self._argv, self._environ = list(argv), dict(environ)
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_reader: asyncio.Task[None] | None = None
@@ -45,7 +48,11 @@ class PyslurmProcess:
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request. Raises WorkerGone, SlurmUnavailable."""
         async with self._lock:
-            if self._process is None or self._process.returncode is not None or self._asked >= MAX_REQUESTS:
+            if (
+                self._process is None
+                or self._process.returncode is not None
+                or self._asked >= self._max_requests
+            ):
                 await self._start()
             assert self._process is not None
             whole = False

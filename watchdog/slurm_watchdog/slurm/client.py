@@ -1,8 +1,8 @@
 """The Protocol of a Slurm client, and the three ways in which a request can end.
 
 *Done*: the call returns. *Refused*: `SlurmRefused`, Slurm understood and said no, nothing was changed; its
-`kind` says why
-and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, it may or may not have been done, so Slurm is asked (`read_job`, `read_view`) before anything else is.
+`kind` says why and `terminal` whether asking again can help. *Unknown*: `SlurmUnavailable`, it may or may not
+have been done, so Slurm is asked (`read_job`, `read_view`) before anything else is.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class CommandLineSlurm:
     """Slurm's commands, each request within `deadline_s`; see SlurmClient for what they do and raise.
 
     `bin_directory`: where they are, empty for PATH. `environ`: the environment to start from (SLURM_CONF,
-    PATH); None for our own. `observe(call, outcome)` is called with how each request ended: ok, refused or unavailable. `listings`: what answers questions, by default squeue and sinfo. `token_file`: holds
+    PATH); None for our own. `observe(call, outcome)` is called with how each request ended: ok, refused or
+    unavailable. `listings`: what answers questions, by default squeue and sinfo. `token_file`: holds
     SLURM_JWT, read for each command. `uid`: the user that asks, None for our own: what Slurm hides from it is
     looked up, and nothing is hidden from root.
     """
@@ -66,6 +67,7 @@ class CommandLineSlurm:
         self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file)
         self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
+        self._carry_out = self._requests.carry_out
         self._uid = os.geteuid() if uid is None else uid
         self._access: tuple[float, Access] | None = None
 
@@ -84,78 +86,56 @@ class CommandLineSlurm:
         return await self._requests.carry_out_repeated("read_view", self._view)
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
-        """One job with its excluded nodes."""
-        return await self._requests.carry_out("read_job", lambda: self._job(checked_job_id(job_id)))
+        return await self._carry_out("read_job", lambda: self._job(checked_job_id(job_id)))
 
     async def read_node(self, node: str) -> SlurmNode | None:
-        """One node with its reason."""
-        return await self._requests.carry_out(
-            "read_node", lambda: self._listings.node(*checked_nodes([node]))
-        )
+        return await self._carry_out("read_node", lambda: self._listings.node(*checked_nodes([node])))
 
     async def read_script(self, job_id: str) -> bytes:
-        """The stored batch script."""
-        return await self._requests.carry_out(
-            "read_script", lambda: self._read_script(checked_job_id(job_id))
-        )
+        return await self._carry_out("read_script", lambda: self._read_script(checked_job_id(job_id)))
 
     # -- a job
 
     async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
-        """Requeue."""
-        await self._requests.carry_out(
-            "requeue", lambda: self._requeue(checked_job_id(job_id), only_unfinished)
-        )
+        await self._carry_out("requeue", lambda: self._requeue(checked_job_id(job_id), only_unfinished))
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        """Requeue held."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished)
         )
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
-        """Replace the excluded nodes of a pending job."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes))
         )
 
     async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        """Add to the excluded nodes of a pending job."""
-        return await self._requests.carry_out(
+        return await self._carry_out(
             "add_excluded_nodes", lambda: self._add_excluded(checked_job_id(job_id), checked_nodes(nodes))
         )
 
     async def release(self, job_id: str) -> None:
-        """Let a held job run."""
-        await self._requests.carry_out(
-            "release", lambda: self._change("scontrol", "release", checked_job_id(job_id))
-        )
+        await self._carry_out("release", lambda: self._change("scontrol", "release", checked_job_id(job_id)))
 
     async def hold(self, job_id: str) -> None:
-        """Hold a pending job."""
-        await self._requests.carry_out(
-            "hold", lambda: self._change("scontrol", "hold", checked_job_id(job_id))
-        )
+        await self._carry_out("hold", lambda: self._change("scontrol", "hold", checked_job_id(job_id)))
 
     async def cancel(self, job_id: str) -> None:
         """End a job. scancel exits with 0 for jobs that are unknown or have ended."""
-        await self._requests.carry_out("cancel", lambda: self._change("scancel", checked_job_id(job_id)))
+        await self._carry_out("cancel", lambda: self._change("scancel", checked_job_id(job_id)))
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
-        """Signal a running job."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "send_signal", lambda: self._send_signal(checked_job_id(job_id), checked_signal(signal), to)
         )
 
     async def submit(self, submission: Submission) -> str:
-        """Submit a script as its user."""
-        return await self._requests.carry_out("submit", lambda: self._submit(submission))
+        return await self._carry_out("submit", lambda: self._submit(submission))
 
     # -- a node
 
     async def drain_node(self, node: str, reason: str) -> None:
-        """Drain with a reason."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "drain_node",
             lambda: self._update_node(*checked_nodes([node]), "State=DRAIN", f"Reason={one_line(reason)}"),
         )
@@ -167,18 +147,16 @@ class CommandLineSlurm:
             require_unchanged(await self._listings.node(*checked_nodes([node.name])), node)
             await self._update_node(node.name, "State=UNDRAIN")
 
-        await self._requests.carry_out("undrain_node", undrain)
+        await self._carry_out("undrain_node", undrain)
 
     async def set_node_down(self, node: str, reason: str) -> None:
-        """Mark as down, with a reason."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "set_node_down",
             lambda: self._update_node(*checked_nodes([node]), "State=DOWN", f"Reason={one_line(reason)}"),
         )
 
     async def resume_node(self, node: str) -> None:
-        """Return to service."""
-        await self._requests.carry_out(
+        await self._carry_out(
             "resume_node", lambda: self._update_node(*checked_nodes([node]), "State=RESUME")
         )
 

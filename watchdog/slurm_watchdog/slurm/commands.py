@@ -1,6 +1,8 @@
-"""Runs one command of Slurm to its end: the caller bounds its time, this module its output, and none of its children is left.
+"""Runs one command of Slurm to its end: the caller bounds its time, this module its output, and none of its
+children is left.
 
-No shell. Formats that hold the marks of the parser go by environment (SQUEUE_FORMAT2), for every user can read a process's arguments, and only its own user its environment. Variables that would narrow a listing
+No shell. Formats that hold the marks of the parser go by environment (SQUEUE_FORMAT2), for every user can
+read a process's arguments, and only its own user its environment. Variables that would narrow a listing
 (SQUEUE_STATES, SLURM_CLUSTERS, …) are not handed on.
 """
 
@@ -86,8 +88,10 @@ def read_token(path: str) -> str:
     return text.removeprefix("SLURM_JWT=")
 
 
-async def run(argv: Sequence[str], environ: Mapping[str, str], given: bytes | None = None) -> Answer:
-    """As `Commands.run`, for any command; `given` is its standard input, which it need not read."""
+async def run(
+    argv: Sequence[str], environ: Mapping[str, str], given: bytes | None = None, limit: int = OUTPUT_LIMIT
+) -> Answer:
+    """As `Commands.run`, for any command; `given` is its standard input, which it need not read. `limit` is in bytes."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -106,7 +110,9 @@ async def run(argv: Sequence[str], environ: Mapping[str, str], given: bytes | No
     assert process.stderr is not None
     feeding = asyncio.ensure_future(feed(process.stdin, given or b""))
     try:
-        output, errors = await gather(bounded(process.stdout, argv[0]), bounded(process.stderr, argv[0]))
+        output, errors = await gather(
+            bounded(process.stdout, argv[0], limit), bounded(process.stderr, argv[0], limit)
+        )
         code = await process.wait()
     finally:
         feeding.cancel()
@@ -160,13 +166,13 @@ async def kill(process: asyncio.subprocess.Process) -> None:
         LOG.warning("process %d does not end although it was killed; it is left behind", process.pid)
 
 
-async def bounded(stream: asyncio.StreamReader, path: str) -> bytes:
+async def bounded(stream: asyncio.StreamReader, path: str, limit: int) -> bytes:
     """All that a command prints; raises SlurmUnavailable above the limit."""
     chunks, size = [], 0
     while chunk := await stream.read(CHUNK):
         size += len(chunk)
-        if size > OUTPUT_LIMIT:
-            raise SlurmUnavailable(f"{path} printed more than {OUTPUT_LIMIT} bytes")
+        if size > limit:
+            raise SlurmUnavailable(f"{path} printed more than {limit} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

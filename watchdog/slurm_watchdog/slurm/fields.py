@@ -15,6 +15,14 @@ class ParseError(ValueError):
     """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
 
 
+def all_or_none(listed: tuple[tuple[T, ...], tuple[str, ...]]) -> tuple[T, ...]:
+    """The rows of a listing, given with a sentence about each that was left out. Raises ParseError if one was."""
+    rows, dropped = listed
+    if dropped:
+        raise ParseError(dropped[0])
+    return rows
+
+
 @dataclass
 class Fields:
     """Reads the fields of one row and remembers which of them could not be read."""

@@ -1,7 +1,7 @@
 """Pure: the options of sbatch that a job was submitted with, as far as a listing of it tells them.
 
-A stored script holds its #SBATCH lines and not what was given on sbatch's command line. What is the same for every job, and
-what the caller decides (name, partition, nodes to avoid, time limit, comment), is not here.
+A stored script holds its #SBATCH lines and not what was given on sbatch's command line. What is the same for
+every job, and what the caller decides (name, partition, nodes to avoid, time limit, comment), is not here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.parse import Marks, checked_id, parse_count, parse_table
 
 OPTION_FIELDS = (
-    "jobid", "jobarrayid", "arraytaskid", "state", "numnodes", "numtasks", "cpus-per-task", "ntpernode", "tres-per-node",
+    "jobid", "jobarrayid", "arraytaskid", "state", "numnodes", "numtasks", "cpus-per-task", "ntpernode",
+    "tres-per-node",
     "tres-per-job", "tres-per-task", "tres-per-socket", "licenses", "oversubscribe", "contiguous", "tres-alloc",
     # From here on a user has a hand in it.
     "feature", "workdir", "stdout", "stderr",

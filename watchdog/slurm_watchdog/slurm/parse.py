@@ -1,10 +1,11 @@
 """Pure: what Slurm's commands print, into values. Measured on Slurm 22.05.8.
 
 A user chooses the job's name, comment and paths, line breaks and `JobState=COMPLETED` included, and the
-listing prints them raw. So every field ends with a mark that is random for each call (`Marks`), and what is between two marks is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as
-it is). For a field that squeue does not know it prints an empty column without a title and still exits with
-0: so the header is asked for and must have a title for each field (which title differs between releases), and
-an answer without a header is no empty queue.
+listing prints them raw. So every field ends with a mark that is random for each call (`Marks`), and what is
+between two marks is data. The mark is a *suffix* of the field (`name:0MARK`; width 0 means as long as it is).
+For a field that squeue does not know it prints an empty column without a title and still exits with 0: so the
+header is asked for and must have a title for each field (which title differs between releases), and an answer
+without a header is no empty queue.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
-from slurm_watchdog.slurm.fields import Fields, ParseError
+from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
 from slurm_watchdog.slurm.node_names import Names, expand_nodes
 from slurm_watchdog.slurm.requeue_outcome import UNREADABLE, is_held
 from slurm_watchdog.wire.redact_values import mask_words
@@ -110,10 +111,7 @@ def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
     The elements of an array that have not started share one record in Slurm, and become one job here: `6_[2-9]`.
     Raises ParseError, also if a row has no id that can be read.
     """
-    jobs, dropped = list_jobs(text, marks)
-    if dropped:
-        raise ParseError(dropped[0])
-    return jobs
+    return all_or_none(list_jobs(text, marks))
 
 
 def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
@@ -341,10 +339,7 @@ def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
 
     sinfo prints a node once for each of its partitions, and those of no partition not at all. Raises ParseError.
     """
-    nodes, dropped = list_nodes(text, marks)
-    if dropped:
-        raise ParseError(dropped[0])
-    return nodes
+    return all_or_none(list_nodes(text, marks))
 
 
 def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:

@@ -10,7 +10,7 @@ import msgspec
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm import node_names, parse
-from slurm_watchdog.slurm.fields import Fields, ParseError
+from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
 from slurm_watchdog.slurm.requeue_outcome import UNREADABLE, is_held
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -85,10 +85,7 @@ Row = TypeVar("Row", JobRow, NodeRow)
 
 def read_jobs(rows: object) -> tuple[SlurmJob, ...]:
     """A listing of jobs, with their excluded nodes. Raises ParseError, also if a row has no id that can be read."""
-    jobs, dropped = list_jobs(rows)
-    if dropped:
-        raise ParseError(dropped[0])
-    return jobs
+    return all_or_none(list_jobs(rows))
 
 
 def list_jobs(rows: object) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
@@ -99,10 +96,7 @@ def list_jobs(rows: object) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
 
 def read_nodes(rows: object) -> tuple[SlurmNode, ...]:
     """A listing of nodes. Raises ParseError, also if a row has no name."""
-    nodes, dropped = list_nodes(rows)
-    if dropped:
-        raise ParseError(dropped[0])
-    return nodes
+    return all_or_none(list_nodes(rows))
 
 
 def list_nodes(rows: object) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:

@@ -100,7 +100,8 @@ class AttachRequest:
     config_file: str | None
     page_listen: str
     kill_switch: str = ""
-    """Path template of what the trainer looks for; empty: the configuration file's, or a default one that the job does not know."""
+    """Path template of what the trainer looks for; empty: the configuration file's, or a default one that the
+    job does not know."""
 
 
 def run(wanted: AttachRequest) -> int:
@@ -238,7 +239,9 @@ def _address_towards(nodes: Sequence[SlurmNode]) -> str:
 async def _until_over(
     slurm: CommandLineSlurm, controller: Controller, agents: Agents, first: SlurmJob, asked: asyncio.Event
 ) -> tuple[str, int]:
-    """Keeps agents on the nodes of every run of the job; returns when a signal asks us to end, or when the job has ended for good: how it ended, for a sentence with the job as its subject, and its restarts meanwhile."""
+    """Keeps agents on the nodes of every run of the job; returns when a signal asks us to end, or when the
+    job has ended for good: how it ended, for a sentence with the job as its subject, and its restarts
+    meanwhile."""
     newest = first
     over_since: float | None = None
     loop = asyncio.get_running_loop()
@@ -311,7 +314,9 @@ def command(job: SlurmJob, directory: Path) -> list[str]:
     ranks = dict.fromkeys((*RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES))
     unset = [word for name in ranks for word in ("-u", name)]
     return [
-        "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mem=0",
+        "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}",
+        "--ntasks-per-node=1", "--mem=0",
         "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=slurm-watchdog",
-        "env", *unset, sys.executable, "-P", "-c", "from slurm_watchdog.cli.main import main; main()", "agent", "--config", str(directory / "config.yaml"),
+        "env", *unset, sys.executable, "-P", "-c", "from slurm_watchdog.cli.main import main; main()", "agent",
+        "--config", str(directory / "config.yaml"),
     ]  # fmt: skip

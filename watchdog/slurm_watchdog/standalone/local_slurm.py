@@ -117,7 +117,8 @@ class LocalSlurm:
                 self.over.set()
             return
         log.warning(
-            "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d of at most %d)",
+            "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d "
+            "of at most %d)",
             self._exit_text(), self.settle_s, run + 1, self._max_restarts,
         )  # fmt: skip
         await asyncio.sleep(self.settle_s)
@@ -152,7 +153,8 @@ class LocalSlurm:
             self.over.set()
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes that the command has started, its own first. Orphans are included: this process is their subreaper."""
+        """All living processes that the command has started, its own first. Orphans are included: this
+        process is their subreaper."""
         found: list[psutil.Process] = []
         for child in _children(os.getpid()):
             if child.pid in self.not_ours:

@@ -1,4 +1,5 @@
-"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them without --socket.
+"""The runs (`run`, `attach`) that a person has started: a small file each, so that other commands find them
+without --socket.
 
 They are in `$XDG_STATE_HOME/slurm-watchdog/runs` (below `~/.local/state`), which several machines may share:
 a run is alive if its socket answers here.

@@ -53,8 +53,8 @@ DETECTORS_OFF: Final = tuple(spec.kind for spec in SPECS if spec.needs_cluster)
 
 
 AS_ROOT: Final = (
-    "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job it is, outside of a "
-    "container that has only root"
+    "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job "
+    "it is, outside of a container that has only root"
 )
 
 
@@ -270,7 +270,8 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
             fd = write_settings(msgspec.structs.replace(settings, personal=True))
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "slurm_watchdog.agent", str(fd), pass_fds=(fd,), stdin=asyncio.subprocess.DEVNULL,
+                    sys.executable, "-P", "-m", "slurm_watchdog.agent", str(fd), pass_fds=(fd,),
+                    stdin=asyncio.subprocess.DEVNULL,
                     stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
                 )  # fmt: skip
             finally:
@@ -295,7 +296,8 @@ def die_with_parent() -> None:
 
 
 async def _tail(output: Path) -> None:
-    """Shows the command's lines as they come. The command itself writes to the file: a blocked terminal delays nothing."""
+    """Shows the command's lines as they come. The command itself writes to the file: a blocked terminal delays
+    nothing."""
     offset, out = 0, sys.stdout.fileno()
     while True:
         with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:

@@ -139,7 +139,8 @@ def _processes_after(
 
 def _gpu_numbers(at: int, gpu: Gpu) -> GpuNumbers:
     return GpuNumbers(
-        at, gpu.utilization_ratio, gpu.sm_clock_hz, gpu.memory_clock_hz, gpu.power_w, gpu.temperature_c, gpu.memory_used_bytes
+        at, gpu.utilization_ratio, gpu.sm_clock_hz, gpu.memory_clock_hz, gpu.power_w, gpu.temperature_c,
+        gpu.memory_used_bytes
     )  # fmt: skip
 
 

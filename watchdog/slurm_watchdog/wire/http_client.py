@@ -35,7 +35,8 @@ class AuthenticationFailed(OSError):
 
 
 class NotKept(ConnectionError):
-    """The connection on which the peer had proven itself is closed: nothing was answered, and the listener there now has not authenticated."""
+    """The connection on which the peer had proven itself is closed: nothing was answered, and the listener
+    there now has not authenticated."""
 
 
 class InvalidResponse(OSError):
@@ -75,7 +76,8 @@ class Connection:
     ):
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
-        With `files` it shows its certificate, and sends nothing to a server whose certificate their authority did not sign. Without them it speaks no TLS.
+        With `files` it shows its certificate, and sends nothing to a server whose certificate their authority
+        did not sign. Without them it speaks no TLS.
         """
         address = urlsplit(url)
         self._https = address.scheme == "https"

@@ -45,10 +45,6 @@ IDLE_S: Final = 120.0
 """A connection on which nothing has been asked for so long is closed; agents report every few seconds."""
 LAG_MEMORY_S: Final = 300.0
 """Lag is remembered for so long: no request takes longer."""
-MAX_UNREAD: Final = 4 * 1024**2
-"""Bytes of answers that a client has not read; beyond, the connection is closed."""
-MAX_HELD: Final = 512 * 1024**2
-"""Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
 LOG_INTERVAL_S: Final = 60.0
 """A refusal of the same kind is written to the log once in this time; the metric counts them all."""
 
@@ -177,7 +173,8 @@ class Server:
     def lag_s(self, since: float) -> float:
         """How long this loop was busy with others since then: time that no client can be blamed for.
 
-        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and retried without end.
+        Without it ten thousand handshakes at once, after a restart, would each be found too slow, and retried
+        without end.
         """
         total_s = 0.0
         for when, late_s in reversed(self._late):
@@ -247,7 +244,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's own is one by its methods only
         self._transport = transport
-        transport.set_write_buffer_limits(high=MAX_UNREAD)
+        transport.set_write_buffer_limits(high=self._server.limits.unread_bytes)
         peer = transport.get_extra_info("peername")
         self._remote = peer[0] if peer else ""
         self._server.connections.add(self)
@@ -282,7 +279,7 @@ class Connection(asyncio.Protocol):
         elif len(self._inbox) > self._server.max_body + MAX_HEAD:
             self._give_up(self._server.refuse("too_large", 413, "too much at once"))
         self._settle(len(self._inbox))
-        if self._inbox and self._server.held > MAX_HELD:
+        if self._inbox and self._server.held > self._server.limits.held_bytes:
             self._give_up(self._server.refuse("busy", 503, "too much is arriving at once: try again"))
             self._settle(0)
 

@@ -23,6 +23,11 @@ MAX_OF_ONE_ADDRESS: Final = 64
 MAX_ADDRESSES: Final = 65_536
 """Addresses and nodes that are remembered."""
 
+MAX_UNREAD: Final = 4 * 1024**2
+"""Bytes of answers that a client has not read; beyond, the connection is closed."""
+MAX_HELD: Final = 512 * 1024**2
+"""Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
+
 CONNECTION_REASONS: Final = {
     **HANDSHAKE_REASONS,
     "another_user": "the process at its end belongs to another user",
@@ -32,7 +37,8 @@ CONNECTION_REASONS: Final = {
 }
 """Label of a connection that was refused -> what it means. These are all the labels there are."""
 REFUSED_REPORTS: Final = (
-    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often", "cut_off", "busy", "no_munge", "wrong_job", "no_room",
+    "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
+    "cut_off", "busy", "no_munge", "wrong_job", "no_room",
 )  # fmt: skip
 """Outcomes of requests that were refused; the others are those of reports that were taken."""
 
@@ -61,6 +67,7 @@ class TokenBuckets:
 
     burst: float
     per_s: float
+    most_names: int = MAX_ADDRESSES
     _known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
     """Name -> (tokens left, when)."""
 
@@ -69,7 +76,7 @@ class TokenBuckets:
         left = self.left(name, now)
         self._known[name] = (left - cost if left >= cost else left, now)
         self._known.move_to_end(name)
-        while len(self._known) > MAX_ADDRESSES:
+        while len(self._known) > self.most_names:
             self._known.popitem(last=False)
         return left >= cost
 
@@ -117,6 +124,8 @@ class Limits:
     by_address: bool = True
     most: int = field(default_factory=most_connections)
     most_of_one: int = MAX_OF_ONE_ADDRESS
+    held_bytes: int = MAX_HELD
+    unread_bytes: int = MAX_UNREAD
     total: int = 0
     _open: Counter[str] = field(default_factory=Counter)
     _failures: TokenBuckets = field(default_factory=lambda: TokenBuckets(burst=20, per_s=1 / 3))

@@ -11,7 +11,6 @@ import ssl
 from typing import Any, Final, Protocol, cast
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.identity.certificates import parse_der
 from slurm_watchdog.identity.tls import reason_of
 
 HANDSHAKE_S: Final = 10.0
@@ -52,7 +51,8 @@ class TlsConnection(asyncio.Protocol):
     """One client. To `inner` it is the transport, once the client has proven who it is."""
 
     __slots__ = (
-        "_closed", "_expires_at", "_incoming", "_inner", "_left", "_outgoing", "_port", "_remote", "_since", "_tls", "_transport",
+        "_closed", "_expires_at", "_incoming", "_inner", "_left", "_outgoing", "_port", "_remote", "_since",
+        "_tls", "_transport",
         "peer",
     )  # fmt: skip
 
@@ -132,19 +132,19 @@ class TlsConnection(asyncio.Protocol):
             self._give_up(reason_of(error))
             return False
         self._flush()
-        der = self._tls.getpeercert(binary_form=True)
+        shown = cast("dict[str, Any]", self._tls.getpeercert() or {})
         try:
-            self._expires_at = parse_der(der or b"").not_after
-        except (ValueError, IndexError):
+            self._expires_at = ssl.cert_time_to_seconds(shown["notAfter"])
+        except (KeyError, ValueError):
             self._give_up("bad_certificate")
             return False
-        shown = cast("dict[str, Any]", self._tls.getpeercert() or {})
         self.peer = {name: shown[name] for name in PEER_FIELDS if name in shown}
         self._inner.connection_made(self)
         return True
 
     def _give_up(self, reason: str) -> None:
-        """Refuses the client after a moment: closed at once, its unread bytes would reset the connection before it has read the alert."""
+        """Refuses the client after a moment: closed at once, its unread bytes would reset the connection
+        before it has read the alert."""
         self._closed = True
         self._port.count_refused(reason, self._remote)
         transport = self._transport

@@ -77,12 +77,12 @@ format: $(STAMP)  ## what ruff can put right by itself
 
 .PHONY: packages
 packages: $(STAMP)  ## Debian packages for the local Slurm (root); nothing to do if they are there
-	$(BIN)/python -c "from tests.rig.cluster import ensure_packages; ensure_packages()"
+	$(BIN)/python -c "from tests.rig.debian_packages import ensure_packages; ensure_packages()"
 
 .PHONY: packages-if-root
 packages-if-root: $(STAMP)
 	@if [ "$$(id -u)" = 0 ]; then \
-		$(BIN)/python -c "from tests.rig.cluster import ensure_packages; ensure_packages()"; \
+		$(BIN)/python -c "from tests.rig.debian_packages import ensure_packages; ensure_packages()"; \
 		if [[ "$${CI:-}" =~ ^(1|true)$$ ]]; then $(BIN)/python -m tests.integration.packages; fi; \
 	else \
 		echo "Not root: integration tests that need a local Slurm will be skipped, each with its reason."; \

@@ -24,7 +24,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from tests.rig.cards import SimulatedCards, describe, simulated_cards
-from tests.rig.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from tests.rig.cluster import Cluster
+from tests.rig.commands import ClusterError
+from tests.rig.debian_packages import ensure_packages, why_impossible
 from tests.rig.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10

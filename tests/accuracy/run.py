@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.replay.player import numbered_ids, replay
-from tests.accuracy.cases import HANG, Case
+from tests.accuracy.cases import Case
 from tests.accuracy.drive import Drive, Story, write_trace
 from tests.accuracy.healthy import Thing
-from tests.accuracy.scene import Scene, Setup
+from tests.accuracy.scene import HANG, Scene, Setup
 from tests.accuracy.score import Score, right_ones, score
 from tests.accuracy.world import INTERVAL_S
 

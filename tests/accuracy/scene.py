@@ -32,6 +32,8 @@ REPORT_S = 10.0
 """A fault is seen with the next report, and judged with the next tick: the bound of the issue beyond a
 detector's own limit."""
 
+HANG = ("collective_hang", "stalled_progress")
+
 
 @dataclass
 class Expect:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from tests import helper_process
 from tests.bench import controller, load, peers, scheduling
 from tests.bench.figures import Figures, quantile, say
+from tests.bench.metrics_text import read_metrics
 from tests.bench.process_tree import Target, Usage, count_distinct_pages, read_tree, started
 
 MIB = 1024**2
@@ -368,29 +368,6 @@ def _report_scrapes(figures: Figures, here: Scene, window: Window) -> None:
     figures.add("agent.scrape_cpu_ms", 1000 * each_s, "ms")
     scraped = window.cpu_percent(*here.names) + 100 * each_s / 15
     figures.add("both.cpu_percent_of_core_scraped_every_15_s", scraped, "%")
-
-
-def read_metrics(port: int) -> dict[str, float]:
-    """The agent's own metrics by name and labels, as text; empty if there are none."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        data = peers.scrape(connection)
-    except (OSError, HTTPException):
-        return {}
-    finally:
-        connection.close()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-    return parse_metrics(text)
-
-
-def parse_metrics(text: str) -> dict[str, float]:
-    """`name{labels} value` lines of the Prometheus text format, by all that stands before the value."""
-    found = {}
-    for line in text.splitlines():
-        name, space, value = line.rpartition(" ")
-        if space and not line.startswith("#"):
-            found[name] = float(value)
-    return found
 
 
 def read_process_names(root: int) -> dict[int, str]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from tests import helper_process
 from tests.bench import fleet_slurm
-from tests.bench.at_scale import Service
+from tests.bench.controller_service import Service
 from tests.bench.figures import Figures, quantile, say
 from tests.bench.hostile_user import HostileUser, Size, numbers_for, room_for
 from tests.bench.load import HERE, build

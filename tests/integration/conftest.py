@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.integration.silent_server import Silent, mounted
-from tests.rig.cluster import Cluster, ClusterError, ensure_packages, why_impossible
+from tests.rig.cluster import Cluster
+from tests.rig.commands import ClusterError
+from tests.rig.debian_packages import ensure_packages, why_impossible
 from tests.rig.stack import Watchdog
 
 

@@ -21,7 +21,8 @@ from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
 from slurm_watchdog.model.protocol import DumpStacks, JobWatch, ProbeMount, RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.report import Report
-from tests.rig.cluster import Cluster, set_frozen
+from tests.rig.cluster import Cluster
+from tests.rig.filesystems import set_frozen
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 JOB = "990001"

@@ -31,7 +31,7 @@ from tests.agent_tree import (
     watched,
 )
 from tests.memory_lock import MemoryLockHolder
-from tests.rig.cluster import set_frozen
+from tests.rig.filesystems import set_frozen
 from tests.rig.rights import Place, bind_parts, furnish, parts_of_a_place
 from tests.rig.standin_nvml.standin import Scenario, build
 

@@ -15,17 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.cluster import (
-    Claim,
-    Cluster,
-    ClusterError,
-    NodeProcess,
-    claim_directory,
-    lock_directory,
-    parse_fields,
-    processes_of,
-    wait_until,
-)
+from tests.rig.cluster import Cluster, parse_fields
+from tests.rig.cluster_claim import Claim, claim_directory, lock_directory, processes_of
+from tests.rig.commands import ClusterError, wait_until
+from tests.rig.node_process import NodeProcess
 from tests.rig.rights import parts_of_a_place
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.cluster import why_impossible
+from tests.rig.debian_packages import why_impossible
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 400

@@ -23,7 +23,8 @@ from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import NodeEvent
-from tests.rig.cluster import set_frozen, wait_until
+from tests.rig.commands import wait_until
+from tests.rig.filesystems import set_frozen
 
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")

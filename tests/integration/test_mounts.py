@@ -25,7 +25,7 @@ from slurm_watchdog.model.observations import Checkpoint, Event, MountProbe
 from slurm_watchdog.model.protocol import JobWatch
 from tests.builders.requests import functions
 from tests.integration.silent_server import NOBODY, Silent, unmount
-from tests.rig.cluster import set_frozen
+from tests.rig.filesystems import set_frozen
 
 DEADLINE_S = 0.5
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.cluster import loop_devices
+from tests.rig.filesystems import loop_devices
 
 SCRIPT = Path(__file__).parents[1] / "own_namespaces.sh"
 FREEZES = """

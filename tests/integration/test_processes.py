@@ -22,7 +22,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.model.observations import Process, Role
 from tests.memory_lock import MemoryLockHolder, is_memory_locked
-from tests.rig.cluster import Cluster, set_frozen
+from tests.rig.cluster import Cluster
+from tests.rig.filesystems import set_frozen
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, namespaces")
 

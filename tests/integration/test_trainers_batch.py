@@ -8,7 +8,8 @@ import re
 import time
 from pathlib import Path
 
-from tests.rig.cluster import Cluster, ClusterError
+from tests.rig.cluster import Cluster
+from tests.rig.commands import ClusterError
 from tests.rig.stack import train_script
 
 BATCH = Path(__file__).parents[2] / "deploy" / "trainers" / "batch.sh"

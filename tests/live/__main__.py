@@ -13,7 +13,8 @@ from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY, SAVE_INTERVAL
 from tests.live.nodes import run_nodes
 from tests.live.run import HARM, Result, run_fault, run_healthy, tell
 from tests.live.stage import ACTING, Stage, python_with_torch, why_not_for_jobs
-from tests.rig.cluster import Cluster, why_impossible
+from tests.rig.cluster import Cluster
+from tests.rig.debian_packages import why_impossible
 from tests.rig.stack import Watchdog
 
 AT_ONCE = 3

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.rig.cluster import Cluster, all_pids, stat_fields
+from tests.rig.cluster import Cluster
+from tests.rig.process_facts import all_pids, stat_fields
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import BUSY_CARD, FROZEN_CARD, HEALTHY, Gpu, Scenario
 

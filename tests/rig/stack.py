@@ -18,16 +18,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 
 from tests.rig.cluster import Cluster
 from tests.rig.rights import AGENT_UID, HELPER_SOCKET, agent_command, helper_command
+from tests.rig.slack_receiver import SlackReceiver
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "tests" / "rig" / "trainer.py"
@@ -66,40 +65,6 @@ QUICK: dict[str, dict[str, Any]] = {
 
 class WatchdogError(Exception):
     """The watchdog did not come up, or did not do in time what was waited for. Holds the tails of its logs."""
-
-
-class SlackReceiver:
-    """Stands in for Slack's incoming webhook: keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self.answer = 200
-        messages, receiver = self.messages, self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                if receiver.answer == 200:
-                    messages.append(json.loads(body))
-                self.send_response(receiver.answer)
-                self.end_headers()
-                self.wfile.write(b"ok")
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/services/T/B/secret"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def texts(self) -> list[str]:
-        """The first line of every message, as Slack would show it in a notification."""
-        return [str(message.get("text", "")) for message in self.messages]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def munge_of(cluster: Cluster) -> dict[str, str]:

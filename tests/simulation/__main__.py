@@ -15,9 +15,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 from tests.bench.figures import Figures
-from tests.simulation.checker import check, history_of
+from tests.simulation.checker import check
 from tests.simulation.crash_points import crash_point
 from tests.simulation.forks import by_story, run_story
+from tests.simulation.history import history_of
 from tests.simulation.recipe import recipe_of
 from tests.simulation.sim import Simulation, simulation
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import pairwise
 
-from slurm_watchdog.config.schema import Config
-from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionRun, Decision, Operation, OperationOutcome
-from slurm_watchdog.model.incidents import Incident, IncidentKind
-from tests.simulation.cluster import OVER, Deed, Fault
-from tests.simulation.recipe import Recipe
-from tests.simulation.sim import Circumstances, Simulation
+from slurm_watchdog.model.actions import Decision, Operation, OperationOutcome
+from slurm_watchdog.model.incidents import IncidentKind
+from tests.simulation.cluster import OVER
+from tests.simulation.history import History
+from tests.simulation.truth import Deed, Fault
 
 HEALED_S = 100.0
 """A fault that went away so short a time ago may still be acted on: reports are up to 40 s on their way, a
@@ -40,53 +37,6 @@ ACCUSES = frozenset(
     }
 )
 """Kinds that say of a run that it stands, or that something in it is dead."""
-
-
-@dataclass
-class History:
-    """What was written, and what was."""
-
-    recipe: Recipe
-    config: Config
-    deeds: list[Deed]
-    faults: list[Fault]
-    circumstances: dict[str, Circumstances]
-    complaints: list[str]
-    decisions: dict[str, Decision]
-    actions: list[ActionRun]
-    incidents: dict[str, Incident]
-    evidence_at: dict[str, float] = field(default_factory=dict)
-    """Incident -> when its first evidence was written."""
-
-    def ours(self, what: str) -> Iterator[Deed]:
-        return (deed for deed in self.deeds if deed.by == "us" and deed.what == what)
-
-    def intents(self, decision_id: str, operation: Operation) -> list[float]:
-        """When the operation's intents were written."""
-        return [
-            deed.t
-            for deed in self.ours(f"journal intent {operation}")
-            if deed.detail.split()[0] == decision_id
-        ]
-
-
-def history_of(sim: Simulation) -> History:
-    """Opens the journal of a run that is over, as a controller would."""
-    journal = Journal(sim.url)
-    try:
-        decisions = {each.id: each for each in journal.decisions()}
-        incidents = {each.id: each for each in journal.incidents(limit=100_000)}
-        ids = {each.incident_id for each in decisions.values()}
-        actions = [run for incident_id in sorted(ids) for run in journal.actions(incident_id)]
-    finally:
-        journal.close()
-    history = History(
-        sim.recipe, sim.config, sim.cluster.truth.deeds, sim.cluster.truth.faults, sim.circumstances, sim.complaints,
-        decisions, actions, incidents,
-    )  # fmt: skip
-    for deed in history.ours("journal evidence"):
-        history.evidence_at.setdefault(deed.detail, deed.t)
-    return history
 
 
 def check(history: History) -> list[str]:

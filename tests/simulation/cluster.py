@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -23,52 +22,13 @@ from tests.accuracy.looks import Look
 from tests.accuracy.training import LOG, Job, Node, Plan, Span
 from tests.accuracy.world import World
 from tests.simulation.timeline import Timeline
+from tests.simulation.truth import Deed, Fault, Truth
 
 EPOCH = 1_700_000_000.0
 MIN_JOB_AGE_S = 300.0
 """Slurm's default: a job that is over is listed so long (slurm.conf, MinJobAge)."""
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"})
 UID = 1000
-
-
-@dataclass(frozen=True)
-class Deed:
-    """One thing that really happened, and whose it was: `us`, `person`, `slurm`, `job`, `fault`."""
-
-    t: float
-    by: str
-    what: str
-    job_id: str = ""
-    restarts: int = -1
-    start_at: float | None = None
-    detail: str = ""
-
-    def line(self) -> str:
-        return (
-            f"{self.t:.3f} {self.by} {self.what} {self.job_id} {self.restarts} {self.start_at} {self.detail}"
-        )
-
-
-@dataclass
-class Fault:
-    """A fault of one run of one job, while it lasts."""
-
-    kind: str
-    job_id: str
-    restarts: int
-    began: float
-    told: int = 0
-    """Steps that the run's log had told by then."""
-    ended: float | None = None
-
-
-@dataclass
-class Truth:
-    deeds: list[Deed] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-
-    def note(self, deed: Deed) -> None:
-        self.deeds.append(deed)
 
 
 class SimJob(Job):

@@ -10,8 +10,8 @@ import pytest
 
 import tests.simulation.controller
 from slurm_watchdog.notify import SendFailed
-from tests.simulation.checker import history_of
 from tests.simulation.crash_points import quiet_recipe
+from tests.simulation.history import history_of
 from tests.simulation.recipe import recipe_of
 from tests.simulation.sim import simulation
 

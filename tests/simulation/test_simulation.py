@@ -16,13 +16,15 @@ from slurm_watchdog.actuate import kill_switch, requeue
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.model.actions import Fence, OperationOutcome
 from tests.simulation.__main__ import run_crash_points, run_one
-from tests.simulation.checker import History, check, history_of
-from tests.simulation.cluster import Cluster, Fault, SimJob
+from tests.simulation.checker import check
+from tests.simulation.cluster import Cluster, SimJob
 from tests.simulation.controller import SimJournal
 from tests.simulation.crash_points import LADDERS, POINTS, TROUBLE_AT_S, quiet_recipe, trouble
+from tests.simulation.history import History, history_of
 from tests.simulation.recipe import SHARED_SWITCH, recipe_of
 from tests.simulation.sim import Simulation, simulation
 from tests.simulation.slurm import SimSlurm
+from tests.simulation.truth import Fault
 
 SHARED_NUMBER = next(n for n in range(20) if quiet_recipe(n).kill_switch == SHARED_SWITCH)
 """A crash point whose kill switch lies where the next run looks for it, too."""

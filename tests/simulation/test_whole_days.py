@@ -15,7 +15,8 @@ from dataclasses import replace
 import pytest
 
 from tests.accuracy.training import Plan
-from tests.simulation.checker import ACCUSES, History, check, history_of
+from tests.simulation.checker import ACCUSES, check
+from tests.simulation.history import History, history_of
 from tests.simulation.recipe import RUN_SWITCH, Rates, Recipe
 from tests.simulation.sim import Simulation, simulation
 

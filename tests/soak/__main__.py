@@ -12,7 +12,7 @@ import sys
 import time
 
 from tests.bench.figures import Figures, take_standard_output
-from tests.rig.cluster import ensure_packages, why_impossible
+from tests.rig.debian_packages import ensure_packages, why_impossible
 from tests.soak.stage import Stage, say
 from tests.soak.story import Told, crash_points, soak
 

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision
-from tests.rig.cluster import Cluster, ClusterError
+from tests.rig.cluster import Cluster
+from tests.rig.commands import ClusterError
 from tests.rig.stack import Watchdog, WatchdogError, train_script
 from tests.soak.tools import Tools
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.rig.cluster import search_path
+from tests.rig.commands import search_path
 
 FATES = ("ok", "done_and_lost", "lost", "refused", "done_late", "slow")
 """What becomes of a request: done and said; done, and the answer never comes; nothing at all; refused; done

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench import hostile_load, logs, noise, process_tree, scheduling
-from tests.bench.agent import parse_metrics
 from tests.bench.figures import Figures, quantile
+from tests.bench.metrics_text import parse_metrics
 from tests.munged import THERE
 
 CHECKOUT = Path(__file__).resolve().parents[3]

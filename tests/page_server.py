@@ -13,7 +13,7 @@ from aiohttp import web
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.web_page import make_page
-from slurm_watchdog.controller.health.cluster import Health, Seen, health
+from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
@@ -38,7 +38,7 @@ class FixedController:
 
     def health(self) -> Health:
         return health(
-            Seen(
+            HealthInputs(
                 view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode=self.config.mode,
                 tick_age_s=clock.monotonic() - self.last_tick,
             )

@@ -228,7 +228,7 @@ class Drive:
 
     def _look(self, t: float) -> None:
         self.story.looks += 1
-        findings = self.judge.look(t)
+        findings = self.judge.detect(t)
         if self.judge.incidents or any(finding.truth is Truth.BAD for finding in findings):
             self._alert_until = t + ALERT_S
         if any(finding.wanted for finding in findings):

@@ -329,9 +329,9 @@ def evidence_without_end(stage: Stage) -> bool:
     kept = sum(
         store.MAX_COLLECTION_BYTES
         for _ in range(288)
-        if share.take(MALLORY, store.MAX_COLLECTION_BYTES, 0.0) is None
+        if share.acquire(MALLORY, store.MAX_COLLECTION_BYTES, 0.0) is None
     )
-    return kept > 10 << 30 or share.take(VICTIM, 1 << 20, 0.0) is not None
+    return kept > 10 << 30 or share.acquire(VICTIM, 1 << 20, 0.0) is not None
 
 
 def places_for_evidence(stage: Stage) -> bool:
@@ -362,15 +362,15 @@ def questions_to_a_node(stage: Stage) -> bool:
     """Questions about a hundred jobs of Mallory's wait for a node: none about the victim's is taken."""
 
     async def run() -> bool:
-        desk = CommandQueue()
+        commands = CommandQueue()
         asked = [(f"{n}", MALLORY) for n in range(100)] + [("victim", VICTIM)]
         work = [
-            asyncio.create_task(desk.ask("n1", DumpStacks(id=name, job_id=name, restarts=0), 60.0, uid))
+            asyncio.create_task(commands.ask("n1", DumpStacks(id=name, job_id=name, restarts=0), 60.0, uid))
             for name, uid in asked
         ]
         for _ in range(20):
             await asyncio.sleep(0)
-        refused = "victim" not in {each.id for each in desk.take("n1")}
+        refused = "victim" not in {each.id for each in commands.pop("n1")}
         for each in work:
             each.cancel()
         await asyncio.gather(*work, return_exceptions=True)
@@ -495,7 +495,7 @@ ROWS = {
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
-    "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.take", nothing),)),
+    "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.acquire", nothing),)),
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.LIMITS", replace(collector.LIMITS, of_one_user=collector.LIMITS.at_once)),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),

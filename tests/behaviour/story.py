@@ -201,7 +201,7 @@ class Story:
         """What the detectors say now becomes incidents: those that are open then."""
         judge, acting = self.controller.judge, self.controller.actions.acting()
         now = clock.monotonic()
-        for change in judge.conclude(judge.look(now), now, clock.wall(), acting):
+        for change in judge.conclude(judge.detect(now), now, clock.wall(), acting):
             self.journal.save_incident(change.after)
         return list(judge.incidents)
 
@@ -310,8 +310,8 @@ class Story:
                 metrics=ControllerMetrics(),
                 recorder=self.recorder,
             )
-            await self.controller.look_at_slurm()
-            self.controller.actions.take_up()
+            await self.controller.read_slurm()
+            self.controller.actions.resume_open_actions()
 
         self._run(build())
 
@@ -325,9 +325,9 @@ class Story:
 
     async def _live(self, until: float) -> None:
         while self.timeline.now < until:
-            await self.controller.look_at_slurm()
+            await self.controller.read_slurm()
             now = clock.monotonic()
-            self.controller.judge.look(now)
+            self.controller.judge.detect(now)
             self.controller.decider.decide(now)
             await asyncio.sleep(min(TICK_S, until - self.timeline.now))
 

@@ -73,7 +73,7 @@ def test_given_a_journal_on_a_full_disk_then_nothing_is_done_and_the_watch_goes_
     assert not story.done
     assert "disk is full" in str(story.controller.blind(0.0))
     story.journal.full = False
-    story.controller.writer.note(hang, "somebody made room")
+    story.controller.writer.add_note(hang, "somebody made room")
     story.passes(minutes=3)
     assert job.restarts == 1
 

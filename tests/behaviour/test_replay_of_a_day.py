@@ -161,7 +161,7 @@ class Day(Story):
 
     async def _live(self, until: float) -> None:
         while self.timeline.now < until:
-            await self.controller.look_at_slurm()
+            await self.controller.read_slurm()
             self.controller.tick()
             await asyncio.sleep(TICK_S)
 

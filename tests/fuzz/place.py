@@ -67,7 +67,7 @@ class Place:
         )
         for _ in range(5):
             self.cluster.live()
-        await self.controller.look_at_slurm()
+        await self.controller.read_slurm()
         self.door = ReportEndpoint(
             identity=OwnUser(0, ""),
             address_of=None,
@@ -101,7 +101,7 @@ class Place:
     async def judge(self) -> None:
         """Slurm is looked at, and a tick comes to its end. Raises Unharmed."""
         self.cluster.live()
-        await self.controller.look_at_slurm()
+        await self.controller.read_slurm()
         self.controller.tick()
         await asyncio.sleep(0)
         failed = {

@@ -1,4 +1,4 @@
-"""Simulated agents: the real command desk of the agent, the real spool and wire, and a network that loses,
+"""Simulated agents: the real command commands of the agent, the real spool and wire, and a network that loses,
 delays and repeats.
 
 Only the eyes and hands are simulated: what is seen comes from the cluster, and what a disposable child would
@@ -87,7 +87,7 @@ class _Children:
 
 
 class _Logs:
-    """The part of JobLogs that the command desk looks at."""
+    """The part of JobLogs that the command commands looks at."""
 
     become_owner = True
     mounts = ()

@@ -263,7 +263,7 @@ def test_days_of_jobs_that_come_and_go_do_not_make_the_controller_grow() -> None
             counts.append(
                 sum(
                     objects(part)
-                    for part in (c.state, c.judge, c.desk, c.evidence, c.collector, c.decider._earlier)
+                    for part in (c.state, c.judge, c.commands, c.evidence, c.collector, c.decider._earlier)
                 )
             )
             sim.timeline.after(1800.0, look)

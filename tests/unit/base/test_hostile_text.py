@@ -47,7 +47,7 @@ def test_the_journal_keeps_it(tmp_path: Path) -> None:
     with journal.together():
         for number, text in enumerate(texts):
             journal.save_incident(replace(INCIDENT, id=f"i{number}", summary=text, job_ids=(text,)))
-            journal.note("i", float(number), text)
+            journal.add_note("i", float(number), text)
             add_evidence(journal, "i", 1.0, "log", {"line": text})
             journal.outbox.add("slack", "i", {"text": text}, 1.0)
     kept = [text for _, text in journal.timeline("i")]

@@ -136,7 +136,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     journal = controller.journal
     journal.save_incident(incident)
     add_evidence(journal, "abc123", 1.0, "node", msgspec.to_builtins(report.results[0].evidence))
-    journal.note("abc123", 1.0, incident.summary)
+    journal.add_note("abc123", 1.0, incident.summary)
     journal.pause(reason, "root", 1.0)
     answers = asyncio.run(ask(make_app(controller, lambda _: ROOT)))
     journal.pause(reason, "root", 2.0)

@@ -22,7 +22,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.local_socket import make_app, without_kernel_lines
 from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.api.web_page import make_page
-from slurm_watchdog.controller.health.cluster import Seen, health
+from slurm_watchdog.controller.health.cluster import HealthInputs, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person, may_see, public_sentence
 from slurm_watchdog.controller.state.evidence_collection import Collected
@@ -81,7 +81,7 @@ class Controller:
         )
         self.journal.save_incident(incident())
         self.journal.save_incident(incident(id="def456", state=IncidentState.RESOLVED))
-        self.journal.note("abc123", 1.0, f"{MARK} note")
+        self.journal.add_note("abc123", 1.0, f"{MARK} note")
         add_evidence(self.journal, "abc123", 1.0, "diagnosis", {"summary": f"{MARK} stack"})
         add_evidence(
             self.journal,
@@ -112,12 +112,12 @@ class Controller:
         decision = SimpleNamespace(id="d9", verdict="allowed", by="rule", reason=f"{MARK} restart")
         self.decider = SimpleNamespace(ask_restart=lambda *_, **__: (incident(), decision))
         self.health = lambda: health(
-            Seen(
+            HealthInputs(
                 view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode="act", tick_age_s=1.0,
                 acting={"7": "its requeue is under way"},
             )
         )  # fmt: skip
-        self.started_at, self.last_tick, self.warm_from = 0.0, clock.monotonic(), 0.0
+        self.started_at, self.last_tick, self.warm_up_began = 0.0, clock.monotonic(), 0.0
         self.journal_error = self.slurm_error = None
         self.slurm_notes = list[str]
         self.actions = SimpleNamespace(

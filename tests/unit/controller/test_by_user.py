@@ -16,7 +16,7 @@ from slurm_watchdog.controller.policy.by_user import (
 )
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.guards import GUARDS, is_storm, is_storm_of_one
-from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
@@ -118,5 +118,5 @@ def test_over_budget(spent: dict[int | None, int], allowed: int, others: bool, w
 
 def test_over_budget_with_a_site_that_allows_one_action_in_all_keeps_to_it() -> None:
     strict: dict[str, Any] = {**{f: getattr(LIMITS, f) for f in LIMITS.__struct_fields__}, "budget": 1}
-    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), Limits(**strict), "d")
+    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), GuardLimits(**strict), "d")
     assert (found.verdict, found.by) == (Verdict.SUPPRESSED, "budget")

@@ -78,18 +78,18 @@ def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() 
     dead = replace(hang, id="b", kind=IncidentKind.DEAD_RANK, detected_after_s=10.0)
     slow = replace(hang, id="c", kind=IncidentKind.SLOW_JOB)
     time = GpuTime()
-    assert time.look(ClusterView(now=0.0, jobs=(busy,)), ()) == 0.0
-    assert time.look(ClusterView(now=5.0, jobs=(busy,)), (slow,)) == 0.0
-    assert time.look(ClusterView(now=10.0, jobs=(busy,)), (hang, dead)) == 8 * 60.0
+    assert time.add(ClusterView(now=0.0, jobs=(busy,)), ()) == 0.0
+    assert time.add(ClusterView(now=5.0, jobs=(busy,)), (slow,)) == 0.0
+    assert time.add(ClusterView(now=10.0, jobs=(busy,)), (hang, dead)) == 8 * 60.0
     assert (
-        time.look(ClusterView(now=15.0, jobs=(job(1),)), (hang, dead)) == 8 * 5.0
+        time.add(ClusterView(now=15.0, jobs=(job(1),)), (hang, dead)) == 8 * 5.0
     )  # the ranks have died, not the job
-    assert time.look(ClusterView(now=20.0), (hang,)) == 0.0  # it is queued again
-    assert time.look(ClusterView(now=25.0, jobs=(busy,)), (hang,)) == 8 * 5.0  # it starts
-    assert time.look(ClusterView(now=9999.0, jobs=(busy,)), (hang,)) == 8 * 60.0  # we stood still ourselves
-    assert time.look(ClusterView(now=10004.0, jobs=(busy,)), ()) == 0.0
+    assert time.add(ClusterView(now=20.0), (hang,)) == 0.0  # it is queued again
+    assert time.add(ClusterView(now=25.0, jobs=(busy,)), (hang,)) == 8 * 5.0  # it starts
+    assert time.add(ClusterView(now=9999.0, jobs=(busy,)), (hang,)) == 8 * 60.0  # we stood still ourselves
+    assert time.add(ClusterView(now=10004.0, jobs=(busy,)), ()) == 0.0
     assert time.gpus_of("1") == 8
-    time.look(ClusterView(now=10009.0), ())
+    time.add(ClusterView(now=10009.0), ())
     assert time.gpus_of("1") == 0
 
 

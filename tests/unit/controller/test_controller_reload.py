@@ -16,7 +16,7 @@ import pytest
 
 from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.reload import read_anew, why_not, why_not_address
+from slurm_watchdog.controller.reload import reload_config, why_not, why_not_address
 from tests.builders.identity_files import controller_files, make_authority
 
 
@@ -25,21 +25,21 @@ def test_a_file_with_errors_is_not_taken_and_each_is_said(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("mode: obey\nagent:\n  intervall: 5s\n")
-    assert not read_anew(str(file), Config())
+    assert not reload_config(str(file), Config())
     assert f"{file}:1: mode: input should be" in caplog.text
     assert "did you mean 'interval'?" in caplog.text
     assert "the one before stays, whole" in caplog.text
-    assert not read_anew(str(tmp_path / "none"), Config())
+    assert not reload_config(str(tmp_path / "none"), Config())
 
 
 def test_a_file_that_says_the_same_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("mode: observe\n")
     with caplog.at_level(logging.WARNING):
-        assert not read_anew(str(file), Config())
+        assert not reload_config(str(file), Config())
     assert "nothing changes" in caplog.text
     file.write_text("mode: act\n")
-    assert read_anew(str(file), Config())
+    assert reload_config(str(file), Config())
 
 
 def test_a_knowledge_file_that_changed_is_taken_and_a_broken_one_is_not(
@@ -52,12 +52,12 @@ def test_a_knowledge_file_that_changed_is_taken_and_a_broken_one_is_not(
     row.write_text(
         "[xid 901]\nname: acme\nmeans: A number of this site\nblame: driver\nseverity: loud\nsource: ACME\n"
     )
-    assert not read_anew(str(file), running)
+    assert not reload_config(str(file), running)
     assert (
         f"{row}:1: [xid 901]: `severity` is one of info, warning, error, critical, not 'loud'" in caplog.text
     )
     row.write_text(row.read_text().replace("loud", "warning"))
-    assert read_anew(str(file), running)
+    assert reload_config(str(file), running)
 
 
 def test_what_would_keep_it_from_starting_is_found_before(tmp_path: Path) -> None:

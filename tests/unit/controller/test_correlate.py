@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.incidents.correlate import CorrelateSettings, Moment, correlate
+from slurm_watchdog.controller.incidents.correlate import CorrelateContext, CorrelateSettings, correlate
 from slurm_watchdog.detect.registry import KINDS, causes_of
 from slurm_watchdog.model.incidents import (
     Culprit,
@@ -34,7 +34,7 @@ class Story:
 
     def after(self, seconds: float, *findings: Finding) -> list[tuple[IncidentKind, IncidentState]]:
         self.now += seconds
-        moment = Moment(mono=self.now, wall=self.now + 1e6, **self.world)
+        moment = CorrelateContext(mono=self.now, wall=self.now + 1e6, **self.world)
         found = correlate(self.open, findings, self.settings, moment, lambda: str(next(self.ids)))
         self.open = [i for i in found if i.state is not RESOLVED]
         self.last = found

@@ -35,12 +35,12 @@ def test_crowds_name_node_user_and_job_in_the_log_once_and_as_a_series(
             now = float(sequence)
             cluster.apply_report(report(sequence, LeftOut(job_id="7", uid=1500, count=55_000)), now)
             shortages = cluster.left_out.lately(now)
-            metrics.show_crowds(crowds.look(shortages, now))
+            metrics.show_crowds(crowds.update(shortages, now))
     assert (shortages[0].whose, shortages[0].uid, shortages[0].job_id) == ("n1", 1500, "7")
     said = [record.getMessage() for record in caplog.records]
     assert said == ["n1: 55000 processes are too many to be looked at one by one; most of them belong to uid 1500, job 7"]  # fmt: skip
     assert b'slurm_watchdog_processes_left_out{job_id="7",uid="1500"} 55000.0' in metrics.text()
-    metrics.show_crowds(crowds.look(cluster.left_out.lately(100.0), 100.0))
+    metrics.show_crowds(crowds.update(cluster.left_out.lately(100.0), 100.0))
     assert b"processes_left_out{" not in metrics.text()
 
 
@@ -49,7 +49,7 @@ def test_crowds_of_a_job_that_slurm_does_not_list_repeat_nothing_of_what_a_node_
     cluster.apply_report(report(1, LeftOut(job_id='8"} 1', uid=1500, count=3000)), 1.0)
     (shortage,) = cluster.left_out.lately(1.0)
     assert (shortage.uid, shortage.job_id) == (1500, None)
-    assert Crowds().look((shortage,), 1.0) == {}
+    assert Crowds().update((shortage,), 1.0) == {}
 
 
 def test_crowds_by_the_hundred_get_a_bounded_number_of_series() -> None:
@@ -57,6 +57,6 @@ def test_crowds_by_the_hundred_get_a_bounded_number_of_series() -> None:
     cluster = state(*jobs)
     for number, job in enumerate(jobs):
         cluster.left_out.note("processes", f"n{number}", 10 + number, 1500, job)
-    found = Crowds().look(cluster.left_out.lately(0.0), 0.0)
+    found = Crowds().update(cluster.left_out.lately(0.0), 0.0)
     assert len(found) == MAX_CROWDS
     assert (jobs[-1], 1500) in found

@@ -9,20 +9,20 @@ MALLORY, VICTIM = 1500, 1501
 
 def test_a_user_who_has_used_up_his_share_leaves_the_others_theirs() -> None:
     share = EvidenceShare(100, 40)
-    assert [share.take(MALLORY, 20, n) is None for n in range(4)] == [True, True, False, False]
-    assert share.take(VICTIM, 40, 5) is None
-    assert "uid 1500" in (share.take(MALLORY, 1, 6) or "")
+    assert [share.acquire(MALLORY, 20, n) is None for n in range(4)] == [True, True, False, False]
+    assert share.acquire(VICTIM, 40, 5) is None
+    assert "uid 1500" in (share.acquire(MALLORY, 1, 6) or "")
 
 
 def test_what_is_refused_counts_for_nothing() -> None:
     share = EvidenceShare(100, 40)
-    assert share.take(MALLORY, 41, 0) is not None
-    assert share.take(MALLORY, 40, 0) is None and share.used == 40
+    assert share.acquire(MALLORY, 41, 0) is not None
+    assert share.acquire(MALLORY, 40, 0) is None and share.used == 40
 
 
 def test_all_users_together_have_no_more_than_the_total_until_the_next_day() -> None:
     share = EvidenceShare(100, 40)
-    taken = [share.take(uid, 40, 1.0) is None for uid in range(5)]
+    taken = [share.acquire(uid, 40, 1.0) is None for uid in range(5)]
     assert taken == [True, True, False, False, False]
-    assert "evidence_per_day" in (share.take(9, 40, DAY_S) or "")
-    assert share.take(9, 40, 1.0 + DAY_S) is None and share.used == 40
+    assert "evidence_per_day" in (share.acquire(9, 40, DAY_S) or "")
+    assert share.acquire(9, 40, 1.0 + DAY_S) is None and share.used == 40

@@ -69,8 +69,8 @@ class Controller:
     def __init__(self, directory: Path, nodes: tuple[str, ...] = ("n1", "n2")) -> None:
         self.config = parse_config(CONFIG)
         self.state = ClusterState(silent_after_s=600, report_lifetime_s=60)
-        self.desk = CommandQueue()
-        self.evidence = EvidenceRequests(self.state, self.desk, probe_deadline_s=1.0, interval_s=1.0)
+        self.commands = CommandQueue()
+        self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=1.0, interval_s=1.0)
         self.journal = Journal(f"sqlite:///{directory}/journal.sqlite")
         self.judge, self.notifier = Judge(), Notifier()
         self.notes: list[str] = []
@@ -82,7 +82,7 @@ class Controller:
 
     def collecting(self, limits: CollectionLimits) -> Collector:
         ports = EvidencePorts(
-            journal=self.journal, writer=self, cluster=self.state, judgement=self.judge, agents=self.desk,
+            journal=self.journal, writer=self, cluster=self.state, judgement=self.judge, agents=self.commands,
             probes=self.evidence, news=self.notifier,
         )  # fmt: skip
         return Collector(self.config, ports, limits)
@@ -108,7 +108,7 @@ class Controller:
         work()
         return True
 
-    def note(self, incident: Incident, text: str) -> None:
+    def add_note(self, incident: Incident, text: str) -> None:
         self.notes.append(text)
 
     def kept(self, incident_id: str = "i") -> list[tuple[str, dict[str, Any]]]:
@@ -180,11 +180,11 @@ class Agents:
     async def serve(self) -> None:
         while True:
             for node in [each.name for each in self._c.listed]:
-                for command in self._c.desk.take(node):
+                for command in self._c.commands.pop(node):
                     self.asked.append((node, command))
                     result = self._answers.get(node, answer)(node, command)
                     if result is not None:
-                        self._c.desk.resolve(result)
+                        self._c.commands.resolve(result)
             await asyncio.sleep(0.005)
 
     def commands(self, kind: type = CollectEvidence) -> list[str]:
@@ -296,7 +296,7 @@ def test_an_answer_that_comes_late_or_twice_changes_nothing(controller: Controll
         found = await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
         before = len(controller.kept())
         for _ in range(3):
-            controller.desk.resolve(late[0])
+            controller.commands.resolve(late[0])
         await asyncio.sleep(0.05)
         assert len(controller.kept()) == before
         return found
@@ -508,7 +508,7 @@ def test_evidence_that_came_before_the_incident_is_kept_with_it(controller: Cont
     def when_told(node: str, command: Command) -> CommandResult | None:
         async def answer_later() -> None:
             await gate.wait()
-            controller.desk.resolve(answer(node, command))
+            controller.commands.resolve(answer(node, command))
 
         waiting.append(asyncio.ensure_future(answer_later()))
         return None
@@ -655,7 +655,7 @@ def test_the_verdict_waits_for_the_nodes_that_are_asked_about_a_blocked_filesyst
         async def answer_later() -> None:
             await asyncio.sleep(0.3)
             seen = MountProbe(mount=command.mount, responding=node == "n1", seconds=0.3, wrote=node == "n1")
-            controller.desk.resolve(CommandResult(command_id=command.id, ok=True, probe=seen))
+            controller.commands.resolve(CommandResult(command_id=command.id, ok=True, probe=seen))
 
         waiting.append(asyncio.ensure_future(answer_later()))
         return None
@@ -695,7 +695,7 @@ def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
 
 
 def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> None:
-    shared = evidence_collection.Shared()
+    shared = evidence_collection.SharedFrames()
     decoded = [
         msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)
     ]

@@ -17,7 +17,7 @@ from slurm_watchdog.cli.status import _print as print_status
 from slurm_watchdog.cli.status import exit_code
 from slurm_watchdog.controller.api.json_views import status_json
 from slurm_watchdog.controller.api.overview import overview_json
-from slurm_watchdog.controller.health.cluster import Health, Seen, health
+from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
 from slurm_watchdog.controller.health.job import Level, NotJudged
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -32,13 +32,13 @@ from tests.builders import views
 LIMIT_S = 60.0
 
 
-def seen(*jobs: JobView, **changes: Any) -> Seen:
+def seen(*jobs: JobView, **changes: Any) -> HealthInputs:
     """A cluster that is well, with one job that trains, unless told otherwise."""
     given: dict[str, Any] = {
         "view": views.cluster(*(jobs or (views.job(),)), **changes.pop("cluster", {})), "limits_s": {"7": LIMIT_S}, "incidents": (),
         "mode": "act", "tick_age_s": 0.5,
     }  # fmt: skip
-    return Seen(**{**given, **changes})
+    return HealthInputs(**{**given, **changes})
 
 
 def fires(kind: IncidentKind, **changes: Any) -> Incident:
@@ -54,7 +54,7 @@ def stepless(**changes: Any) -> JobView:
     return views.job(**{**given, **changes})
 
 
-BLIND: dict[str, Seen] = {
+BLIND: dict[str, HealthInputs] = {
     "no tick": seen(tick_age_s=None),
     "late tick": seen(tick_age_s=300.0),
     "journal": seen(journal_error="disk full"),
@@ -88,28 +88,28 @@ BLIND: dict[str, Seen] = {
 }  # fmt: skip
 
 
-def status_of(given: Seen, found: Health) -> dict[str, Any]:
+def status_of(given: HealthInputs, found: Health) -> dict[str, Any]:
     return status_json(given.view, dict(given.limits_s), given.incidents, 0, lambda _: False, found) | {
         "mode": given.mode, "controller": {}, "slurm": {},
     }  # fmt: skip
 
 
-def said_by_status(given: Seen, found: Health) -> str:
+def said_by_status(given: HealthInputs, found: Health) -> str:
     return str(exit_code(msgspec.convert(status_of(given, found), Status)) or "green")
 
 
-def said_by_page(given: Seen, found: Health) -> str:
+def said_by_page(given: HealthInputs, found: Health) -> str:
     level = overview_json(given.view, given.limits_s, given.incidents, 0, lambda _: False, found)["level"]
     return "green" if level == "ok" else level
 
 
-def said_by_metrics(given: Seen, found: Health) -> str:
+def said_by_metrics(given: HealthInputs, found: Health) -> str:
     metrics = ControllerMetrics()
     metrics.show_health(found, given.incidents)
     return "green" if 'slurm_watchdog_health{level="ok"} 1.0' in metrics.text().decode() else "other"
 
 
-SURFACES: dict[str, Callable[[Seen, Health], str]] = {
+SURFACES: dict[str, Callable[[HealthInputs, Health], str]] = {
     "status": said_by_status, "page": said_by_page, "metrics": said_by_metrics,
 }  # fmt: skip
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.incidents.correlate import (
     UNREPORTED_HOLDS_S,
+    CorrelateContext,
     CorrelateSettings,
-    Moment,
     correlate,
 )
 from slurm_watchdog.detect.registry import SPECS, causes_of, spec_of
@@ -48,7 +48,7 @@ def live(bad: frozenset[IncidentKind], suspected: frozenset[IncidentKind]) -> li
     numbers = iter(range(10_000))
     for second in range(0, int(LONGEST_S) + 10, 10):
         at = float(second)
-        moment = Moment(mono=at, wall=at, restarts={"7": 0})
+        moment = CorrelateContext(mono=at, wall=at, restarts={"7": 0})
         found = [finding(kind, Truth.BAD, at) for kind in sorted(bad)]
         found += [finding(kind, Truth.UNKNOWN, at) for kind in sorted(suspected - bad)]
         incidents = correlate(
@@ -117,7 +117,7 @@ class Replay:
         self.numbers = iter(range(10_000))
 
     def fired(self, at: float, *found: Finding) -> set[IncidentKind]:
-        moment = Moment(mono=at, wall=at, restarts={"7": 0})
+        moment = CorrelateContext(mono=at, wall=at, restarts={"7": 0})
         settings = CorrelateSettings(hold_s=HOLDS)
         after = correlate(self.open, found, settings, moment, lambda: str(next(self.numbers)), self.settled)
         self.settled += [each for each in after if each.state is IncidentState.RESOLVED]

@@ -29,7 +29,7 @@ def report(node: str) -> Report:
 
 def listed(*jobs: tuple[str, tuple[str, ...]]) -> JobNodes:
     nodes = JobNodes()
-    nodes.note([slurm_job(job_id=job_id, nodes=names) for job_id, names in jobs])
+    nodes.update([slurm_job(job_id=job_id, nodes=names) for job_id, names in jobs])
     return nodes
 
 
@@ -61,8 +61,8 @@ def test_of_a_job_that_never_had_a_node_nobody_speaks() -> None:
 def test_the_last_words_of_the_nodes_before_are_heard_after_a_job_has_moved() -> None:
     nodes = listed(("7", ("n1",)))
     job = slurm_job(job_id="7", nodes=("n1",))
-    nodes.note([replace(job, nodes=())])
-    nodes.note([replace(job, nodes=("n2",), restarts=1)])
+    nodes.update([replace(job, nodes=())])
+    nodes.update([replace(job, nodes=("n2",), restarts=1)])
     assert not nodes.stranger("n1", "7")
     assert not nodes.stranger("n2", "7")
     assert nodes.stranger("n3", "7")
@@ -70,7 +70,7 @@ def test_the_last_words_of_the_nodes_before_are_heard_after_a_job_has_moved() ->
 
 def test_jobs_that_are_listed_no_more_are_forgotten() -> None:
     nodes = listed(("7", ("n1",)))
-    nodes.note([])
+    nodes.update([])
     assert nodes.stranger("n1", "7")
     assert nodes._had == {}
 
@@ -78,7 +78,7 @@ def test_jobs_that_are_listed_no_more_are_forgotten() -> None:
 def step_of(own_only: bool, node: str) -> int | None:
     """The step that the controller believes job 7, which has n1 and n2, to be at, after `node` has told one."""
     state = ClusterState(silent_after_s=15, report_lifetime_s=60)
-    state.only_own = own_only
+    state.require_node_ownership = own_only
     nodes = tuple(SlurmNode(name=name, address=name, state="IDLE") for name in ("n1", "n2", "n3"))
     state.apply_slurm(SlurmView(jobs=(slurm_job(job_id="7", nodes=("n1", "n2")),), nodes=nodes), 1000.0)
     told = Report(
@@ -98,7 +98,7 @@ def test_a_node_that_has_proven_who_it_is_moves_no_other_node_s_job() -> None:
 
 def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> None:
     state = ClusterState(silent_after_s=15, report_lifetime_s=60)
-    state.only_own = True
+    state.require_node_ownership = True
     nodes = (SlurmNode(name="n1", address="n1", state="IDLE"),)
     job = slurm_job(job_id="7", nodes=("n2",))
     state.apply_slurm(SlurmView(jobs=(job, replace(job, job_id="8", nodes=("n1",))), nodes=nodes), 1000.0)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.policy.broken_hardware import broken_under
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
-from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
@@ -18,7 +18,7 @@ from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, I
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.views import slurm_job
 
-LIMITS = Limits(
+LIMITS = GuardLimits(
     cooldown_s=900,
     attempts=3,
     budget=4,

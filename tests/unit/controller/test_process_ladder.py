@@ -27,7 +27,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
 )
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, objection
-from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput, with_process
+from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, rule_for
 from slurm_watchdog.detect import orphan_gpu_process
 from slurm_watchdog.model.actions import (
@@ -65,7 +65,7 @@ INCIDENT = Incident(
     id="i", kind=IncidentKind.ORPHAN_GPU_PROCESS, subject="leftovers:6/1000", state=IncidentState.FIRING, severity=Severity.WARNING,
     job_ids=(), opened_at=1e6 - 300, pending_mono=0, actionable=True, processes=(PROCESS,),
 )  # fmt: skip
-LIMITS = Limits(
+LIMITS = GuardLimits(
     cooldown_s=900, attempts=3, budget=4, budget_percent=20, budget_window_s=3600, storm_jobs=3, storm_nodes_percent=20,
     max_excluded_nodes=3, opt_out_comment="watchdog=off", max_drained_nodes=2, drained_percent=50,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import (
     MAX_CLOCKS,
     apply_loss,
@@ -22,7 +22,7 @@ from slurm_watchdog.model.cluster_view import Progress
 from slurm_watchdog.model.observations import Event, EventKind
 
 LOG = "/logs/train.out"
-Clocks = dict[Counter, Clock]
+Clocks = dict[Counter, CounterClock]
 
 
 def event(

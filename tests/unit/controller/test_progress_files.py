@@ -15,7 +15,7 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import Answer
 from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_step, read_progress
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.protocol import JobWatch
@@ -103,7 +103,7 @@ def test_each_change_is_an_event_and_the_first_look_only_tells_where_the_count_s
 
 
 def test_it_is_a_clock_where_the_log_tells_nothing_and_never_gives_a_step() -> None:
-    clocks: dict[Counter, Clock] = {}
+    clocks: dict[Counter, CounterClock] = {}
 
     def at(count: float, backlog: bool = False) -> Event:
         return Event(

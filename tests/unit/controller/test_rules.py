@@ -14,9 +14,9 @@ from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
 from slurm_watchdog.controller.policy.owner_directives import (
     OwnerDirectives,
+    directives_of,
     parse_comment,
     problem_of_path,
-    wish_of,
 )
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
@@ -187,10 +187,10 @@ def test_the_environment_says_the_same_and_the_comment_wins() -> None:
         "SLURM_WATCHDOG_LADDER": "requeue",
         "SLURM_WATCHDOG": "",
     }
-    assert wish_of("", variables).kill_switch == "/env/k"
-    both = wish_of("watchdog: kill_switch=/comment/k", variables)
+    assert directives_of("", variables).kill_switch == "/env/k"
+    both = directives_of("watchdog: kill_switch=/comment/k", variables)
     assert (both.kill_switch, both.ladder) == ("/comment/k", (Rung.REQUEUE,))
-    assert wish_of("watchdog: ladder=requeue", {"SLURM_WATCHDOG": "off"}).leave_alone
+    assert directives_of("watchdog: ladder=requeue", {"SLURM_WATCHDOG": "off"}).leave_alone
 
 
 @pytest.mark.parametrize("path", ["k", "~/k", "/a/../b", "/a\n/b", "/{node}/k", "/" + "x" * 2000])
@@ -201,7 +201,7 @@ def test_a_path_that_nobody_should_follow_is_refused(path: str) -> None:
 @given(st.text(max_size=300))
 def test_no_comment_breaks_anything_and_none_makes_more_happen(comment: str) -> None:
     rule = Rule(mode="act", ladder=(Rung.EVIDENCE, Rung.REQUEUE), source="r")
-    after = permit(rule, wish_of(f"watchdog: {comment}"))
+    after = permit(rule, directives_of(f"watchdog: {comment}"))
     assert set(after.ladder) <= {*rule.ladder, *HARMLESS}
     assert after.mode == rule.mode
 

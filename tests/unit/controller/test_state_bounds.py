@@ -65,7 +65,7 @@ class Life:
             self.state.apply_slurm(SlurmView(jobs=(*older, mine), nodes=listed), self.now)
             self._report(name, str(number))
             if number % JUDGED == 0:
-                self.judge.conclude(self.judge.look(self.now), self.now, self.now)
+                self.judge.conclude(self.judge.detect(self.now), self.now, self.now)
 
     def _report(self, node: str, job_id: str) -> None:
         self.sequence += 1

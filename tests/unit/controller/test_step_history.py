@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from slurm_watchdog.agent.logs.events import event_item
-from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock
 from slurm_watchdog.controller.state.step_history import MAX_BLOCKS, DatedLines, StepHistory
 from slurm_watchdog.detect import slow_job
@@ -30,7 +30,7 @@ def run_of(levels: Iterable[float], seed: int = 1, noise: float = 0.02) -> Findi
         seconds = level * (1 + chance.gauss(0, noise))
         at += seconds
         times.append(StepTime(step=step, seconds=seconds, at=at, logged=True))
-        history.take(times[-1])
+        history.add(times[-1])
     view = job(step_times=tuple(times[-KEPT:]), step_history=history.blocks())
     (found,) = slow_job.detect(cluster(view, now=at), SlowJob())
     return found
@@ -91,15 +91,15 @@ def test_slow_job_less_than_a_minute_or_thirty_steps_is_not_worth_a_message(
 def test_step_history_is_bounded_and_covers_the_whole_run() -> None:
     history = StepHistory()
     for step in range(200_000):
-        history.take(StepTime(step=step, seconds=1.0 + step, at=float(step), logged=True))
+        history.add(StepTime(step=step, seconds=1.0 + step, at=float(step), logged=True))
     blocks = history.blocks()
     assert MAX_BLOCKS // 4 < len(blocks) <= MAX_BLOCKS
     assert blocks[0].step < 10 and blocks[-1].step > 150_000
 
 
-def clock_of(lines: Iterable[str], look_s: float = 5.0, in_one_look: int = 7) -> Clock:
+def clock_of(lines: Iterable[str], look_s: float = 5.0, in_one_look: int = 7) -> CounterClock:
     """What the controller makes of dated lines of which an agent reads some in each look."""
-    clocks: dict[Counter, Clock] = {}
+    clocks: dict[Counter, CounterClock] = {}
     for number, line in enumerate(lines):
         fact = parse_line(line)
         assert fact is not None
@@ -135,7 +135,7 @@ def test_step_times_without_dates_and_without_a_figure_are_the_agents_and_are_no
 
 def test_dated_lines_with_whole_seconds_wait_until_an_error_of_a_second_is_small() -> None:
     lines = DatedLines()
-    taken = [lines.take(step, float(int(1.7 * step)), other=False) for step in range(100)]
+    taken = [lines.step_seconds(step, float(int(1.7 * step)), other=False) for step in range(100)]
     times = [each for each in taken if each is not None]
     assert len(times) >= 6
     assert all(abs(each - 1.7) < 0.1 for each in times)
@@ -143,9 +143,9 @@ def test_dated_lines_with_whole_seconds_wait_until_an_error_of_a_second_is_small
 
 def test_dated_lines_leave_out_an_evaluation_and_a_clock_that_was_set_back() -> None:
     lines = DatedLines()
-    assert lines.take(1, 100.5, other=False) is None
-    assert lines.take(2, 101.5, other=False) == 1.0
-    assert lines.take(3, 900.5, other=True) is None  # the evaluation lies before it
-    assert lines.take(4, 901.5, other=False) == 1.0
-    assert lines.take(5, 10.5, other=False) is None
-    assert lines.take(5, 10.5, other=False) is None
+    assert lines.step_seconds(1, 100.5, other=False) is None
+    assert lines.step_seconds(2, 101.5, other=False) == 1.0
+    assert lines.step_seconds(3, 900.5, other=True) is None  # the evaluation lies before it
+    assert lines.step_seconds(4, 901.5, other=False) == 1.0
+    assert lines.step_seconds(5, 10.5, other=False) is None
+    assert lines.step_seconds(5, 10.5, other=False) is None

@@ -11,7 +11,7 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller import app
 from slurm_watchdog.controller.controller import Controller
-from slurm_watchdog.controller.incidents.judge import Change
+from slurm_watchdog.controller.incidents.judge import IncidentChange
 from slurm_watchdog.controller.ports.given import TickChunks
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.incidents import Incident, IncidentState
@@ -21,8 +21,8 @@ from tests.builders.notices import open_journal
 MANY = 60
 
 
-def opened(incidents: list[Incident]) -> list[Change]:
-    return [Change(before=None, after=each) for each in incidents]
+def opened(incidents: list[Incident]) -> list[IncidentChange]:
+    return [IncidentChange(before=None, after=each) for each in incidents]
 
 
 def in_pieces(
@@ -154,7 +154,7 @@ def test_the_service_gives_others_a_turn_between_two_pieces(
         controller, incidents = make(journal, MANY, TickChunks(size=10))
         stop = asyncio.Event()
         monkeypatch.setattr(controller.judge, "conclude", lambda *_: opened(incidents))
-        ticks = asyncio.create_task(app._tick_for_ever(controller, stop))
+        ticks = asyncio.create_task(app._tick_until_stopped(controller, stop))
         while len(journal.decisions()) < MANY and not ticks.done():
             seen.add(len(journal.decisions()))
             await asyncio.sleep(0)

@@ -62,7 +62,7 @@ class Life:
         for _ in range(0, seconds, 2):
             self.now += 2.0
             each()
-            changes = self.judge.conclude(self.judge.look(self.now), self.now, self.now)
+            changes = self.judge.conclude(self.judge.detect(self.now), self.now, self.now)
             self.resolved += [
                 c.after.resolution or "" for c in changes if c.is_over and c.after.id[:2] == "i-"
             ]

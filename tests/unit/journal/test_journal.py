@@ -77,9 +77,9 @@ def test_an_incident_is_replaced_by_its_newer_self(journal: Journal) -> None:
 def test_evidence_and_timeline_keep_their_order(journal: Journal) -> None:
     add_evidence(journal, "i1", 2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"})
     add_evidence(journal, "i1", 1.0, "job", {})
-    journal.note("i1", 2.0, "first")
-    journal.note("i1", 1.0, "second")
-    journal.note("i2", 1.0, "other")
+    journal.add_note("i1", 2.0, "first")
+    journal.add_note("i1", 1.0, "second")
+    journal.add_note("i2", 1.0, "other")
     assert evidence_of(journal, "i1") == [
         (2.0, "stacks", {"ranks": [1, 2], "text": "naïve\n"}),
         (1.0, "job", {}),
@@ -376,7 +376,7 @@ def test_damaged_packed_evidence_is_told_and_not_guessed(journal: Journal, damag
 
 def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
     journal.save_incident(INCIDENT)
-    journal.note("i1", 10.0, "fires")
+    journal.add_note("i1", 10.0, "fires")
     add_evidence(journal, "i1", 10.0, "job", {})
     add_evidence(journal, "i1", 99.0, "job", {})
     assert journal.evidence.forget(before=50.0) == 1
@@ -387,13 +387,13 @@ def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
 def test_what_is_written_together_is_there_together_or_not_at_all(tmp_path: Path) -> None:
     journal = Journal(f"sqlite:///{tmp_path}/j.sqlite")
     with journal.together():
-        journal.note("i1", 1.0, "one")
-        journal.note("i2", 1.0, "two")
+        journal.add_note("i1", 1.0, "one")
+        journal.add_note("i2", 1.0, "two")
         assert [text for _, text in journal.timeline("i1")] == ["one"]
     with pytest.raises(ZeroDivisionError), journal.together():
-        journal.note("i1", 2.0, "never")
+        journal.add_note("i1", 2.0, "never")
         raise ZeroDivisionError
-    journal.note("i1", 3.0, "alone")
+    journal.add_note("i1", 3.0, "alone")
     assert [text for _, text in journal.timeline("i1")] == ["one", "alone"]
     journal.close()
 
@@ -407,7 +407,7 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
                 INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number)
             )
             journal.save_incident(found)
-            journal.note(found.id, float(number), f"note {number}")
+            journal.add_note(found.id, float(number), f"note {number}")
             add_evidence(journal, found.id, 1.0, "job", {"n": number})
             journal.add_decision(replace(DECISION, id=f"d{number}", incident_id=found.id))
             journal.outbox.add("slack", found.id, {"n": number}, 1.0)
@@ -430,11 +430,11 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
 def test_one_row_that_is_refused_fails_all_that_was_written_with_it(journal: Journal) -> None:
     journal.add_decision(DECISION)
     with pytest.raises(JournalError, match="don't change"), journal.together():
-        journal.note("i1", 1.0, "gone")
+        journal.add_note("i1", 1.0, "gone")
         journal.add_decision(DECISION)
         with pytest.raises(JournalError):
             journal.decisions()  # to read, what waits is written
-        journal.note("i1", 2.0, "gone, too")
+        journal.add_note("i1", 2.0, "gone, too")
     assert journal.timeline("i1") == []
-    journal.note("i1", 3.0, "as ever")
+    journal.add_note("i1", 3.0, "as ever")
     assert journal.timeline("i1") == [(3.0, "as ever")]

@@ -73,7 +73,7 @@ def everything(url: str) -> None:
     journal = Journal(url)
     journal.save_incident(INCIDENT)
     journal.save_incident(replace(INCIDENT, summary="again"))
-    journal.note("i1", 1.0, "fires")
+    journal.add_note("i1", 1.0, "fires")
     add_evidence(journal, "i1", 1.0, "node", {"a": "b" * 5000})
     journal.add_decision(DECISION)
     with pytest.raises(JournalError, match="don't change"):
@@ -104,8 +104,8 @@ def everything(url: str) -> None:
     assert journal.incidents()[0].summary == "again"
     assert len(journal.outbox.pending(10)) == 1
     with journal.together():
-        journal.note("i1", 8.0, "one")
-        journal.note("i1", 8.0, "two")
+        journal.add_note("i1", 8.0, "one")
+        journal.add_note("i1", 8.0, "two")
     assert len(journal.timeline("i1")) == 3
     journal.close()
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.controller import Controller
-from slurm_watchdog.controller.incidents.judge import Change
+from slurm_watchdog.controller.incidents.judge import IncidentChange
 from slurm_watchdog.journal.journal import JournalError
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import Incident
@@ -21,7 +21,7 @@ MANY = 200
 
 
 def tell(controller: Controller, incidents: list[Incident], now: float) -> None:
-    for _ in controller.news.report([Change(before=None, after=each) for each in incidents], now):
+    for _ in controller.news.report([IncidentChange(before=None, after=each) for each in incidents], now):
         pass
 
 
@@ -96,7 +96,7 @@ def test_notices_that_a_full_disk_refused_are_written_once_there_is_room(
             patched.setattr(journal._database, "transaction", full)
             tell(controller, incidents, clock.monotonic())
             assert controller.journal_error == "the disk is full"
-            controller.writer.note(incidents[0], "a word more")
+            controller.writer.add_note(incidents[0], "a word more")
             controller.writer.catch_up()
             assert controller.journal_error == "the disk is full"
             assert "the journal cannot be written" in str(controller.blind(clock.monotonic()))

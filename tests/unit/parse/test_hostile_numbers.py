@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs.events import event_item
-from slurm_watchdog.controller.state.counter_clock import Clock
+from slurm_watchdog.controller.state.counter_clock import CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, read_progress
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.collective_timeouts import _seconds
@@ -66,7 +66,7 @@ def hostile_lines(draw: st.DrawFn) -> str:
 @example("{[1]: 2, 'loss': 1, 'step': 3}")
 @example("[7/" + "9" * 30 + "] loss 1")
 def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str) -> None:
-    clocks: dict[tuple[str, str], Clock] = {}
+    clocks: dict[tuple[str, str], CounterClock] = {}
     facts = [
         parse_line(line),
         parse_line(line, ROWS),

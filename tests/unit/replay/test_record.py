@@ -101,7 +101,7 @@ def test_a_recording_of_a_cluster_gives_its_incidents_again(trace: Any, tmp_path
     before = player.outcome()
     recorder = Recorder(str(path))
     for t, what in sorted(player.state.said, key=lambda each: each[0]):
-        recorder.note(what, t)
+        recorder.record(what, t)
     recorder.close()
     after = again(path)
     assert recorder.dropped == 0
@@ -163,8 +163,8 @@ CAUGHT: list[Report] = []
 def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = Recorder(str(path))
-    recorder.note(SlurmView(jobs=(slurm_job(),), nodes=()), 100.0)
-    recorder.note(FULL, 100.25)
+    recorder.record(SlurmView(jobs=(slurm_job(),), nodes=()), 100.0)
+    recorder.record(FULL, 100.25)
     recorder.close()
     CAUGHT.clear()
     player = TracePlayer(Config(), tally := ParseStats(), numbered_ids(), 5.0)
@@ -186,7 +186,7 @@ def test_jobs_and_nodes_come_back_as_slurm_listed_them(tmp_path: Path) -> None:
     )
     node = SlurmNode(name="n1", address="10.0.0.1", state="DOWN", reason="broken")
     for now, jobs in ((1.0, (job,)), (11.0, (job,)), (21.0, ())):
-        recorder.note(SlurmView(jobs=jobs, nodes=(node,)), now)
+        recorder.record(SlurmView(jobs=jobs, nodes=(node,)), now)
     recorder.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["t"], line["kind"]) for line in lines] == [
@@ -204,11 +204,11 @@ def test_jobs_and_nodes_come_back_as_slurm_listed_them(tmp_path: Path) -> None:
 def test_stacks_of_a_dump_come_back_as_one_look_at_the_whole_job(tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = Recorder(str(path))
-    recorder.note(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
+    recorder.record(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
     for number, place in enumerate((5.0, 25.0, 45.0)):
         for node, ranks in (("n1", (0, 1)), ("n2", (2, 3))):
             stacks = tuple(stack(r, LOADER if r == 3 else RECV) for r in ranks)
-            recorder.note(
+            recorder.record(
                 Report(
                     node=node, boot_id="b", agent_id="a", sequence=number + 1,
                     processes=tuple(process(r) for r in ranks),
@@ -237,7 +237,7 @@ def record_hours(path: Path, reports: Iterable[float], listings: Iterable[float]
     for sequence, t in enumerate(reports):
         said += [(t, Report(node=node.name, boot_id="b", agent_id="a", sequence=sequence)) for node in nodes]
     for t, what in sorted(said, key=lambda each: each[0]):
-        recorder.note(what, t)
+        recorder.record(what, t)
     recorder.close()
     return again(path)
 
@@ -264,11 +264,11 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     recorder = Recorder(str(fifo), max_waiting=10)
-    recorder.note(FULL, 0.0)
+    recorder.record(FULL, 0.0)
     wait_until(recorder._waiting.empty)
     time.sleep(0.1)  # now the thread waits for a reader
     for now in range(100):
-        recorder.note(FULL, float(now))
+        recorder.record(FULL, float(now))
     assert recorder.dropped == 90
     read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # lets the thread go on
     recorder.close()
@@ -278,7 +278,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up(tmp_path: Path) -> None:
 def test_a_full_disk_costs_records_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder("/dev/full")
     for now in range(5):
-        recorder.note(FULL, float(now))
+        recorder.record(FULL, float(now))
         wait_until(recorder._waiting.empty)
     recorder.close()
     assert recorder.dropped == 5
@@ -291,7 +291,7 @@ def test_a_line_that_broke_off_costs_no_other_one(tmp_path: Path) -> None:
     path = tmp_path / "r"
     path.write_text('{"t":1,"kind":"rep')  # the controller before was killed while it wrote
     recorder = Recorder(str(path))
-    recorder.note(SlurmView(jobs=(slurm_job(),), nodes=()), 5.0)
+    recorder.record(SlurmView(jobs=(slurm_job(),), nodes=()), 5.0)
     recorder.close()
     assert len(path.read_text().splitlines()) == 2
     assert again(path).tally.skipped == {"no whole JSON in it": [1, 1]}
@@ -300,7 +300,7 @@ def test_a_line_that_broke_off_costs_no_other_one(tmp_path: Path) -> None:
 def test_a_line_longer_than_any_reader_takes_is_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = Recorder(str(path))
-    recorder.note(
+    recorder.record(
         SlurmView(jobs=(slurm_job(comment="x" * MAX_LINE_BYTES), slurm_job(job_id="8")), nodes=()), 5.0
     )
     recorder.close()
@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_opened_is_told_and_the_controller_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder = Recorder(str(tmp_path / "missing" / "file"))
-    recorder.note(FULL, 1.0)
+    recorder.record(FULL, 1.0)
     recorder.close()
     assert recorder.dropped == 1
     assert "No such file or directory" in caplog.text
@@ -320,7 +320,7 @@ def test_a_file_that_cannot_be_opened_is_told_and_the_controller_goes_on(
 
 def test_a_recording_is_closed_to_others(tmp_path: Path) -> None:
     recorder = Recorder(str(tmp_path / "r"))
-    recorder.note(FULL, 1.0)
+    recorder.record(FULL, 1.0)
     recorder.close()
     assert (tmp_path / "r").stat().st_mode & 0o007 == 0
 

@@ -59,7 +59,7 @@ def journal_with_an_incident(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
     journal.save_incident(INCIDENT)
-    journal.note(INCIDENT.id, INCIDENT.opened_at, "it began")
+    journal.add_note(INCIDENT.id, INCIDENT.opened_at, "it began")
     add_evidence(journal, INCIDENT.id, INCIDENT.opened_at, "diagnosis", {"summary": "rank 2 is late"})
     journal.add_decision(DECISION)
     journal.close()

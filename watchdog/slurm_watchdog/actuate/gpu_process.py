@@ -15,7 +15,7 @@ Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 Outcome = tuple[OperationOutcome, str]
 
 
-async def look(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:
+async def query(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:
     """What its node says of it; None if it does not answer."""
     return (await ask(process.node, _command(process, "look", deadline_s), deadline_s)).process
 

@@ -34,9 +34,9 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
 
     with controller_packages("The controller"):
         from slurm_watchdog.controller.app import run_controller
-        from slurm_watchdog.controller.reload import START_ANEW, start_anew
+        from slurm_watchdog.controller.reload import RESTART, restart_process
     log_setup.set_up()
     code = run_controller(config, once=once, record=record, config_file=config_file)
-    if code == START_ANEW:
-        start_anew()
+    if code == RESTART:
+        restart_process()
     sys.exit(code)

@@ -26,7 +26,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
-from slurm_watchdog.controller.reload import START_ANEW, read_anew
+from slurm_watchdog.controller.reload import RESTART, reload_config
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -57,7 +57,7 @@ def run_controller(
 
     Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start
     now, which may pass (systemd
-    tries again then, and only then); START_ANEW when it is to start with a new configuration.
+    tries again then, and only then); RESTART when it is to start with a new configuration.
     """
     put_in_force(config.site_texts)
     try:
@@ -117,7 +117,7 @@ async def _serve(
         config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder
     )
     if once:
-        await controller.look_at_slurm()
+        await controller.read_slurm()
         controller.tick()
         good, sentence = controller.healthy()
         log.warning(
@@ -134,8 +134,10 @@ async def _serve(
     anew = asyncio.Event()
 
     def read_again() -> None:
-        if config_file is not None and not stop.is_set() and read_anew(config_file, config):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see start_anew
+        if config_file is not None and not stop.is_set() and reload_config(config_file, config):
+            signal.pthread_sigmask(
+                signal.SIG_BLOCK, {signal.SIGHUP}
+            )  # it is the fresh one's: see restart_process
             anew.set()
             stop.set()
 
@@ -154,7 +156,7 @@ async def _serve(
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
-    return START_ANEW if anew.is_set() else 0
+    return RESTART if anew.is_set() else 0
 
 
 async def live(
@@ -167,11 +169,11 @@ async def live(
     The simulator calls it as well, under a clock of its own.
     """
     tasks = [
-        asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.look_at_slurm, stop)),
+        asyncio.create_task(_every(controller.config.slurm.poll_interval, controller.read_slurm, stop)),
         asyncio.create_task(notifier.run()),
-        asyncio.create_task(_tick_for_ever(controller, stop)),
+        asyncio.create_task(_tick_until_stopped(controller, stop)),
     ]
-    controller.actions.take_up()
+    controller.actions.resume_open_actions()
     await stop.wait()
     sd_notify("STOPPING=1" if anew is None or not anew.is_set() else "RELOADING=1")
     for task in tasks:
@@ -253,7 +255,7 @@ STATUS_CHARACTERS = 300
 """Of the headline that `systemctl status` shows."""
 
 
-async def _tick_for_ever(controller: Controller, stop: asyncio.Event) -> None:
+async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> None:
     """Ticks at a fixed cadence; systemd hears from us only after a whole tick."""
     interval_s, ready = controller.config.controller.tick, False
     while not stop.is_set():

@@ -15,7 +15,7 @@ from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
-from slurm_watchdog.controller.health.cluster import Health, Seen, health, is_announced
+from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incident_news import IncidentNews
@@ -71,7 +71,7 @@ class Controller:
         self.personal = False
         """A `run` or `attach`, whose agents are their own user's."""
         self.metrics = metrics
-        self.desk = CommandQueue()
+        self.commands = CommandQueue()
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
             report_lifetime_s=config.controller.report_lifetime,
@@ -79,21 +79,21 @@ class Controller:
         )
         self.evidence = EvidenceRequests(
             self.state,
-            self.desk,
+            self.commands,
             probe_deadline_s=config.agent.probe_deadline,
             interval_s=config.agent.interval,
         )
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
-        self.warm_from = self.started_mono
+        self.warm_up_began = self.started_mono
         self.last_tick: float | None = None
         """When a tick was last completed."""
         self._last_began: float | None = None
         self._newest: Health | None = None
         """Of the newest tick: all nodes may ask for it in one moment."""
         self.slurm_error: str | None = None
-        self._odd: frozenset[str] = frozenset()
+        self._unreadable: frozenset[str] = frozenset()
         """What of the newest listing could not be read."""
         self.writer = JournalWriter(journal, self.state.left_out)
         # The monotonic clock of whoever wrote the open incidents means nothing here.
@@ -101,10 +101,10 @@ class Controller:
             replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
             for incident in journal.load_open_incidents()
         ]
-        self.state.only_own = True
+        self.state.require_node_ownership = True
         self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
         self.state.filesystems.remember(left_open, self.started_mono)
-        self.judge.look(self.started_mono)
+        self.judge.detect(self.started_mono)
         self.crowds = Crowds()
         self.collector = Collector(
             config,
@@ -113,7 +113,7 @@ class Controller:
                 writer=self.writer,
                 cluster=self.state,
                 judgement=self.judge,
-                agents=self.desk,
+                agents=self.commands,
                 probes=self.evidence,
                 news=notifier,
             ),
@@ -135,7 +135,7 @@ class Controller:
                 journal=journal,
                 state=self.state,
                 slurm=slurm,
-                desk=self.desk,
+                commands=self.commands,
                 judgement=self.judge,
                 collect=self.collector.operation,
                 writer=self.writer,
@@ -190,11 +190,11 @@ class Controller:
         if self.state.dropped > dropped:
             self.metrics.reports.labels("wrong_job").inc()
         if self.recorder is not None and outcome == "accepted":
-            self.recorder.note(report, now)
+            self.recorder.record(report, now)
         for result in report.results:
-            self.desk.resolve(result)
+            self.commands.resolve(result)
         return Reply(
-            commands=self.desk.take(report.node),
+            commands=self.commands.pop(report.node),
             watch=tuple(
                 self._paths.watch(job, starts, report.node)
                 for job, starts in self.state.jobs_on(report.node, now)
@@ -207,7 +207,7 @@ class Controller:
 
     # ------------------------------------------------------------------------------------ looking at Slurm
 
-    async def look_at_slurm(self) -> None:
+    async def read_slurm(self) -> None:
         """One listing of jobs and nodes. No answer changes nothing and is said."""
         try:
             view = await self.slurm.read_view()
@@ -222,12 +222,12 @@ class Controller:
             log.info("Slurm answers again")
         self.slurm_error = None
         now = clock.monotonic()
-        self._note_oddities(view)
+        self._count_unreadable(view)
         self.state.apply_slurm(view, now, clock.wall())
         if self.recorder is not None:
-            self.recorder.note(view, now)
+            self.recorder.record(view, now)
 
-    def _note_oddities(self, view: SlurmView) -> None:
+    def _count_unreadable(self, view: SlurmView) -> None:
         """What of the listing cannot be read is counted each time, and logged when it begins."""
         odd = {f"job {job.job_id}: {name}": name for job in view.jobs for name in job.unreadable}
         odd |= {f"node {node.name}: {name}": name for node in view.nodes for name in node.unreadable}
@@ -235,9 +235,9 @@ class Controller:
         odd |= {view.partial: "partial"} if view.partial and not view.dropped else {}
         for what, name in odd.items():
             self.metrics.slurm_unreadable.labels(name).inc()
-            if what not in self._odd:
+            if what not in self._unreadable:
                 log.warning("Slurm's listing: not known: %s", what[:300])
-        self._odd = frozenset(odd)
+        self._unreadable = frozenset(odd)
 
     def slurm_notes(self) -> list[str]:
         """What people should know of how Slurm is seen: less than everything, in another way than wanted, or
@@ -257,7 +257,7 @@ class Controller:
     def _warming_s(self, now: float) -> float | None:
         """For how long in all this controller only observes; None once it is warm."""
         warm_up_s = self.config.controller.warm_up
-        return warm_up_s if now - self.warm_from < warm_up_s else None
+        return warm_up_s if now - self.warm_up_began < warm_up_s else None
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -278,11 +278,11 @@ class Controller:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
             self.state.runs.grant_grace(now)
             self.state.forget_silence(now)
-            self.warm_from = now
+            self.warm_up_began = now
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
             self._record_itself(now)
-            findings = self.judge.look(now)
+            findings = self.judge.detect(now)
             self.evidence.serve(findings, now)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
@@ -293,7 +293,7 @@ class Controller:
             )
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
-            self.metrics.show_crowds(self.crowds.look(self.state.left_out.lately(now), now))
+            self.metrics.show_crowds(self.crowds.update(self.state.left_out.lately(now), now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 
@@ -320,7 +320,7 @@ class Controller:
 
     def _record(self, what: records.Own) -> None:
         if self.recorder is not None:
-            self.recorder.note(what, clock.monotonic())
+            self.recorder.record(what, clock.monotonic())
 
     def _record_request(self, request: RestartRequest) -> None:
         self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
@@ -352,7 +352,7 @@ class Controller:
             paused = None
             self.writer.failed(error)
         return health(
-            Seen(
+            HealthInputs(
                 view=self.judge.view,
                 limits_s=self.judge.limits_s,
                 incidents=self.judge.incidents,

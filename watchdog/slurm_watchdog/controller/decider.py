@@ -86,15 +86,15 @@ class Decider:
                     made += 1
                 except JournalError as error:
                     self._news.journal_failed(error)
-        self._take_together(held or [])
+        self._write_together(held or [])
 
-    def _take_together(self, held: list[tuple[Incident, Decision]]) -> None:
+    def _write_together(self, held: list[tuple[Incident, Decision]]) -> None:
         """Decisions that nothing is done for: of thousands at once the disk is waited for once, and the
         others' actions are not kept."""
         try:
             with self._journal.together() if held else nullcontext():
                 for incident, decision in held:
-                    self._take(incident, decision)
+                    self._write_and_execute(incident, decision)
         except JournalError as error:
             self._news.journal_failed(error)
             for incident, _ in held:  # what the journal has of them is read again
@@ -123,13 +123,15 @@ class Decider:
             self._remember((incident_id,))
         return self._earlier[incident_id]
 
-    def _about(self, incident: Incident, matter: Matter) -> list[Decision]:
+    def _decided_about(self, incident: Incident, matter: Matter) -> list[Decision]:
         return decided_about(matter, self._decisions(incident.id))
 
     def _is_settled(self, incident: Incident, matter: Matter) -> bool:
         """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
         decided anew, under the guards that count attempts and time."""
-        return any(is_final(each) and each.id not in self._failed for each in self._about(incident, matter))
+        return any(
+            is_final(each) and each.id not in self._failed for each in self._decided_about(incident, matter)
+        )
 
     def _decide_one(
         self,
@@ -139,7 +141,7 @@ class Decider:
         context: TickContext,
         held: list[tuple[Incident, Decision]] | None,
     ) -> None:
-        earlier = self._about(incident, matter)
+        earlier = self._decided_about(incident, matter)
         job = job_in(matter, self._cluster.jobs.get)
         situation = self._inputs.of_job(incident, job, now, context)
         if isinstance(matter, GpuProcess):
@@ -152,10 +154,10 @@ class Decider:
         if not (again or is_news(decision, earlier)):
             return
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-            self._take(incident, decision)
+            self._write_and_execute(incident, decision)
             context.recent.append(decision)
         elif held is None:
-            self._take(incident, decision)
+            self._write_and_execute(incident, decision)
         else:
             held.append((incident, decision))
 
@@ -173,7 +175,7 @@ class Decider:
             kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
         )
 
-    def _take(self, incident: Incident, decision: Decision) -> None:
+    def _write_and_execute(self, incident: Incident, decision: Decision) -> None:
         """Writes the decision before anything else; only then it is told and, if allowed, carried out."""
         self._journal.add_decision(decision)
         self._earlier.setdefault(incident.id, []).append(decision)
@@ -218,7 +220,7 @@ class Decider:
         decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
         self._journal.save_incident(incident)
         self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once))
-        self._take(incident, decision)
+        self._write_and_execute(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
             self._incidents.add_incident(incident)
         else:

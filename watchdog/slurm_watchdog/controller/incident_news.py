@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import TickChunks
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -40,7 +40,7 @@ class IncidentNews:
     record_request: Callable[[RestartRequest], None]
     """Writes an operator's request into the recording, if there is one."""
 
-    def report(self, changes: Iterable[Change], now: float) -> Iterator[None]:
+    def report(self, changes: Iterable[IncidentChange], now: float) -> Iterator[None]:
         """All that has changed in this tick, in pieces."""
         left = [change for change in changes if _is_news(change)]
         left.sort(
@@ -55,7 +55,7 @@ class IncidentNews:
                 open_ones, now = {incident.id for incident in self.judge.incidents}, clock.monotonic()
                 left = [each for each in left if each.is_over or each.after.id in open_ones]
 
-    def _report_some(self, changes: Sequence[Change], now: float) -> None:
+    def _report_some(self, changes: Sequence[IncidentChange], now: float) -> None:
         """Where they are many, the disk is waited for once."""
         if len(changes) <= self.chunks.together_from:
             for change in changes:
@@ -71,7 +71,7 @@ class IncidentNews:
         for change in left:  # the journal could not even be opened
             self._report_change(change, now)
 
-    def _report_change(self, change: Change, now: float) -> None:
+    def _report_change(self, change: IncidentChange, now: float) -> None:
         """Writes and announces what changed about one incident."""
         before, incident = change.before, change.after
         fired = incident.state is IncidentState.FIRING and (
@@ -79,24 +79,24 @@ class IncidentNews:
         )
         resolved = change.is_over
         if _is_news(change):
-            self.writer.tell(lambda: self.journal.save_incident(incident))
+            self.writer.write_or_queue(lambda: self.journal.save_incident(incident))
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
             log.warning("%s fires: %s", incident.kind, incident.summary)
-            self.writer.note(incident, f"fires: {incident.summary}")
+            self.writer.add_note(incident, f"fires: {incident.summary}")
             self._keep_evidence(incident, now)
-            self.writer.tell(lambda: self.notifier.opened(incident))
+            self.writer.write_or_queue(lambda: self.notifier.opened(incident))
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
-            self.writer.note(incident, f"resolved: {incident.resolution}")
-            self.writer.tell(lambda: self.notifier.resolved(incident))
+            self.writer.add_note(incident, f"resolved: {incident.resolution}")
+            self.writer.write_or_queue(lambda: self.notifier.resolved(incident))
             self.judge.settle(change, now)
         if (
             before is not None
             and before.inhibited_by != incident.inhibited_by
             and incident.state is IncidentState.FIRING
         ):
-            self.writer.note(
+            self.writer.add_note(
                 incident,
                 f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
             )
@@ -106,10 +106,10 @@ class IncidentNews:
         """One fault, one message: where another incident explains this one, that one takes its message over;
         and gives it back."""
         if incident.inhibited_by is None:
-            self.writer.tell(lambda: self.notifier.opened(incident))
+            self.writer.write_or_queue(lambda: self.notifier.opened(incident))
         elif before.inhibited_by is None and before.state is IncidentState.FIRING:
             cause = self.judge.incidents.get(incident.inhibited_by)
-            self.writer.tell(lambda: self.notifier.explained(incident, cause))
+            self.writer.write_or_queue(lambda: self.notifier.explained(incident, cause))
 
     def _keep_evidence(self, incident: Incident, now: float) -> None:
         """What is known of its jobs at once, and what their nodes can tell, before anything is done: it dies
@@ -128,7 +128,7 @@ class IncidentNews:
         is told so."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.judge.close(incident.id)
-        self._report_change(Change(before=incident, after=over), clock.monotonic())
+        self._report_change(IncidentChange(before=incident, after=over), clock.monotonic())
 
     def add_incident(self, incident: Incident) -> None:
         """Opens the incident of a person's request, which no detector finds. It is in the journal already."""
@@ -137,8 +137,8 @@ class IncidentNews:
     def requested(self, incident: Incident, request: RestartRequest) -> None:
         """A person has asked for a restart."""
         self.record_request(request)
-        self.writer.note(incident, incident.summary)
-        self.writer.tell(lambda: self.notifier.opened(incident))
+        self.writer.add_note(incident, incident.summary)
+        self.writer.write_or_queue(lambda: self.notifier.opened(incident))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
         """A decision is in the journal: counts it, and reports it."""
@@ -148,15 +148,15 @@ class IncidentNews:
         log.warning(
             "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
         )
-        self.writer.note(incident, sentence)
-        self.writer.tell(lambda: self.notifier.decided(incident, decision))
+        self.writer.add_note(incident, sentence)
+        self.writer.write_or_queue(lambda: self.notifier.decided(incident, decision))
 
     def journal_failed(self, error: JournalError) -> None:
         """The journal has failed somebody who decides: nothing is done until it works."""
         self.writer.failed(error)
 
 
-def _is_news(change: Change) -> bool:
+def _is_news(change: IncidentChange) -> bool:
     """Whether there is anything to write. Of what is only suspected nothing is."""
     firing = change.after.state is IncidentState.FIRING
     return change.is_over or (firing and _differs(change.before, change.after))

@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from slurm_watchdog.config.jobs import Jobs
-from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, fill, wish_of
+from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, directives_of, fill
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.slurm import SlurmJob
@@ -29,7 +29,7 @@ class OwnedPaths:
     def directives_of(self, job: SlurmJob) -> OwnerDirectives:
         """What the job's owner asks for, in its comment or its environment. A kill switch at a place where none
         may lie is a problem, so that the job is not acted on."""
-        wish = wish_of(job.comment, self._cluster.variables_of(job))
+        wish = directives_of(job.comment, self._cluster.variables_of(job))
         if wish.problem or not wish.kill_switch:
             return wish
         problem = problem_of_path(fill(wish.kill_switch, job), self._jobs.kill_switch_prefixes)

@@ -39,16 +39,16 @@ class Recorder:
         """Reports, listings and single lines that are missing from the file."""
         self._offset_s = offset_s
         self._waiting: queue.Queue[_Item | None] = queue.Queue(max_waiting)
-        self._said = False
+        self._warned = False
         self._torn = False
         """The last write broke off in the middle of a line."""
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
         self._own: Controller | None = None
-        self._thread = threading.Thread(target=self._write_for_ever, name="recorder", daemon=True)
+        self._thread = threading.Thread(target=self._write_until_closed, name="recorder", daemon=True)
         self._thread.start()
 
-    def note(self, what: Report | SlurmView | Own, now: float) -> None:
+    def record(self, what: Report | SlurmView | Own, now: float) -> None:
         """Takes over a report that was accepted, a listing, or what the controller says of itself, at `now`.
         Never waits."""
         try:
@@ -69,18 +69,18 @@ class Recorder:
 
     def _drop(self, number: int, why: str) -> None:
         self.dropped += number
-        if not self._said:
-            self._said = True
+        if not self._warned:
+            self._warned = True
             log.warning(
                 "records are missing from %s: %s; the controller continues without them", self.path, why
             )
 
     # ------------------------------------------------------------------------------------ in the thread
 
-    def _write_for_ever(self) -> None:
+    def _write_until_closed(self) -> None:
         fd = -1
         while True:
-            items, over = self._take()
+            items, over = self._pop_items()
             data = b"".join(line for at, what in items for line in self._lines(at, what))
             try:
                 if fd < 0:
@@ -97,7 +97,7 @@ class Recorder:
         if fd >= 0:
             os.close(fd)
 
-    def _take(self) -> tuple[list[_Item], bool]:
+    def _pop_items(self) -> tuple[list[_Item], bool]:
         """What waits, and whether that was all."""
         items: list[_Item] = []
         item = self._waiting.get()

@@ -26,11 +26,11 @@ from slurm_watchdog.identity.tls import make_context
 
 log = logging.getLogger(__name__)
 
-START_ANEW: Final = -1
+RESTART: Final = -1
 """What `run_controller` returns in the place of an exit code when a new configuration is to be taken."""
 
 
-def read_anew(file: str, running: Config) -> bool:
+def reload_config(file: str, running: Config) -> bool:
     """Whether `file` holds another configuration than `running`, with which the controller could start; the
     log says what became of it."""
     try:
@@ -86,7 +86,7 @@ def why_not_address(address: str) -> str | None:
     return None
 
 
-def start_anew() -> NoReturn:
+def restart_process() -> NoReturn:
     """Replaces this process by a fresh one that was called the same way. Raises OSError if that can't be had."""
     # A signal in between waits for the fresh one's handlers: SIGHUP would end it before.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)

@@ -150,7 +150,7 @@ class Journal:
         )
         return found[0] if found else None
 
-    def note(self, incident_id: str, at: float, text: str) -> None:
+    def add_note(self, incident_id: str, at: float, text: str) -> None:
         """Add a sentence to the timeline of an incident."""
         self._database.put((ADD_NOTE, [{"incident_id": incident_id, "at": at, "text": plain(text)}]))
 

@@ -19,7 +19,7 @@ from slurm_watchdog.model.incidents import Incident
 
 log = logging.getLogger(__name__)
 
-MAX_LATE = 50_000
+MAX_QUEUED = 50_000
 """Writes that wait for a journal that can be written: beyond them the oldest are lost, as the log says they
 happened."""
 MAX_TIMELINE, MAX_TIMELINES = 500, 4096
@@ -34,7 +34,7 @@ class JournalWriter:
         self._left_out = left_out
         self.error: str | None = None
         """Why the journal cannot be written, a sentence; None while it can."""
-        self._late: deque[Callable[[], object]] = deque(maxlen=MAX_LATE)
+        self._queued: deque[Callable[[], object]] = deque(maxlen=MAX_QUEUED)
         """What the journal did not take, in order."""
         self._together: list[Callable[[], object]] | None = None
         """What is being written together, in case that it fails."""
@@ -44,9 +44,9 @@ class JournalWriter:
     @property
     def is_behind(self) -> bool:
         """Whether anything waits that the journal did not take."""
-        return bool(self._late)
+        return bool(self._queued)
 
-    def note(self, incident: Incident, text: str) -> None:
+    def add_note(self, incident: Incident, text: str) -> None:
         """A line of the incident's timeline, if it has room."""
         lines = self._timelines.get(incident.id, 0)
         if lines >= MAX_TIMELINE:
@@ -58,7 +58,7 @@ class JournalWriter:
         if lines + 1 == MAX_TIMELINE:
             text = f"further lines are left out: there are {MAX_TIMELINE}"
         at = clock.wall()
-        self.tell(lambda: self._journal.note(incident.id, at, text))
+        self.write_or_queue(lambda: self._journal.add_note(incident.id, at, text))
 
     def write(self, work: Callable[[], object]) -> bool:
         """Writes to the journal; a journal that fails makes the controller blind, and it continues to watch."""
@@ -67,15 +67,15 @@ class JournalWriter:
         except JournalError as error:
             self.failed(error)
             return False
-        if not self._late:
+        if not self._queued:
             self.error = None
         return True
 
-    def tell(self, work: Callable[[], object]) -> None:
+    def write_or_queue(self, work: Callable[[], object]) -> None:
         """The same for what is to be written, and reported, later where it can't be now: in order, with the
         first tick in which it can."""
-        if self._late or not self.write(work):
-            self._late.append(work)
+        if self._queued or not self.write(work):
+            self._queued.append(work)
         elif self._together is not None:
             self._together.append(work)
 
@@ -88,24 +88,24 @@ class JournalWriter:
                 work()
         except JournalError as error:
             self.failed(error)
-            self._late.extendleft(reversed(written))  # they came before the one that failed
+            self._queued.extendleft(reversed(written))  # they came before the one that failed
         finally:
             self._together = None
 
     def catch_up(self) -> None:
         """Writes what could not be written before. Until it is, the controller stays blind: also where there
         is nothing else to write."""
-        if not self._late:
+        if not self._queued:
             return
         try:
             with self._journal.together():
-                for work in self._late:
+                for work in self._queued:
                     work()
         except JournalError as error:
             self.failed(error)
             return
-        log.warning("the journal can be written again: %d records that waited are in it", len(self._late))
-        self._late.clear()
+        log.warning("the journal can be written again: %d records that waited are in it", len(self._queued))
+        self._queued.clear()
         self.error = None
 
     def failed(self, error: JournalError) -> None:

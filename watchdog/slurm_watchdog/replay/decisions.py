@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.own_records import subject_of
 from slurm_watchdog.controller.decider import Decider
-from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
@@ -196,7 +196,7 @@ class ReplayDecisions:
         new_id: Callable[[], str],
         *,
         has_all_nodes: Callable[[], bool],
-        on_change: Callable[[Change, float], None],
+        on_change: Callable[[IncidentChange, float], None],
     ):
         """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and
         when that is."""
@@ -311,10 +311,10 @@ class ReplayDecisions:
     def add_incident(self, incident: Incident) -> None:
         """Opens the incident of a request."""
         self._judge.add(incident)
-        self._on_change(Change(before=None, after=incident), self._at)
+        self._on_change(IncidentChange(before=None, after=incident), self._at)
 
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self._at, resolution=why)
         self._judge.close(incident.id)
-        self._on_change(Change(before=incident, after=over), self._at)
+        self._on_change(IncidentChange(before=incident, after=over), self._at)

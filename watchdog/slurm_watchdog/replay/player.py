@@ -16,7 +16,7 @@ from itertools import chain, count, groupby, islice
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.incidents.judge import Change, Judge
+from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
@@ -304,8 +304,8 @@ class TracePlayer:
     def _findings_at(self, now: float) -> list[Finding]:
         for name, node in self._nodes.items():
             if not node.speaks:
-                self.state.agents.hear(name, now)
-        return self.judge.look(now)
+                self.state.agents.excuse(name, now)
+        return self.judge.detect(now)
 
     def _conclude(self, findings: Sequence[Finding], now: float) -> None:
         self._looked_at = now
@@ -314,7 +314,7 @@ class TracePlayer:
             self._keep_change(change, now)
         self._decisions.decide(now)
 
-    def _keep_change(self, change: Change, now: float) -> None:
+    def _keep_change(self, change: IncidentChange, now: float) -> None:
         incident = change.after
         if incident.state is not IncidentState.PENDING:
             self._seen[incident.id] = incident

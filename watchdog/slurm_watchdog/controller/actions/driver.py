@@ -38,7 +38,7 @@ from slurm_watchdog.model.stuck_node import is_unkillable
 
 log = logging.getLogger(__name__)
 
-TOUCHES = frozenset(
+ENDING_OPERATIONS = frozenset(
     {
         Operation.WRITE_KILL_SWITCH,
         Operation.SIGNAL_USR1,
@@ -49,7 +49,7 @@ TOUCHES = frozenset(
     }
 )
 """Operations after which a run ends, and what it logs about that, because of us."""
-SURE_TRIES = 2
+TRIES_OF_ALL_NODES = 2
 """So often every node is asked to remove a kill switch, also one that does not report."""
 
 
@@ -95,7 +95,7 @@ class Driver:
     async def drive(self) -> ActionEnd:
         """Until the action has ended in writing. Errors of the journal end the task, never the intent."""
         for record in self.run.records:  # of a controller before this one
-            if record.operation in TOUCHES:
+            if record.operation in ENDING_OPERATIONS:
                 self._note_touched(clock.monotonic() - max(0.0, clock.wall() - record.intent_at))
         while True:
             world = await self._observe()
@@ -108,14 +108,14 @@ class Driver:
                     self._tools.journal.end_action(self.run.decision.id, move.end)
                     self.run = replace(self.run, end=move.end)
                 return move.end
-            await self._make(move)
+            await self._carry_out(move)
 
     async def _observe(self) -> Observed:
         """The job, or the process, as Slurm and the agents have it at this moment."""
         process = self.run.decision.process
         if process is None:
             return await self._observer.observe(self.run)
-        world = await process_driver.look(self.run, process, self._tools, self._taken_up_at)
+        world = await process_driver.observe(self.run, process, self._tools, self._taken_up_at)
         self._seen = world.process or self._seen
         return world
 
@@ -124,7 +124,7 @@ class Driver:
         """Nodes on which the old run of the requeued job does not end."""
         return self._observer.held_up_on
 
-    async def _make(self, move: Move) -> None:
+    async def _carry_out(self, move: Move) -> None:
         if isinstance(move, Wait):
             if move.reason != self.waiting_for:
                 log.info("%s: %s", self._subject, move.reason)
@@ -139,7 +139,7 @@ class Driver:
             at = clock.wall()
             self._tools.journal.operation_intent(self.run.decision.id, move.operation, move.attempt, at)
             self._put(OperationRecord(operation=move.operation, attempt=move.attempt, intent_at=at))
-            if move.operation in TOUCHES and not move.skip:
+            if move.operation in ENDING_OPERATIONS and not move.skip:
                 self._note_touched(clock.monotonic())
             outcome, detail = (OperationOutcome.SKIPPED, move.skip) if move.skip else await self._pull(move)
             self._close(move.operation, move.attempt, outcome, detail)
@@ -183,7 +183,9 @@ class Driver:
             case Operation.EVIDENCE if self._tools.collect is not None:
                 return await self._tools.collect(decision)
             case Operation.WRITE_KILL_SWITCH:
-                return await kill_switch.write(self._tools.desk.ask, decision, self._tools.command_deadline_s)
+                return await kill_switch.write(
+                    self._tools.commands.ask, decision, self._tools.command_deadline_s
+                )
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the kill switch"
             case Operation.REQUEUE_HOLD:
@@ -207,10 +209,10 @@ class Driver:
                 # has listened for a while, however often others have tried before.
                 reporting = frozenset(decision.nodes)
                 listened_s = clock.monotonic() - self._listens_from
-                if move.attempt > SURE_TRIES and listened_s >= self._tools.command_deadline_s:
+                if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
                     reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
                 return await kill_switch.remove(
-                    self._tools.desk.ask, decision, reporting, self._tools.command_deadline_s
+                    self._tools.commands.ask, decision, reporting, self._tools.command_deadline_s
                 )
             case Operation.RELEASE:
                 new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None

@@ -40,14 +40,14 @@ async def sweep(
         for entry in journal.node_entries("drained"):
             if entry.at < wall - lifetimes.drain_s:
                 settled, why = await drain.undrain(slurm, entry.node, entry.reason, entry.reason_at)
-                _note(journal, entry, why, settled=settled)
+                _write_outcome(journal, entry, why, settled=settled)
     for entry in journal.node_entries("excluded"):
         if entry.at < wall - lifetimes.exclusion_s and entry.job_id not in busy:
-            settled, why = await _allow_again(slurm, entry, jobs.get(entry.job_id))
-            _note(journal, entry, why, settled=settled)
+            settled, why = await _drop_exclusion(slurm, entry, jobs.get(entry.job_id))
+            _write_outcome(journal, entry, why, settled=settled)
 
 
-def _note(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> None:
+def _write_outcome(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> None:
     if settled:
         log.warning("node %s, %s: %s", entry.node, entry.what, why)
         journal.end_node_entry(entry.id, clock.wall(), why)
@@ -55,7 +55,7 @@ def _note(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> Non
         log.info("node %s, %s: %s", entry.node, entry.what, why)
 
 
-async def _allow_again(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | None) -> tuple[bool, str]:
+async def _drop_exclusion(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob | None) -> tuple[bool, str]:
     """A job that waits may use the node again. One that runs keeps its list: Slurm changes that of pending
     jobs only."""
     if listed is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
-from slurm_watchdog.controller.policy.policy_input import Limits
-from slurm_watchdog.controller.policy.rules import Change, Match, Override, RuleBook
+from slurm_watchdog.controller.policy.policy_input import GuardLimits
+from slurm_watchdog.controller.policy.rules import Match, Override, RuleBook, RuleChange
 from slurm_watchdog.detect.registry import KINDS
 
 RUNG_LIMITS = {
@@ -18,10 +18,10 @@ RUNG_LIMITS = {
 """Key of a treatment -> field of LadderLimits."""
 
 
-def limits_of(config: Config) -> Limits:
+def limits_of(config: Config) -> GuardLimits:
     """The limits of the guards."""
     policy = config.policy
-    return Limits(
+    return GuardLimits(
         cooldown_s=policy.cooldown,
         attempts=policy.attempts,
         budget=policy.budget,
@@ -81,11 +81,11 @@ def rule_book_of(config: Config) -> RuleBook:
     )
 
 
-def _change(treatment: Treatment, source: str) -> Change:
+def _change(treatment: Treatment, source: str) -> RuleChange:
     limits = {
         field: value for key, field in RUNG_LIMITS.items() if (value := getattr(treatment, key)) is not None
     }
-    return Change(
+    return RuleChange(
         source=source,
         mode=treatment.mode,
         ladder=None if treatment.ladder is None else tuple(treatment.ladder),

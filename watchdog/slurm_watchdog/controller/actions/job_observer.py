@@ -11,7 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.ladder.next_move import Observed
 from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import asks
+from slurm_watchdog.controller.actions.ladder.state import save_requests
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
@@ -195,7 +195,7 @@ class JobObserver:
 
     def _saved_step(self, run: ActionRun, view: JobView | None) -> int | None:
         """Step of a checkpoint that was completed after the job was asked to save."""
-        asked = asks(run)
+        asked = save_requests(run)
         if view is None or view.checkpoint is None or not asked:
             return None
         completed_at = clock.wall() - view.checkpoint.age_s

@@ -21,7 +21,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 
 log = logging.getLogger(__name__)
 
-JANITOR_S = 60.0
+EXPIRY_EVERY_S = 60.0
 """Between two looks at what we did to nodes and may be taken back."""
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
@@ -43,7 +43,7 @@ class Actions:
             journal=ports.journal,
             state=ports.state,
             slurm=ports.slurm,
-            desk=ports.desk,
+            commands=ports.commands,
             limits=ladder_limits_of(config),
             command_deadline_s=3 * config.agent.interval + config.agent.probe_deadline,
             poll_s=min(2.0, config.slurm.poll_interval),
@@ -56,12 +56,12 @@ class Actions:
             listing_is_new_after_s=config.slurm.deadline,
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
-        self._janitor: asyncio.Task[None] | None = None
+        self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def take_up(self) -> None:
+    def resume_open_actions(self) -> None:
         """Goes on with every action that a journal left open. The ladder asks the world before it does anything."""
         for run in self._journal.open_actions():
             if run.decision.action is not Action.NONE and run.decision.id not in self._drivers:
@@ -177,7 +177,7 @@ class Actions:
     def _on_record(self, run: ActionRun, record: OperationRecord) -> None:
         incident = self._incident_of(run)
         if incident is not None:
-            self._writer.note(incident, f"{record.operation}: {record.outcome}: {record.detail}")
+            self._writer.add_note(incident, f"{record.operation}: {record.outcome}: {record.detail}")
 
     def _on_touch(self, job_id: str, restarts: int, at: float | None) -> None:
         age_s = None if at is None else clock.monotonic() - at
@@ -196,8 +196,8 @@ class Actions:
         incident = self._incident_of(run)
         if incident is None:
             return
-        self._writer.note(incident, f"{run.decision.action} {end.words}: {end.detail}")
-        self._writer.tell(lambda: self._news.ended(incident, run))
+        self._writer.add_note(incident, f"{run.decision.action} {end.words}: {end.detail}")
+        self._writer.write_or_queue(lambda: self._news.ended(incident, run))
         busy = incident.id in self.acting()
         if (
             not busy
@@ -242,17 +242,17 @@ class Actions:
     def sweep(self, now: float) -> None:
         """Now and then: exclusions and drains of ours that have lasted long enough are taken back, in a task
         of their own."""
-        busy = self._janitor is not None and not self._janitor.done()
-        if busy or now - self._swept_at < JANITOR_S:
+        busy = self._expiry is not None and not self._expiry.done()
+        if busy or now - self._swept_at < EXPIRY_EVERY_S:
             return
         self._swept_at = now
         try:
             if self._journal.paused() is None and self._blind(now) is None:
-                self._janitor = asyncio.create_task(self._take_back())
+                self._expiry = asyncio.create_task(self._expire())
         except JournalError as error:
             self._writer.failed(error)
 
-    async def _take_back(self) -> None:
+    async def _expire(self) -> None:
         policy = self._config.policy
         acting = (driver.run.decision.fence for driver in self._drivers.values())
         busy = frozenset(fence.job_id for fence in acting if fence is not None)
@@ -269,7 +269,7 @@ class Actions:
 
     async def close(self) -> None:
         """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
-        tasks = [*self._tasks.values(), *([self._janitor] if self._janitor is not None else [])]
+        tasks = [*self._tasks.values(), *([self._expiry] if self._expiry is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

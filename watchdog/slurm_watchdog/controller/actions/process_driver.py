@@ -17,10 +17,10 @@ from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 
-async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
+async def observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
     """Its node is asked once something was tried; Slurm about its job each time, and by its listing about its
     user's others."""
-    seen = await lever.look(tools.desk.ask, process, tools.command_deadline_s) if run.records else None
+    seen = await lever.query(tools.commands.ask, process, tools.command_deadline_s) if run.records else None
     now = clock.monotonic()
     listed_at = tools.state.slurm_at
     known = listed_at is not None and now - listed_at <= tools.listing_lasts_s
@@ -50,7 +50,7 @@ async def look(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: f
 
 async def send(process: GpuProcess, operation: Operation, tools: Tools) -> Outcome:
     """The signal of this operation."""
-    return await lever.send(tools.desk.ask, process, SIGNALS[operation], tools.command_deadline_s)
+    return await lever.send(tools.commands.ask, process, SIGNALS[operation], tools.command_deadline_s)
 
 
 def drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd, prefix: str) -> str:

@@ -20,7 +20,7 @@ class Tools:
     journal: Journal
     state: ClusterState
     slurm: SlurmClient
-    desk: CommandQueue
+    commands: CommandQueue
     limits: LadderLimits
     command_deadline_s: float
     poll_s: float

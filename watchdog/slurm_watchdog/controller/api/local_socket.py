@@ -26,7 +26,7 @@ from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, left_out
 from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
-from slurm_watchdog.controller.ports.commands import Commanded
+from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.incidents import Incident, IncidentState
@@ -51,7 +51,7 @@ _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be served: status and a sentence, and a word for programs where there is more to
     do than to read it."""
 
@@ -105,7 +105,7 @@ def peer_person(request: web.Request) -> Person:
     """The process at the other end with its groups, as the kernel tells it."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None:
-        raise Refused(403, "who is asking is not known")
+        raise RequestRefused(403, "who is asking is not known")
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, gid = struct.unpack("3i", credentials)
     try:
@@ -145,7 +145,7 @@ def reason_of(body: dict[str, Any]) -> str:
 async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Refused as error:
+    except RequestRefused as error:
         more = {"code": error.code} if error.code else {}
         return web.json_response({"error": str(error), **more}, status=error.status)
     except JournalError as error:
@@ -159,7 +159,7 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
 
 
 def make_app(
-    controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person
+    controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person
 ) -> web.Application:
     """Every route of the local socket; `person_of` says who asks."""
     api = LocalApi(controller, person_of)
@@ -180,7 +180,7 @@ def make_app(
 class LocalApi:
     """The handlers; each answers JSON."""
 
-    def __init__(self, controller: Commanded, person_of: Callable[[web.Request], Person] = peer_person):
+    def __init__(self, controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person):
         """`person_of` says who asks; what is answered depends on it."""
         self._controller = controller
         self._person_of = person_of
@@ -206,7 +206,7 @@ class LocalApi:
             "version": __version__,
             "started_at": c.started_at,
             "last_tick_age_s": None if c.last_tick is None else now - c.last_tick,
-            "warming_up": now - c.warm_from < c.config.controller.warm_up,
+            "warming_up": now - c.warm_up_began < c.config.controller.warm_up,
             "journal_error": c.journal_error,
         }
         answer["left_out"] = left_out_json(c.state.left_out.lately(now))
@@ -252,12 +252,14 @@ class LocalApi:
         """The document of one piece of evidence."""
         incident, number = self._find(request.match_info["id"]), request.match_info["number"]
         if not self.sees(request)(incident):
-            raise Refused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
+            raise RequestRefused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
-            raise Refused(400, f"{number[:40]!r} is no number of a piece of evidence")
+            raise RequestRefused(400, f"{number[:40]!r} is no number of a piece of evidence")
         document = self._controller.journal.evidence.document(incident.id, int(number))
         if document is None:
-            raise Refused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
+            raise RequestRefused(
+                404, f"incident {incident.id} has no piece of evidence {number}; it may be too old"
+            )
         if not self._operators.include(self._person_of(request)):
             document = without_kernel_lines(document)
         return web.Response(body=document, content_type="application/json")
@@ -267,22 +269,26 @@ class LocalApi:
         answer's id."""
         job_id = str((await self._body(request)).get("job_id", ""))
         if not _JOB.fullmatch(job_id):
-            raise Refused(400, f"{job_id[:40]!r} is no job id")
+            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
         now = clock.monotonic()
         view = self._controller.state.job_view(job_id, now)
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
-            raise Refused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
+            raise RequestRefused(
+                404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status"
+            )
         if not self.may_see_job(request, view.job):
-            raise Refused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
+            raise RequestRefused(
+                403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}"
+            )
         return web.json_response(self._progress(self._controller.collector.collect(view.job, now)))
 
     async def diagnosis(self, request: web.Request) -> web.Response:
         found = self._controller.collector.known(request.match_info["id"])
         if found is None:
-            raise Refused(404, "that diagnosis is not known any more: start it again")
+            raise RequestRefused(404, "that diagnosis is not known any more: start it again")
         if not self.may_see_job(request, found.job):
-            raise Refused(
+            raise RequestRefused(
                 403, f"job {found.job.job_id} belongs to {found.job.user}: its evidence is for {DETAILS_FOR}"
             )
         return web.json_response(self._progress(found))
@@ -303,7 +309,7 @@ class LocalApi:
         try:
             return journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
         except journal_view.NotFound as error:
-            raise Refused(error.status, str(error)) from error
+            raise RequestRefused(error.status, str(error)) from error
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)
@@ -318,27 +324,27 @@ class LocalApi:
         body = await self._body(request)
         job_id, exclude = str(body.get("job_id", "")), body.get("exclude", [])
         if not _JOB.fullmatch(job_id):
-            raise Refused(400, f"{job_id[:40]!r} is no job id")
+            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
         if not isinstance(exclude, list) or not all(
             isinstance(n, str) and _NODE.fullmatch(n) for n in exclude
         ):
-            raise Refused(400, "exclude has to be a list of node names")
+            raise RequestRefused(400, "exclude has to be a list of node names")
         unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
         if unknown:
-            raise Refused(400, f"Slurm knows no node {', '.join(unknown)}")
+            raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown)}")
         job = await self._controller.slurm.read_job(job_id)
         if job is None:
-            raise Refused(404, f"Slurm knows no job {job_id}")
+            raise RequestRefused(404, f"Slurm knows no job {job_id}")
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid):
-            raise Refused(
+            raise RequestRefused(
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
             )
         self._controller.state.apply_job(job, clock.monotonic(), clock.wall())
         reason, at_once = reason_of(body), body.get("now") is True
         hang = proves_stuck(self._controller.judge.incidents, job.job_id)
         if hang is not None and not at_once:
-            raise Refused(409, self._needs_now(hang, job.job_id), code="hangs")
+            raise RequestRefused(409, self._needs_now(hang, job.job_id), code="hangs")
         incident, decision = self._controller.decider.ask_restart(
             job, tuple(dict.fromkeys(exclude)), reason, name, at_once=at_once
         )
@@ -368,25 +374,29 @@ class LocalApi:
         """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
         job_id = str((await self._body(request)).get("job_id", ""))
         if not _JOB.fullmatch(job_id):
-            raise Refused(400, f"{job_id[:40]!r} is no job id")
+            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
         job = self._controller.state.jobs.get(job_id)
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
-            raise Refused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
+            raise RequestRefused(
+                403, f"job {job_id} belongs to another user: only its owner and administrators may"
+            )
         problem = self._controller.actions.abandon(job_id, name)
         if problem is not None:
-            raise Refused(409, problem)
+            raise RequestRefused(409, problem)
         return web.json_response({"cancelled": True, "job_id": job_id})
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         raw = await request.read()
         body = json.loads(raw) if raw else {}
         if not isinstance(body, dict):
-            raise Refused(400, "the request's body has to be a JSON object")
+            raise RequestRefused(400, "the request's body has to be a JSON object")
         return body
 
     def _administrator(self, request: web.Request) -> str:
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid()):
-            raise Refused(403, "only root, or the user that the controller runs as, may pause and resume")
+            raise RequestRefused(
+                403, "only root, or the user that the controller runs as, may pause and resume"
+            )
         return name

@@ -23,10 +23,10 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.local_socket import LocalApi, Refused
+from slurm_watchdog.controller.api.local_socket import LocalApi, RequestRefused
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports.commands import Commanded, Overseen
+from slurm_watchdog.controller.ports.commands import CommandSources, PageSources
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
@@ -56,7 +56,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_page(controller: Commanded, token: str, person: Person | None = None) -> web.Application:
+def make_page(controller: CommandSources, token: str, person: Person | None = None) -> web.Application:
     """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it
     is said who looks."""
     page = Page(controller, token, person or Person(knows_password=bool(token)))
@@ -109,7 +109,7 @@ def _guarded(listen: str, token: str) -> Any:
 async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except Refused as error:
+    except RequestRefused as error:
         return web.json_response({"error": str(error)}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.reason}, status=error.status)
@@ -130,8 +130,8 @@ def _knows(authorization: str, token: str) -> bool:
 class Page:
     """The handlers. What the local socket answers already is answered by it."""
 
-    def __init__(self, controller: Commanded, token: str, person: Person):
-        self._controller: Overseen = controller
+    def __init__(self, controller: CommandSources, token: str, person: Person):
+        self._controller: PageSources = controller
         self._gives_evidence = bool(token)
         self.api = LocalApi(controller, lambda _: person)
         self._overview: tuple[float, bytes] = (float("-inf"), b"")
@@ -165,7 +165,7 @@ class Page:
         job_id = request.match_info["id"]
         found = next((job for job in self._controller.judge.view.jobs if job.job.job_id == job_id), None)
         if found is None:
-            raise Refused(404, f"job {job_id[:40]!r} is not running, or not watched")
+            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
         limit_s, may_see = (
             self._controller.judge.limits_s.get(job_id),
             self.api.may_see_job(request, found.job),
@@ -199,7 +199,7 @@ class Page:
 
     async def evidence(self, request: web.Request) -> web.Response:
         if not self._gives_evidence:
-            raise Refused(
+            raise RequestRefused(
                 403,
                 "evidence is given out only with a password: set security.page_token_file, or use explain --bundle",
             )

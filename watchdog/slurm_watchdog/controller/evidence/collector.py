@@ -30,8 +30,8 @@ from slurm_watchdog.controller.state.evidence_collection import (
     DUMPS,
     Collected,
     NodeProgress,
-    Row,
-    Shared,
+    RankRow,
+    SharedFrames,
     came_late,
     diagnosis_json,
     gathered_of,
@@ -127,7 +127,7 @@ class Collector:
                 continue
             found = self._counting(view.job, now, incident.id, incident.opened_at)
             if found.incident_id != incident.id:
-                self._writer.note(
+                self._writer.add_note(
                     incident, f"evidence of job {job_id} is kept with incident {found.incident_id}"
                 )
 
@@ -155,7 +155,7 @@ class Collector:
         before = next(iter(self._of(job)), None)
         found = Collected(
             id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
-            nodes={node: NodeProgress() for node in job.nodes}, shared=Shared(),
+            nodes={node: NodeProgress() for node in job.nodes}, shared=SharedFrames(),
         )  # fmt: skip
         self._known[found.id] = found
         self._of_run.setdefault(found.key, []).append(found)
@@ -237,9 +237,9 @@ class Collector:
                     )
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
-                self._want_probes(found)
+                self._request_probes(found)
                 await self._ask_all(found)
-                await self._hear_probes(found)
+                await self._await_probes(found)
                 self._conclude(found)
         except (Exception, asyncio.CancelledError) as error:
             found.error = type(error).__name__
@@ -250,7 +250,7 @@ class Collector:
             found.finished.set()
             self._is_over(found)
 
-    def _want_probes(self, found: Collected) -> frozenset[str]:
+    def _request_probes(self, found: Collected) -> frozenset[str]:
         """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem.
         Returns these mounts."""
         now = clock.monotonic()
@@ -263,9 +263,9 @@ class Collector:
                     self._probes.probe(wanted, now)
         return frozenset(mounts)
 
-    async def _hear_probes(self, found: Collected) -> None:
+    async def _await_probes(self, found: Collected) -> None:
         """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
-        mounts = self._want_probes(found)
+        mounts = self._request_probes(found)
         if mounts:
             await self._probes.answered(mounts, self._limits.probes_s)
 
@@ -306,12 +306,12 @@ class Collector:
             why = other or result.error or "it sent no evidence: is its release older?"
             progress.state, progress.error = "failed", why[:MAX_ERROR]
             return
-        await self._take(found, node, evidence)
+        await self._add_answer(found, node, evidence)
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
         progress.state, progress.ranks = "answered", len(ranks)
         progress.undumped = sum(1 for rank in ranks if rank.error is not None)
 
-    async def _take(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
+    async def _add_answer(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
         """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
         if evidence.node != node:
             evidence = replace(evidence, node=node)
@@ -321,7 +321,7 @@ class Collector:
         else:
             found.packed.append(packed)
         assert found.shared is not None
-        found.rows += [Row(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
+        found.rows += [RankRow(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
 
     # ------------------------------------------------------------------------------------ judging
@@ -347,7 +347,7 @@ class Collector:
         diagnosis = found.diagnosis
         if diagnosis is not None:
             note = f"{found.sentence()}. {diagnosis.summary}"
-            self._writer.write(lambda: self._journal.note(incident_id, clock.wall(), note))
+            self._writer.write(lambda: self._journal.add_note(incident_id, clock.wall(), note))
             self._announce(incident_id, diagnosis)
 
     def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:

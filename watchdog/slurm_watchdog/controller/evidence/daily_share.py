@@ -21,7 +21,7 @@ class EvidenceShare:
     _of_user: dict[int, int] = field(default_factory=dict)
     """Users as Slurm has them: a few thousand at most."""
 
-    def take(self, uid: int, size: int, now: float) -> str | None:
+    def acquire(self, uid: int, size: int, now: float) -> str | None:
         """Counts `size` bytes of a job of `uid`; why they are not to be kept, else None. `now` is monotonic."""
         if now - self.began >= DAY_S:
             self.began, self.used = now, 0

@@ -38,10 +38,10 @@ class EvidenceRequests:
     """Keeps the tasks that are out. One event loop owns it."""
 
     def __init__(
-        self, state: ClusterState, desk: CommandQueue, *, probe_deadline_s: float, interval_s: float
+        self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float, interval_s: float
     ):
         self._state = state
-        self._desk = desk
+        self._commands = commands
         self._patience_s = probe_deadline_s + 3 * interval_s
         self._probe_every_s = min(PROBE_EVERY_S, 3 * interval_s)
         self._dump_deadline_s = max(DUMP_DEADLINE_S, 3 * interval_s)
@@ -67,14 +67,14 @@ class EvidenceRequests:
         every_s = wanted.apart_s if taken < EARLY_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
         if key in self._tasks or now - last_at < every_s:
             return
-        self._note(key, now)
+        self._remember(key, now)
         self._spawn(key, self._dump_job(view.job))
 
     async def _dump_job(self, job: SlurmJob) -> None:
         deadline_s, restarts, nodes = self._dump_deadline_s, job.restarts, job.nodes
         results = await asyncio.gather(
             *(
-                self._desk.ask(
+                self._commands.ask(
                     node,
                     DumpStacks(
                         id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s
@@ -104,7 +104,7 @@ class EvidenceRequests:
             if not self._has_room(wanted.uid):
                 self._state.left_out.note("probes", node, uid=wanted.uid)
                 continue
-            self._note(key, now)
+            self._remember(key, now)
             self._spawn(key, self._probe_node(node, wanted))
 
     def _has_room(self, uid: int) -> bool:
@@ -120,7 +120,7 @@ class EvidenceRequests:
             uid=wanted.uid,
             expires_s=self._patience_s,
         )
-        result = await self._desk.ask(node, command, self._patience_s, wanted.uid)
+        result = await self._commands.ask(node, command, self._patience_s, wanted.uid)
         if result.probe is not None:
             # As whom was asked is our word, not the node's.
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())
@@ -136,7 +136,7 @@ class EvidenceRequests:
         if ends and out:
             await asyncio.wait(out, timeout=limit_s)
 
-    def _note(self, key: str, now: float) -> None:
+    def _remember(self, key: str, now: float) -> None:
         """Remembers that it was asked. What may be asked again by now needs no memory."""
         self._last[key] = now
         if len(self._last) > REMEMBERED:

@@ -86,14 +86,14 @@ class EvidenceStore:
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
         """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and
         counts. That its share is used up is noted once for each incident."""
-        why = self._share.take(job.uid, size, clock.monotonic())
+        why = self._share.acquire(job.uid, size, clock.monotonic())
         if why is None or needed:
             return True
         self._left_out.note("evidence", f"job {job.job_id}", uid=job.uid)
         if incident_id not in self._noted:
             self._noted.append(incident_id)
             self._writer.write(
-                lambda: self._journal.note(incident_id, clock.wall(), f"evidence is not kept: {why}")
+                lambda: self._journal.add_note(incident_id, clock.wall(), f"evidence is not kept: {why}")
             )
         return False
 

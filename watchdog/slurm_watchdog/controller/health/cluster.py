@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
-from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, around, job_health
+from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, job_context, job_health
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
@@ -38,7 +38,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class HealthInputs(Struct, frozen=True, kw_only=True):
     """All that the judgement is made of, at one moment."""
 
     view: ClusterView
@@ -87,11 +87,11 @@ def is_announced(incident: Incident) -> bool:
     )
 
 
-def health(seen: Seen) -> Health:
+def health(seen: HealthInputs) -> Health:
     """The judgement."""
     view = seen.view
     blind = _all_blind(seen)
-    sight = around(view, seen.limits_s, seen.incidents, seen.acting, blind, personal=seen.personal)
+    sight = job_context(view, seen.limits_s, seen.incidents, seen.acting, blind, personal=seen.personal)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
     reasons = [
         *_incidents(seen),
@@ -131,7 +131,7 @@ def job_health_json(found: JobHealth | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _all_blind(seen: Seen) -> Blind | None:
+def _all_blind(seen: HealthInputs) -> Blind | None:
     """Why no job can be judged at all."""
     if seen.mode == "off":
         return Blind(
@@ -143,7 +143,7 @@ def _all_blind(seen: Seen) -> Blind | None:
     return None
 
 
-def _incidents(seen: Seen) -> Iterable[Reason]:
+def _incidents(seen: HealthInputs) -> Iterable[Reason]:
     firing = [each for each in seen.incidents if is_announced(each)]
     firing.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
     if firing:
@@ -154,7 +154,7 @@ def _incidents(seen: Seen) -> Iterable[Reason]:
         yield Reason(level=Level.WARNING, text=f"{plural(pending, 'incident')} pending")
 
 
-def _controller(seen: Seen) -> Iterable[Reason]:
+def _controller(seen: HealthInputs) -> Iterable[Reason]:
     if seen.tick_age_s is None:
         yield _unknown("the controller has not completed a tick yet")
     elif seen.tick_age_s > TICK_LATE_S:
@@ -163,7 +163,7 @@ def _controller(seen: Seen) -> Iterable[Reason]:
         yield _unknown(f"the journal cannot be written, so nothing is done ({seen.journal_error})")
 
 
-def _slurm(seen: Seen) -> Iterable[Reason]:
+def _slurm(seen: HealthInputs) -> Iterable[Reason]:
     age_s = seen.view.slurm_age_s
     because = f" ({seen.slurm_error})" if seen.slurm_error else ""
     if age_s is None:
@@ -177,7 +177,7 @@ def _slurm(seen: Seen) -> Iterable[Reason]:
     yield from map(_warning, seen.slurm_notes)
 
 
-def _agents(seen: Seen) -> Iterable[Reason]:
+def _agents(seen: HealthInputs) -> Iterable[Reason]:
     view = seen.view
     if view.jobs and not view.reporting_nodes:
         yield _unknown("no node reports")
@@ -211,7 +211,7 @@ def _jobs(jobs: Sequence[JobHealth], blind: Blind | None) -> Iterable[Reason]:
         yield _warning(f"{plural(left, 'more job')} not judged, or beyond their limit")
 
 
-def _rest(seen: Seen) -> Iterable[Reason]:
+def _rest(seen: HealthInputs) -> Iterable[Reason]:
     if seen.paused is not None:
         reason, by = seen.paused
         yield _warning(f"actions are paused{f' by {by}' if by else ''}{f': {reason}' if reason else ''}")
@@ -225,7 +225,7 @@ def _rest(seen: Seen) -> Iterable[Reason]:
             )
 
 
-def _watched(seen: Seen, jobs: Sequence[JobHealth]) -> str:
+def _watched(seen: HealthInputs, jobs: Sequence[JobHealth]) -> str:
     states = Counter(each.state for each in jobs)
     how = ", ".join(f"{number} {state}" for state, number in states.most_common(5))
     watched = f"{plural(len(jobs), 'job')} watched{f' ({how})' if how else ''}"

@@ -27,7 +27,7 @@ class GpuTime:
         """How many GPUs a job has; 0 if nobody knows."""
         return self._gpus.get(job_id, 0)
 
-    def look(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
+    def add(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
         """GPU-seconds that jobs have stood still since the look before, and how long each had when that was
         found out."""
         here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}

@@ -87,7 +87,7 @@ class Blind(Struct, frozen=True, kw_only=True):
     todo: str
 
 
-class Around(Struct, frozen=True, kw_only=True):
+class JobContext(Struct, frozen=True, kw_only=True):
     """What is the same for every job of one look."""
 
     reporting: frozenset[str]
@@ -102,7 +102,7 @@ class Around(Struct, frozen=True, kw_only=True):
     """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
 
 
-def around(
+def job_context(
     view: ClusterView,
     limits_s: Mapping[str, float],
     incidents: Iterable[Incident],
@@ -110,14 +110,14 @@ def around(
     blind: Blind | None,
     *,
     personal: bool = False,
-) -> Around:
+) -> JobContext:
     """The surroundings of the jobs of `view`."""
     by_job: dict[str, list[Incident]] = {}
     for incident in incidents:
         if incident.kind != IncidentKind.OPERATOR_RESTART:
             for job_id in incident.jobs_now or incident.job_ids:
                 by_job.setdefault(job_id, []).append(incident)
-    return Around(
+    return JobContext(
         reporting=frozenset(view.reporting_nodes).difference(view.excused_nodes, view.silent_nodes),
         limits_s=limits_s,
         incidents={job_id: tuple(found) for job_id, found in by_job.items()},
@@ -127,7 +127,7 @@ def around(
     )
 
 
-def job_health(view: JobView, sight: Around) -> JobHealth:
+def job_health(view: JobView, sight: JobContext) -> JobHealth:
     """What is to be shown of a running job: what is wrong first, then what cannot be seen, then how it trains."""
     job_id = view.job.job_id
     open_ones = sight.incidents.get(job_id, ())
@@ -170,7 +170,7 @@ def _may_train(view: JobView) -> bool:
     return bool(view.gpus) or named or len(python) > 1
 
 
-def _as_it_trains(view: JobView, sight: Around, firing: list[Incident], pending: bool) -> JobHealth:
+def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pending: bool) -> JobHealth:
     job_id, progress = view.job.job_id, view.progress
     limit_s = sight.limits_s.get(job_id)
     age_s = view.run_age_s if progress is None else progress.age_s
@@ -201,7 +201,7 @@ def _is_followed(view: JobView) -> bool:
     return is_proven(view.motion) or (view.saved_age_s is not None and len(view.save_intervals_s) >= RHYTHM)
 
 
-def _unseen(view: JobView, sight: Around) -> Blind | None:
+def _unseen(view: JobView, sight: JobContext) -> Blind | None:
     """Why this job's progress cannot be read; None if it can, or may be soon."""
     job, progress = view.job, view.progress
     missing = [node for node in job.nodes if node not in sight.reporting]

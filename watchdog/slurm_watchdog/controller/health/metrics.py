@@ -277,7 +277,7 @@ class ControllerMetrics:
             for job_id, operation in islice(operations.items(), MAX_OPERATIONS)
         }
         values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
-        self.lost_gpu_time.labels("standstill").inc(self.gpu_time.look(view, open_incidents))
+        self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
         for gauge, labels in self._shown.keys() - values.keys():
             gauge.remove(*labels)
             del self._shown[gauge, labels]

@@ -58,7 +58,7 @@ class CorrelateSettings(Struct, frozen=True, kw_only=True):
     resolve_after_s: float = RESOLVE_AFTER_S
 
 
-class Moment(Struct, frozen=True, kw_only=True):
+class CorrelateContext(Struct, frozen=True, kw_only=True):
     """When, and in which world, findings are turned into incidents."""
 
     mono: float
@@ -81,7 +81,7 @@ def correlate(
     open_incidents: Sequence[Incident],
     findings: Sequence[Finding],
     settings: CorrelateSettings,
-    moment: Moment,
+    moment: CorrelateContext,
     new_id: Callable[[], str],
     settled: Sequence[Incident] = (),
 ) -> list[Incident]:
@@ -119,7 +119,7 @@ def correlate(
     ]
 
 
-def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
+def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incident:
     return Incident(
         id=incident_id,
         kind=finding.kind,
@@ -143,7 +143,7 @@ def _open(finding: Finding, moment: Moment, incident_id: str) -> Incident:
     )
 
 
-def _owners(finding: Finding, before: tuple[int, ...], moment: Moment) -> tuple[int, ...]:
+def _owners(finding: Finding, before: tuple[int, ...], moment: CorrelateContext) -> tuple[int, ...]:
     """Whose evidence it is: of everybody whose job, or process, it has been about."""
     uids = {moment.owners.get(job, NOBODY) for job in finding.job_ids}
     uids |= {process.uid for process in finding.processes}
@@ -156,7 +156,7 @@ def run_named(subject: str) -> tuple[str, int] | None:
     return (job, int(restarts)) if subject.startswith("run:") and dot and restarts.isdecimal() else None
 
 
-def _runs(finding: Finding, moment: Moment) -> tuple[tuple[str, int], ...]:
+def _runs(finding: Finding, moment: CorrelateContext) -> tuple[tuple[str, int], ...]:
     named = run_named(finding.subject)
     if named is not None:
         return (named,)
@@ -164,7 +164,7 @@ def _runs(finding: Finding, moment: Moment) -> tuple[tuple[str, int], ...]:
 
 
 def _update(
-    incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: Moment
+    incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: CorrelateContext
 ) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
     if incident.id in moment.acting or incident.kind == IncidentKind.OPERATOR_RESTART:
@@ -213,7 +213,7 @@ def _update(
     return replace(incident, clear_mono=since, actionable=False)
 
 
-def _is_unheard(incident: Incident, moment: Moment) -> bool:
+def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:
     """Whether it is about a node that Slurm has and that does not report: that nobody speaks of it says nothing."""
     named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
     return not named.isdisjoint(moment.unheard_nodes)
@@ -233,7 +233,7 @@ def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tupl
     return tuple(found)
 
 
-def _runs_are_over(incident: Incident, moment: Moment) -> bool:
+def _runs_are_over(incident: Incident, moment: CorrelateContext) -> bool:
     if not incident.runs:
         return bool(incident.job_ids) and all(job in moment.over for job in incident.job_ids)
     return all(
@@ -242,20 +242,22 @@ def _runs_are_over(incident: Incident, moment: Moment) -> bool:
     )
 
 
-def _resolve(incident: Incident, moment: Moment, why: str) -> Incident | None:
+def _resolve(incident: Incident, moment: CorrelateContext, why: str) -> Incident | None:
     if incident.state is IncidentState.PENDING:
         return None
     return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
 
 
-def _by_what_they_explain(incidents: Sequence[Incident], moment: Moment) -> dict[str, list[Incident]]:
+def _by_what_they_explain(
+    incidents: Sequence[Incident], moment: CorrelateContext
+) -> dict[str, list[Incident]]:
     """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
     present = {incident.kind for incident in incidents}
     standing = [incident for incident in incidents if _may_explain(incident, moment)]
     return {kind: [other for other in standing if other.kind in causes_of(kind)] for kind in present}
 
 
-def _may_explain(incident: Incident, moment: Moment) -> bool:
+def _may_explain(incident: Incident, moment: CorrelateContext) -> bool:
     """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One
     that is held back in turn,
     or that has been pending for long, would hide what it is said to explain."""
@@ -265,7 +267,7 @@ def _may_explain(incident: Incident, moment: Moment) -> bool:
 
 
 def _inhibit(
-    incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: Moment
+    incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: CorrelateContext
 ) -> Incident:
     """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere
     suspicion, keeps a pending one
@@ -295,7 +297,7 @@ def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
 
 
 def _in_aftermath(
-    incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: Moment
+    incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: CorrelateContext
 ) -> Incident:
     """A pending incident that nothing explains now, held back by one that has ended and explained it from its
     first moment on."""
@@ -353,7 +355,7 @@ def _same_place(incident: Incident, cause: Incident) -> bool:
     )
 
 
-def _fire(incident: Incident, settings: CorrelateSettings, moment: Moment) -> Incident:
+def _fire(incident: Incident, settings: CorrelateSettings, moment: CorrelateContext) -> Incident:
     held_s = moment.mono - incident.pending_mono
     if (
         incident.state is not IncidentState.PENDING

@@ -13,8 +13,8 @@ from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.correlate import (
+    CorrelateContext,
     CorrelateSettings,
-    Moment,
     correlate,
     lasts_in_aftermath,
 )
@@ -51,7 +51,7 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
     )
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class IncidentChange(Struct, frozen=True, kw_only=True):
     """One incident before and after a judgement; `before` None: it was opened."""
 
     before: Incident | None
@@ -122,7 +122,7 @@ class Judge:
         """An older listing says nothing about now: three polls that failed, the last one by its deadline."""
         return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
 
-    def look(self, now: float) -> list[Finding]:
+    def detect(self, now: float) -> list[Finding]:
         """What every detector says of the present state. One that fails is told of, the others go on."""
         asked = frozenset(incident.subject for incident in self.incidents)
         self.view, looked_at = self.state.next_view(now, asked)
@@ -142,7 +142,7 @@ class Judge:
                     found = self._join(spec.kind, found, looked_at, there)
                 else:
                     found = findings_of(spec, self.view, self._settings)
-                findings.extend(self.state.gpus.name(finding) for finding in found)
+                findings.extend(self.state.gpus.with_gpus(finding) for finding in found)
             except NoData as error:
                 log.debug("%s cannot judge: %s", spec.kind, error)
             except Exception:  # the boundary: one detector never stops the others
@@ -166,7 +166,7 @@ class Judge:
 
     def conclude(
         self, findings: Sequence[Finding], now: float, wall: float, acting: frozenset[str] = frozenset()
-    ) -> list[Change]:
+    ) -> list[IncidentChange]:
         """Takes the findings into the incidents; those in `acting` have an action under way. Returns all that
         are, or were, open."""
         jobs = self.state.jobs.values()
@@ -178,7 +178,7 @@ class Judge:
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active and job not in unsure)
         unheard = frozenset(each.name for each in self.view.slurm_nodes).difference(self.view.reporting_nodes)
-        moment = Moment(
+        moment = CorrelateContext(
             mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard,
             owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
@@ -195,9 +195,9 @@ class Judge:
         for incident in self.incidents:
             if spec_of(incident.kind).delays_steps:
                 self.state.runs.note_trouble(incident.job_ids, now)
-        return [Change(before=before.get(incident.id), after=incident) for incident in after]
+        return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
-    def settle(self, change: Change, now: float) -> None:
+    def settle(self, change: IncidentChange, now: float) -> None:
         """A filesystem that is well again: its jobs' clocks start anew."""
         incident = change.after
         if incident.state is IncidentState.RESOLVED and incident.subject.startswith("mount:"):

@@ -7,7 +7,7 @@ from collections import deque
 
 from slurm_watchdog.model.protocol import Command, CommandResult
 
-KEPT_A_NODE = 64
+MAX_WAITING = 64
 """Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory."""
 OF_ONE_USER = 16
 """… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
@@ -31,7 +31,7 @@ class CommandQueue:
         allowed already.
         """
         queue = self._waiting.setdefault(node, deque())
-        if len(queue) >= KEPT_A_NODE:
+        if len(queue) >= MAX_WAITING:
             return CommandResult(
                 command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long"
             )
@@ -55,7 +55,7 @@ class CommandQueue:
             if command in queue:
                 queue.remove(command)
 
-    def take(self, node: str) -> tuple[Command, ...]:
+    def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
         return tuple(self._waiting.pop(node, ()))
 

@@ -113,7 +113,7 @@ class ReportEndpoint:
             try:
                 self._sessions.claim(head.authorization, remote)
             except AuthenticationError as doubt:
-                return self._doubted(doubt, remote)
+                return self._refuse_identity(doubt, remote)
         one_node = self._address_of is not None and not is_loopback(remote)
         if one_node and not self._by_address.acquire(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
@@ -136,8 +136,8 @@ class ReportEndpoint:
                 status=200 if good else 503,
             )
         if request.path in PATHS:
-            return _say(405, f"{request.path} takes {PATHS[request.path]}")
-        return _say(404, "there are /v1/report, /metrics and /healthz")
+            return _sentence(405, f"{request.path} takes {PATHS[request.path]}")
+        return _sentence(404, "there are /v1/report, /metrics and /healthz")
 
     # -- sessions by MUNGE -------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class ReportEndpoint:
         if not is_loopback(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
-            return self._doubted(
+            return self._refuse_identity(
                 AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote
             )
         if self._too_early(remote):
@@ -157,20 +157,20 @@ class ReportEndpoint:
             credential = await self._decode(match[1])
             beginning = sessions.check_credential(credential)
         except BadCredential as error:
-            return self._doubted(
+            return self._refuse_identity(
                 AuthenticationError("replayed" if error.replayed else "unauthorized", f"MUNGE says: {error}"),
                 remote,
             )
         except MungeUnavailable as error:
             return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): come again")
         except AuthenticationError as doubt:
-            return self._doubted(doubt, remote)
+            return self._refuse_identity(doubt, remote)
         problem = self._wrong_node(beginning.node, remote)
         if problem is None:
             await self._resolve(beginning.node)
             problem = self._wrong_node(beginning.node, remote) or ""
         if problem:
-            return self._doubted(AuthenticationError("wrong_node", problem), remote)
+            return self._refuse_identity(AuthenticationError("wrong_node", problem), remote)
         session = sessions.begin(beginning, remote, credential.made_at)
         body = b'{"session":true}'
         return Answer(body, proof=answer_mac(session.key, 200, 0, body))
@@ -188,7 +188,7 @@ class ReportEndpoint:
         if not task.cancelled():
             task.exception()  # looked at, though nobody may wait for it any more
 
-    def _doubted(self, doubt: AuthenticationError, remote: str) -> Answer:
+    def _refuse_identity(self, doubt: AuthenticationError, remote: str) -> Answer:
         outcome, sentence = doubt.args
         self._limits.failed(remote, clock.monotonic())
         return self._refuse(outcome, 403 if outcome == "wrong_node" else 401, sentence)
@@ -197,19 +197,19 @@ class ReportEndpoint:
 
     def _report(self, request: Request) -> Answer | Awaitable[Answer]:
         if self._sessions is None:
-            return self._look_at(request, request.names)
+            return self._check_report(request, request.names)
         try:
             session, counter = self._sessions.authenticate(
                 request.authorization, request.remote, request.path, request.body
             )
         except AuthenticationError as doubt:
-            return self._doubted(doubt, request.remote)
-        answer = self._look_at(request, frozenset({session.node}))
+            return self._refuse_identity(doubt, request.remote)
+        answer = self._check_report(request, frozenset({session.node}))
         if isinstance(answer, Answer):
             return _proven(answer, session, counter)
         return _proven_later(answer, session, counter)
 
-    def _look_at(self, request: Request, names: frozenset[str] | None) -> Answer | Awaitable[Answer]:
+    def _check_report(self, request: Request, names: frozenset[str] | None) -> Answer | Awaitable[Answer]:
         """Takes the report if it is one of a node in `names`; None: of any."""
         try:
             report = decode_report(request.body)
@@ -224,14 +224,14 @@ class ReportEndpoint:
             return self._refuse("busy", 503, TOO_EARLY)
         problem, size = self._wrong_node(report.node, request.remote), len(request.body)
         if problem is None:
-            return self._ask_and_take(report, size, request.remote)
-        return self._take(report, size, problem)
+            return self._resolve_and_accept(report, size, request.remote)
+        return self._accept_report(report, size, problem)
 
-    async def _ask_and_take(self, report: Report, size: int, remote: str) -> Answer:
+    async def _resolve_and_accept(self, report: Report, size: int, remote: str) -> Answer:
         await self._resolve(report.node)
-        return self._take(report, size, self._wrong_node(report.node, remote) or "")
+        return self._accept_report(report, size, self._wrong_node(report.node, remote) or "")
 
-    def _take(self, report: Report, size: int, problem: str) -> Answer:
+    def _accept_report(self, report: Report, size: int, problem: str) -> Answer:
         if problem:
             return self._refuse("wrong_node", 403, problem)
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
@@ -270,7 +270,7 @@ class ReportEndpoint:
 
     def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()
-        return _say(status, sentence)
+        return _sentence(status, sentence)
 
 
 def _proven(answer: Answer, session: Session, counter: int) -> Answer:
@@ -281,7 +281,7 @@ async def _proven_later(answer: Awaitable[Answer], session: Session, counter: in
     return _proven(await answer, session, counter)
 
 
-def _say(status: int, sentence: str) -> Answer:
+def _sentence(status: int, sentence: str) -> Answer:
     return Answer(msgspec.json.encode({"error": sentence}), status=status)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
@@ -17,7 +17,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm_states import is_out
 
 
-def decide(incident: Incident, situation: PolicyInput, limits: Limits, decision_id: str) -> Decision:
+def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
     if incident.kind != IncidentKind.OPERATOR_RESTART:  # a person says himself what to avoid
@@ -118,7 +118,9 @@ def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tu
     return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
 
 
-def _to_drain(incident: Incident, s: PolicyInput, limits: Limits) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_drain(
+    incident: Incident, s: PolicyInput, limits: GuardLimits
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
     if not s.rule.drain or not nodes:

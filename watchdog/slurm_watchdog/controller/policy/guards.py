@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
-from slurm_watchdog.controller.policy.orphan_process import same
-from slurm_watchdog.controller.policy.policy_input import Limits, PolicyInput
+from slurm_watchdog.controller.policy.orphan_process import is_same_process
+from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Decision, Rung
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 
-Guard = Callable[[Incident, PolicyInput, Limits], str | None]
+Guard = Callable[[Incident, PolicyInput, GuardLimits], str | None]
 """Returns the reason to take the action away, or None."""
 
 
-def _paused(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _paused(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return f"actions are paused ({s.paused})" if s.paused is not None else None
 
 
-def _unsure(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _unsure(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return s.job.unsure or None if s.job is not None else None
 
 
-def _blind(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _blind(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return s.blind
 
 
-def _process_changed(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _process_changed(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return s.process_objection if s.process is not None else None
 
 
-def _job_changed(incident: Incident, s: PolicyInput, _: Limits) -> str | None:
+def _job_changed(incident: Incident, s: PolicyInput, _: GuardLimits) -> str | None:
     if s.process is not None:
         return None  # its job is over: that is what the incident says
     if s.job is None:
@@ -50,14 +50,14 @@ def _job_changed(incident: Incident, s: PolicyInput, _: Limits) -> str | None:
     return None
 
 
-def _opted_out(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _opted_out(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     job = s.job or s.process_job
     if job is not None and limits.opt_out_comment and limits.opt_out_comment in job.comment:
         return f"the job's comment says {limits.opt_out_comment}"
     return s.rule.refused or None
 
 
-def _not_possible(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _not_possible(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     endings = [rung for rung in s.rule.ladder if rung in ENDINGS]
     reasons = [] if s.job is None else [why_not(rung, s.job) for rung in endings]
     return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
@@ -80,28 +80,28 @@ def why_not(ending: Rung, job: SlurmJob) -> str | None:
     return None
 
 
-def _evidence(incident: Incident, _: PolicyInput, __: Limits) -> str | None:
+def _evidence(incident: Incident, _: PolicyInput, __: GuardLimits) -> str | None:
     return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
 
 
-def _storage(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _storage(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     if s.mounts_stalled:
         return f"{', '.join(s.mounts_stalled)} does not answer: a restart would hang as well"
     return None
 
 
-def _busy(_: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _busy(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
 
-def _job_hangs(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _job_hangs(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     asks = any(rung in GENTLE for rung in s.rule.ladder)
     if s.hang is None or s.hang == incident.id or not asks or incident.kind == IncidentKind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
-def _cooldown(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
@@ -109,7 +109,7 @@ def _cooldown(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     return None
 
 
-def _budget(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _budget(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
     round. A share is of the
     running jobs or, for processes, which have none, of the nodes; those that one job left on one node count
@@ -129,7 +129,7 @@ def _budget(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     return f"{done} action{'s' if done != 1 else ''} in the last {window_s / 60:.0f} min, and {why}"
 
 
-def _storm(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.users_in_trouble >= limits.storm_jobs:
         return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
     if s.jobs_in_trouble >= limits.storm_jobs:
@@ -147,33 +147,33 @@ def _storm(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
     return None
 
 
-def is_storm(s: PolicyInput, limits: Limits) -> bool:
+def is_storm(s: PolicyInput, limits: GuardLimits) -> bool:
     """Whether so much is wrong at once that it is nobody's fault, at this moment."""
     return s.users_in_trouble >= limits.storm_jobs or (
         s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
     )
 
 
-def is_storm_of_one(s: PolicyInput, limits: Limits) -> bool:
+def is_storm_of_one(s: PolicyInput, limits: GuardLimits) -> bool:
     """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have
     nothing to do with it."""
     return s.jobs_in_trouble >= limits.storm_jobs
 
 
-def _attempts(_: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _attempts(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
     attempts = limits.attempts if s.rule.attempts is None else s.rule.attempts
     what = _what(s)
     return f"{done} actions on this {what} already: a person has to look" if done >= attempts else None
 
 
-def _crash_loop(incident: Incident, s: PolicyInput, __: Limits) -> str | None:
+def _crash_loop(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     if s.crash_loop is None or incident.kind == IncidentKind.CRASH_LOOP:
         return None
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 
 
-def _exclusions(incident: Incident, s: PolicyInput, limits: Limits) -> str | None:
+def _exclusions(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
         if incident.exclude_nodes and total > limits.max_excluded_nodes:
@@ -215,6 +215,6 @@ def _what(situation: PolicyInput) -> str:
 
 def _is_about(decision: Decision, situation: PolicyInput) -> bool:
     if situation.process is not None:
-        return same(decision.process, situation.process)
+        return is_same_process(decision.process, situation.process)
     fence, job = decision.fence, situation.job
     return fence is not None and job is not None and fence.job_id == job.job_id

@@ -28,7 +28,7 @@ def lost_mounts(
         (node, seen)
         for node in nodes
         for seen in node.mounts
-        if _is_word(seen, now) and not seen.probe.responding and seen.probe.seconds >= LOST_S
+        if _is_current(seen, now) and not seen.probe.responding and seen.probe.seconds >= LOST_S
     ]
     if not out:
         return ()
@@ -40,7 +40,7 @@ def lost_mounts(
             for each in everybody
             if each.name != node.name
             for other in each.mounts
-            if _same(other, seen, now)
+            if _is_same_filesystem(other, seen, now)
         ]
         reach = [name for name, other in words if other.probe.responding]
         if len(reach) > len(words) - len(reach):
@@ -51,15 +51,15 @@ def lost_mounts(
     return tuple(sorted(found.items()))
 
 
-def _is_word(seen: SeenMount, now: float) -> bool:
+def _is_current(seen: SeenMount, now: float) -> bool:
     probe = seen.probe
     return probe.uid is None and now - seen.at <= FRESH_S and probe.fs_type not in (None, *LOCAL_TYPES)
 
 
-def _same(other: SeenMount, seen: SeenMount, now: float) -> bool:
+def _is_same_filesystem(other: SeenMount, seen: SeenMount, now: float) -> bool:
     """Whether it is word about the same filesystem: the place, its type and its server."""
     a, b = other.probe, seen.probe
-    return _is_word(other, now) and (a.mount, a.fs_type, a.device) == (b.mount, b.fs_type, b.device)
+    return _is_current(other, now) and (a.mount, a.fs_type, a.device) == (b.mount, b.fs_type, b.device)
 
 
 def _few(names: list[str]) -> str:

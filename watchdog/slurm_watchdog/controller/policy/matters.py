@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from slurm_watchdog.controller.policy.orphan_process import same
+from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
@@ -32,7 +32,7 @@ def matters_of(
 def decided_about(matter: Matter, decisions: Iterable[Decision]) -> list[Decision]:
     """Those of an incident's decisions that are about this job or process, in their order."""
     if isinstance(matter, GpuProcess):
-        return [each for each in decisions if same(each.process, matter)]
+        return [each for each in decisions if is_same_process(each.process, matter)]
     return [each for each in decisions if each.fence is None or each.fence.job_id == matter]
 
 

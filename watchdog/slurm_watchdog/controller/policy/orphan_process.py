@@ -66,7 +66,7 @@ def job_of(process: GpuProcess, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     return next((job for job in jobs if job.process_id == process.job_id), None)
 
 
-def same(one: GpuProcess | None, other: GpuProcess | None) -> bool:
+def is_same_process(one: GpuProcess | None, other: GpuProcess | None) -> bool:
     """Whether both are the same process."""
     return (
         one is not None

@@ -48,7 +48,7 @@ class OwnerDirectives(Struct, frozen=True, kw_only=True):
     """Why it cannot be understood."""
 
 
-def wish_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirectives:
+def directives_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirectives:
     """The wish of a job; where its comment and its environment differ, the comment holds, and `off` of either."""
     said = parse_comment(comment)
     meant = parse_variables(variables)
@@ -82,7 +82,7 @@ def parse_variables(variables: Mapping[str, str]) -> OwnerDirectives:
         value = variables.get(name, "").strip()
         if value:
             source = f"{wish.source}, {name}" if wish.source else name
-            wish = replace(_take(wish, key, value), source=source)
+            wish = replace(_apply_pair(wish, key, value), source=source)
     return wish
 
 
@@ -99,11 +99,11 @@ def parse_words(words: str, source: str) -> OwnerDirectives:
             elif first not in ON:
                 wish = replace(wish, problem=f"{word[:80]!r} is neither off nor key=value")
         else:
-            wish = _take(wish, key, value.strip())
+            wish = _apply_pair(wish, key, value.strip())
     return wish
 
 
-def _take(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
+def _apply_pair(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
     if key in ("kill_switch", "checkpoint_dir"):
         problem = problem_of_path(value)
         return replace(wish, problem=f"{key}: {problem}") if problem else replace(wish, **{key: value})

@@ -16,7 +16,7 @@ from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 
 
-class Limits(Struct, frozen=True, kw_only=True):
+class GuardLimits(Struct, frozen=True, kw_only=True):
     """The configuration's `policy` block; durations in seconds."""
 
     cooldown_s: float

@@ -38,7 +38,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     """Why the job's owner wants nothing done; a guard says it."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class RuleChange(Struct, frozen=True, kw_only=True):
     """Fields of a rule that one layer replaces; None leaves what was there."""
 
     source: str
@@ -67,7 +67,7 @@ class Override(Struct, frozen=True, kw_only=True):
 
     match: Match
     kinds: tuple[str, ...] = ()
-    change: Change
+    change: RuleChange
 
 
 class RuleBook(Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class RuleBook(Struct, frozen=True, kw_only=True):
 
     modes: Mapping[str, str]
     """Kind -> mode by the general setting and the detector's own."""
-    kinds: Mapping[str, Change] = {}
+    kinds: Mapping[str, RuleChange] = {}
     overrides: tuple[Override, ...] = ()
 
 
@@ -107,7 +107,7 @@ def _matches(override: Override, kind: str, job: SlurmJob) -> bool:
     )
 
 
-def _change(rule: Rule, change: Change) -> Rule:
+def _change(rule: Rule, change: RuleChange) -> Rule:
     fields = {
         name: value
         for name in (

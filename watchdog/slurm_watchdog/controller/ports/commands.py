@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.notify.notification import Delivery
 
 
-class Collections(Protocol):
+class EvidenceCollections(Protocol):
     """Evidence that a person asks for."""
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected: ...
@@ -36,7 +36,7 @@ class ActionsUnderWay(Protocol):
     def stuck(self) -> dict[str, str]: ...
 
 
-class Requests(Protocol):
+class RestartRequests(Protocol):
     """Takes an operator's restart."""
 
     def ask_restart(
@@ -50,7 +50,7 @@ class Deliveries(Protocol):
     def deliveries(self) -> tuple[Delivery, ...]: ...
 
 
-class Overseen(Protocol):
+class PageSources(Protocol):
     """What the page shows."""
 
     @property
@@ -69,14 +69,14 @@ class Overseen(Protocol):
     def health(self) -> Health: ...
 
 
-class Commanded(Overseen, Protocol):
+class CommandSources(PageSources, Protocol):
     """What the commands of the local socket are answered from."""
 
     @property
     def started_at(self) -> float: ...
 
     @property
-    def warm_from(self) -> float: ...
+    def warm_up_began(self) -> float: ...
 
     @property
     def journal_error(self) -> str | None: ...
@@ -94,12 +94,12 @@ class Commanded(Overseen, Protocol):
     def notifier(self) -> Deliveries: ...
 
     @property
-    def collector(self) -> Collections: ...
+    def collector(self) -> EvidenceCollections: ...
 
     @property
     def actions(self) -> ActionsUnderWay: ...
 
     @property
-    def decider(self) -> Requests: ...
+    def decider(self) -> RestartRequests: ...
 
     def slurm_notes(self) -> list[str]: ...

@@ -71,7 +71,7 @@ class DiagnosisNews(Protocol):
     def diagnosed(self, incident: Incident, said: list[str]) -> None: ...
 
 
-class Questions(Protocol):
+class AgentCommands(Protocol):
     """Asks a node's agent."""
 
     async def ask(
@@ -79,7 +79,7 @@ class Questions(Protocol):
     ) -> CommandResult: ...
 
 
-class Probing(Protocol):
+class MountProbes(Protocol):
     """Asks nodes whether they reach a filesystem."""
 
     def probe(self, wanted: MountProbeRequest, now: float) -> None: ...

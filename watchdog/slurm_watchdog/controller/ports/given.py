@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.ports.cluster import Cluster, ObservedCluster
 from slurm_watchdog.controller.ports.executors import (
+    AgentCommands,
     DecisionNews,
     DiagnosisNews,
     EndNews,
     Executor,
     IncidentEditor,
-    Probing,
-    Questions,
+    MountProbes,
 )
 from slurm_watchdog.controller.ports.journals import DecisionJournal, EvidenceJournal, EvidenceWriter, Writer
 from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
@@ -70,7 +70,7 @@ class ActionPorts:
     journal: Journal
     state: ClusterState
     slurm: SlurmClient
-    desk: CommandQueue
+    commands: CommandQueue
     judgement: Judgement
     collect: Callable[[Decision], Awaitable[Outcome]]
     """Waits for the evidence of the decision's job, for a bounded time."""
@@ -93,6 +93,6 @@ class EvidencePorts:
     writer: EvidenceWriter
     cluster: ObservedCluster
     judgement: JudgedView
-    agents: Questions
-    probes: Probing
+    agents: AgentCommands
+    probes: MountProbes
     news: DiagnosisNews

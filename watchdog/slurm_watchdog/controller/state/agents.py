@@ -45,7 +45,7 @@ class Agents:
         self.silent_after_s = silent_after_s
         self._left_out = left_out if left_out is not None else LeftOut()
         self._agents: dict[str, _Agent] = {}
-        self._taken = 0
+        self._registered = 0
         """Reports so far."""
         self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
         """Who reports, and at which moment: (now, reports taken until then)."""
@@ -86,12 +86,12 @@ class Agents:
             return None
         return make_whole(agent.whole, report)
 
-    def take(self, report: Report, made_at: float) -> bool:
+    def register(self, report: Report, made_at: float) -> bool:
         """Remembers this report of a node, made at `made_at`. False: it, or a later one, has come before."""
         before = self._agents.get(report.node)
         if before is not None and before.agent_id == report.agent_id and report.sequence <= before.sequence:
             return False
-        self._taken += 1
+        self._registered += 1
         if before is None:
             self._names = ()
         same_boot = before is not None and before.boot_id == report.boot_id
@@ -113,14 +113,14 @@ class Agents:
         self._left_out.note("report_base", report.node, len(report.processes))
         return None
 
-    def hear(self, node: str, now: float) -> None:
+    def excuse(self, node: str, now: float) -> None:
         """This node does not count as silent: nothing is known of an agent there that should have reported."""
         self._agents[node].reported_at = now
-        self._taken += 1
+        self._registered += 1
 
     def forget_silence(self, now: float) -> None:
         """No agent counts as silent: they all get their time again. That is no report: see `excused`."""
-        self._taken += 1
+        self._registered += 1
         for agent in self._agents.values():
             agent.reported_at, agent.excused = now, True
 
@@ -150,7 +150,7 @@ class Agents:
 
     def reporting(self, now: float) -> tuple[str, ...]:
         """Who has reported lately, by name. Asked for hundreds of incidents at one moment, it is worked out once."""
-        moment = (now, self._taken)
+        moment = (now, self._registered)
         if self._reporting is None or self._reporting[0] != moment:
             agents, since = self._agents, now - self.silent_after_s
             found = tuple(name for name in self.known() if agents[name].reported_at >= since)

@@ -59,7 +59,7 @@ class ClusterState:
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
         self._job_nodes = JobNodes()
-        self.only_own = False
+        self.require_node_ownership = False
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
         self.dropped = 0
         """Of what reports said, what was about other nodes' jobs, or of users whose job it is not."""
@@ -103,7 +103,7 @@ class ClusterState:
         self.slurm_problem, self.slurm_partial = "", view.partial
         self.jobs = jobs_now(self.jobs, view)
         self._job_ids = {name: job.job_id for job in self.jobs.values() for name in process_ids(job)}
-        self._job_nodes.note(self.jobs.values())
+        self._job_nodes.update(self.jobs.values())
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
@@ -146,11 +146,11 @@ class ClusterState:
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"
-        if not self.agents.take(report, made_at):
+        if not self.agents.register(report, made_at):
             return "duplicate"
         if report.age_s > self._report_lifetime_s:
             return "expired"
-        if self.only_own:
+        if self.require_node_ownership:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
         report, dropped = of_owners(report, self._job_of)

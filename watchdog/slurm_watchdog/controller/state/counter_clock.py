@@ -21,7 +21,7 @@ KEPT_STRIDES = 16
 
 
 @dataclass
-class Clock:
+class CounterClock:
     """One counter."""
 
     count: float

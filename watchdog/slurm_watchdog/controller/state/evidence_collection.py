@@ -66,9 +66,9 @@ class Collected:
     """Nodes whose answer was judged, and was too much to be kept."""
     packed: list[str] = field(default_factory=list)
     """What came before there was an incident to keep it with."""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[RankRow] = field(default_factory=list)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
-    shared: Shared | None = None
+    shared: SharedFrames | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -93,7 +93,7 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """What stays of one process."""
 
     node: str
@@ -103,7 +103,7 @@ class Row:
     """In which its main thread was."""
 
 
-class Shared:
+class SharedFrames:
     """A thousand ranks stand in a few places: each frame, and each stack of frames, is kept once."""
 
     def __init__(self) -> None:

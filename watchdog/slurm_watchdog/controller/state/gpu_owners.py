@@ -13,7 +13,7 @@ from slurm_watchdog.model.report import Report
 
 KEPT_S = 3600.0
 """A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""
-MAX_SEATS = 1024
+MAX_OWNERS = 1024
 """Of one node; those that were seen longest ago go first."""
 
 
@@ -31,15 +31,15 @@ class GpuPids:
     """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
 
     left_out: LeftOut = field(default_factory=LeftOut)
-    _seats: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)
+    _owners: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)
 
     def apply(self, report: Report, made_at: float) -> None:
         """Takes over what one report says. A pid that is another process now is forgotten."""
         started = {process.pid: process.start_ticks for process in report.processes}
-        seats = {
-            pid: seat
-            for pid, seat in self._seats.get(report.node, {}).items()
-            if started.get(pid, seat.start_ticks) == seat.start_ticks and made_at - seat.seen_at <= KEPT_S
+        owners = {
+            pid: owner
+            for pid, owner in self._owners.get(report.node, {}).items()
+            if started.get(pid, owner.start_ticks) == owner.start_ticks and made_at - owner.seen_at <= KEPT_S
         }
         uuids: dict[int, tuple[str, ...]] = {}
         for gpu in report.gpus:
@@ -47,36 +47,38 @@ class GpuPids:
                 if pid in started and gpu.uuid:
                     uuids[pid] = (*uuids.get(pid, ()), gpu.uuid)
         for pid, named in uuids.items():
-            seat = seats.get(pid)
-            if seat is not None and seat.uuids == named:
-                seat.seen_at = made_at
+            owner = owners.get(pid)
+            if owner is not None and owner.uuids == named:
+                owner.seen_at = made_at
             else:
-                seats[pid] = GpuOwner(started[pid], named, made_at)
-        if len(seats) > MAX_SEATS:
-            newest = sorted(seats, key=lambda pid: (-seats[pid].seen_at, seats[pid].start_ticks))[:MAX_SEATS]
-            self.left_out.note("gpu_processes", report.node, len(seats) - MAX_SEATS)
-            seats = {pid: seats[pid] for pid in newest}
-        self._seats[report.node] = seats
+                owners[pid] = GpuOwner(started[pid], named, made_at)
+        if len(owners) > MAX_OWNERS:
+            newest = sorted(owners, key=lambda pid: (-owners[pid].seen_at, owners[pid].start_ticks))[
+                :MAX_OWNERS
+            ]
+            self.left_out.note("gpu_processes", report.node, len(owners) - MAX_OWNERS)
+            owners = {pid: owners[pid] for pid in newest}
+        self._owners[report.node] = owners
 
     def forget(self, node: str) -> None:
         """This node is no part of the cluster any more."""
-        self._seats.pop(node, None)
+        self._owners.pop(node, None)
 
     def uuid_of(self, node: str | None, pid: int | None) -> str | None:
         """The GPU of this process; None if it is not known, or if it computes on several."""
-        seat = self._seats.get(node or "", {}).get(pid or 0)
-        return seat.uuids[0] if seat is not None and len(seat.uuids) == 1 else None
+        owner = self._owners.get(node or "", {}).get(pid or 0)
+        return owner.uuids[0] if owner is not None and len(owner.uuids) == 1 else None
 
     def on(self, node: str) -> Mapping[int, GpuOwner]:
         """Pid -> where it computes, of all processes of jobs on a node, as far as it is known."""
-        return self._seats.get(node, {})
+        return self._owners.get(node, {})
 
-    def name(self, finding: Finding) -> Finding:
+    def with_gpus(self, finding: Finding) -> Finding:
         """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""
         if not finding.culprits:
             return finding
-        return replace(finding, culprits=tuple(self._named(culprit) for culprit in finding.culprits))
+        return replace(finding, culprits=tuple(self._with_gpu(culprit) for culprit in finding.culprits))
 
-    def _named(self, culprit: Culprit) -> Culprit:
+    def _with_gpu(self, culprit: Culprit) -> Culprit:
         uuid = culprit.gpu_uuid or self.uuid_of(culprit.node, culprit.pid)
         return replace(culprit, gpu_uuid=uuid)

@@ -28,7 +28,7 @@ class JobNodes:
     def __init__(self) -> None:
         self._had: dict[str, set[str]] = {}
 
-    def note(self, jobs: Iterable[SlurmJob]) -> None:
+    def update(self, jobs: Iterable[SlurmJob]) -> None:
         """One listing; jobs that are in it no more are forgotten."""
         found = {}
         for job in jobs:

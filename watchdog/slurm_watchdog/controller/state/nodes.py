@@ -166,7 +166,7 @@ class Nodes:
             name=report.node,
             reported_at=made_at,
             boot_id=report.boot_id,
-            gpus=tuple(_look(node, report.node, gpu, made_at) for gpu in report.gpus),
+            gpus=tuple(_gpu_view(node, report.node, gpu, made_at) for gpu in report.gpus),
             events=tuple(node.events),
             holders=report.gpu_holders,
             released=tuple(holder for key, (_, holder) in node.held.items() if key not in holding),
@@ -226,7 +226,7 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
     node.events.append(SeenEvent(at=at, event=event))
 
 
-def _look(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
+def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
     past = node.gpus.get(gpu.uuid)
     if past is None:

@@ -28,7 +28,7 @@ class _Link:
 
 
 @dataclass
-class History:
+class PastJobs:
     """One loop owns it."""
 
     _gone: OrderedDict[str, Run] = field(default_factory=OrderedDict)
@@ -37,7 +37,7 @@ class History:
     """(user, name) -> job -> how it ended."""
     _past: dict[str, tuple[tuple[int, int | None, str], PastRun]] = field(default_factory=dict)
 
-    def leave(self, run: Run, now: float) -> None:
+    def add_gone(self, run: Run, now: float) -> None:
         """Slurm does not list this run's job any more."""
         if run.started and run.inactive_since is not None:
             self._gone[run.job.job_id] = run
@@ -65,7 +65,7 @@ class History:
             known = self._past[run.job.job_id] = (key, past_run(run, now))
         return known[1]
 
-    def note(self, job: SlurmJob, past: PastRun, successors: tuple[str, ...]) -> None:
+    def add_link(self, job: SlurmJob, past: PastRun, successors: tuple[str, ...]) -> None:
         """This job is over, and these were there to come after it."""
         links = self._links.setdefault((job.user, job.name), OrderedDict())
         self._links.move_to_end((job.user, job.name))

@@ -22,7 +22,7 @@ MOMENT_S = 15.0
 
 
 @dataclass(slots=True)
-class Rates:
+class ProcessRates:
     """How busy one process is, from counters that only rise."""
 
     at: float

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.state.counter_clock import Clock, Counter
+from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.step_times import add_loss, add_time
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import Progress
@@ -40,7 +40,7 @@ LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 
 
 def apply_step(
-    clocks: dict[Counter, Clock], event: Event, at: float, troubled_at: float, phase: str | None = None
+    clocks: dict[Counter, CounterClock], event: Event, at: float, troubled_at: float, phase: str | None = None
 ) -> bool:
     """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it
     is progress.
@@ -86,7 +86,7 @@ def apply_step(
         _rise(clock, event, number, at, troubled_at, phase)
         return True
     if clock.lower is not None and number > clock.lower:
-        new = clocks[key] = _begun_anew(clock, event, number, at)
+        new = clocks[key] = _reset(clock, event, number, at)
         new.other, new.turns = clock.count, clock.turns
         return True
     if clock.lower is None:
@@ -102,7 +102,7 @@ def _counter(event: Event) -> Counter:
     return event.source, f"{pattern}/{event.total_steps}" if pattern in BARS else pattern
 
 
-def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
+def _is_side_line(clocks: dict[Counter, CounterClock], event: Event) -> bool:
     """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step
     400"): it counts nothing."""
     main = main_clock(clocks)
@@ -117,16 +117,16 @@ def _is_side_line(clocks: dict[Counter, Clock], event: Event) -> bool:
     return of_main not in progress_table().counted and main.rose > 0 and event.step <= main.step
 
 
-def _new_clock(event: Event, number: float, at: float) -> Clock:
+def _new_clock(event: Event, number: float, at: float) -> CounterClock:
     step = event.step or 0
-    return Clock(
+    return CounterClock(
         count=number, rose_at=at, first_step=None if event.initial else step, step=step, is_step=event.step is not None,
         total_steps=event.total_steps,
     )  # fmt: skip
 
 
 def _rise(
-    clock: Clock, event: Event, number: float, at: float, troubled_at: float, phase: str | None
+    clock: CounterClock, event: Event, number: float, at: float, troubled_at: float, phase: str | None
 ) -> None:
     if at > clock.rose_at > troubled_at and clock.seen > 1:
         clock.intervals_s.append(at - clock.rose_at)
@@ -148,7 +148,7 @@ def _rise(
     clock.total_steps = event.total_steps or clock.total_steps
 
 
-def _epoch_ended(clock: Clock, event: Event, number: float) -> bool:
+def _epoch_ended(clock: CounterClock, event: Event, number: float) -> bool:
     """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
     total = event.total_steps
     return (
@@ -159,7 +159,7 @@ def _epoch_ended(clock: Clock, event: Event, number: float) -> bool:
     )
 
 
-def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
+def _reset(clock: CounterClock, event: Event, number: float, at: float) -> CounterClock:
     """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an
     epoch like the
     last one, and what was learnt of its pace holds; else the program was started again."""
@@ -172,7 +172,7 @@ def _begun_anew(clock: Clock, event: Event, number: float, at: float) -> Clock:
     return new
 
 
-def apply_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
+def apply_loss(clocks: dict[Counter, CounterClock], event: Event, at: float) -> None:
     """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face
     Trainer: it is of
     the step that the main clock shows."""
@@ -181,7 +181,7 @@ def apply_loss(clocks: dict[Counter, Clock], event: Event, at: float) -> None:
         add_loss(main, replace(event, step=main.step), at)
 
 
-def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
+def main_clock(clocks: dict[Counter, CounterClock]) -> CounterClock | None:
     """The clock that gives the step, None where nothing was ever counted.
 
     Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
@@ -195,7 +195,7 @@ def main_clock(clocks: dict[Counter, Clock]) -> Clock | None:
     return max(clocks.values(), key=lambda clock: _rank(clock, newest))
 
 
-def _trusted(clocks: dict[Counter, Clock]) -> dict[Counter, Clock]:
+def _trusted(clocks: dict[Counter, CounterClock]) -> dict[Counter, CounterClock]:
     """The trainer's own heartbeat where it has been seen to rise and was not left; else all."""
     newest = max(clock.rose_at for clock in clocks.values())
     own = {
@@ -206,7 +206,7 @@ def _trusted(clocks: dict[Counter, Clock]) -> dict[Counter, Clock]:
     return own or clocks
 
 
-def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
+def _rank(clock: CounterClock, newest: float) -> tuple[bool, bool, bool, int, float]:
     at_end = clock.total_steps is not None and clock.step >= clock.total_steps
     stood_s = newest - clock.rose_at
     left = stood_s > max(LEFT_AFTER_S, LEFT_AFTER * max(clock.intervals_s, default=0.0))
@@ -214,7 +214,7 @@ def _rank(clock: Clock, newest: float) -> tuple[bool, bool, bool, int, float]:
 
 
 def read_progress(
-    clocks: dict[Counter, Clock], phase: tuple[str, float] | None, grace_from: float, now: float
+    clocks: dict[Counter, CounterClock], phase: tuple[str, float] | None, grace_from: float, now: float
 ) -> Progress | None:
     """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may
     write. No age reaches back behind `grace_from`; `phase` is its

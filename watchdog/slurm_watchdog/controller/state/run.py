@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis import rank_motion as motion
 from slurm_watchdog.base.capped import Capped, LeftOut
 from slurm_watchdog.base.fair_share import fair_share
-from slurm_watchdog.controller.state.counter_clock import Clock, Counter
-from slurm_watchdog.controller.state.process_rates import Rates
+from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
+from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
@@ -66,7 +66,7 @@ class Run:
     job is forgotten at once."""
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
-    rates: dict[ProcessKey, Rates] = field(default_factory=dict)
+    rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
     on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there."""
     order: tuple[ProcessKey, ...] = ()
@@ -83,8 +83,8 @@ class Run:
     """The Slurm step that the clocks are about, as far as is known."""
     steps_from: float = float("-inf")
     """Counts that were read before this belong to the Slurm step before."""
-    clocks: dict[Counter, Clock] = field(default_factory=dict)
-    clocks_before: dict[Counter, Clock] = field(default_factory=dict)
+    clocks: dict[Counter, CounterClock] = field(default_factory=dict)
+    clocks_before: dict[Counter, CounterClock] = field(default_factory=dict)
     """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
     it is left."""
     grace_from: float = float("-inf")
@@ -207,7 +207,7 @@ def past_run(run: Run, now: float) -> PastRun:
         nodes=run.job.nodes,
         touched_at=run.touched_at,
         errors=logged_errors(run),
-        error_ranks=run.errors.said_by(),
+        error_ranks=run.errors.ranks_by_pattern(),
         ranks=_world(process for process, _, _ in run.processes.values() if process.role is Role.RANK),
         seats=_seats(run),
         batch_host=run.job.batch_host,
@@ -234,12 +234,12 @@ def _seats(run: Run) -> tuple[RankLocation, ...]:
     return tuple(seats.values())
 
 
-def reveal(run: Run) -> None:
+def mark_unseen(run: Run) -> None:
     """This run began and ended between two listings: what was said a while after it was queued are its own words."""
     since = run.began_at + START_SLACK_S
     own = [each for each in run.early if each[1] > since]
     for node, at, event in own:
-        run.errors.note(node, at, event, None)
+        run.errors.add(node, at, event, None)
     if own and run.past:
         last = run.past[-1]
         run.past = (
@@ -263,7 +263,7 @@ def new_run(
     room for."""
     started = job.state in RUNNING
     if before is not None and not before.started and job.restarts > before.job.restarts:
-        reveal(before)
+        mark_unseen(before)
     valid_from = now
     if started and (before is None or (wall is not None and job.start_at is not None)):
         valid_from = started_at(job, now, wall)

@@ -28,7 +28,7 @@ class RunErrors:
     noted: int = 0
     """So many lines have come."""
 
-    def note(self, node: str, at: float, event: Event, rose_at: float | None) -> bool:
+    def add(self, node: str, at: float, event: Event, rose_at: float | None) -> bool:
         """One line more; `rose_at` is when a step was last seen to rise: older lines make room first. False:
         its rank is not counted."""
         if rose_at is not None and self.lines and self.lines[-1][1] < rose_at <= at:
@@ -50,6 +50,6 @@ class RunErrors:
             del self.lines[0 if old else KEPT_ERRORS // 2]
         return counts
 
-    def said_by(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def ranks_by_pattern(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(pattern, ranks in order)."""
         return tuple((pattern, tuple(sorted(named))) for pattern, named in self.ranks.items())

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
-from slurm_watchdog.controller.state.process_rates import Rates
+from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
 from slurm_watchdog.controller.state.run import ProcessKey, Run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
@@ -49,7 +49,7 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
         run.blocked.discard(key)
     rates = run.rates.get(key)
     if rates is None:
-        rates = run.rates[key] = Rates(made_at, process.cpu_s, process.io_bytes)
+        rates = run.rates[key] = ProcessRates(made_at, process.cpu_s, process.io_bytes)
     rates.update(process, made_at)
 
 
@@ -102,7 +102,7 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
         rose_at = clock.rose_at if clock is not None and clock.seen > 1 else None
-        if not run.errors.note(node, at, event, rose_at):
+        if not run.errors.add(node, at, event, rose_at):
             run.left_out.note("error_ranks", run.name)
 
 

@@ -39,7 +39,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         errors=tuple(
             ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
         ),
-        error_ranks=run.errors.said_by(),
+        error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
         gpus=_rank_gpus(run, nodes, gpus),
         step_times=step_times,

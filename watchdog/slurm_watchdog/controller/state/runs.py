@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.state.past_jobs import History
-from slurm_watchdog.controller.state.run import Run, new_run, reveal, started_at
+from slurm_watchdog.controller.state.past_jobs import PastJobs
+from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, started_at
 from slurm_watchdog.controller.state.run_updates import note_snapshot
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.evidence import ProcessStack
@@ -27,7 +27,7 @@ class Runs:
         """`left_out` counts what runs have no room for."""
         self._left_out = left_out
         self._runs: dict[str, Run] = {}
-        self.history = History()
+        self.past_jobs = PastJobs()
         self._before: dict[str, str] | None = None
         """Job -> its state in the listing before the newest; None: there was none."""
         self._acted_on: dict[str, int] = {}
@@ -64,7 +64,7 @@ class Runs:
     def drop_unlisted(self, jobs: Mapping[str, SlurmJob], now: float) -> None:
         """Jobs that Slurm does not list any more are past."""
         for job_id in [job_id for job_id in self._runs if job_id not in jobs]:
-            self.history.leave(self._runs.pop(job_id), now)
+            self.past_jobs.add_gone(self._runs.pop(job_id), now)
 
     def apply(self, job: SlurmJob, now: float, wall: float | None) -> None:
         """What Slurm says of one job: its run begins, continues or ends."""
@@ -74,7 +74,7 @@ class Runs:
         is_new = run is None or run.job.restarts != job.restarts
         if job.state in RUNNING and is_new:
             self._begin(job, now, run, wall)
-            self.history.returned(job.job_id)
+            self.past_jobs.returned(job.job_id)
         elif run is None:
             self._apply_unseen(job, now, wall)
         elif is_new:
@@ -83,7 +83,7 @@ class Runs:
             _continue(run, job, now, wall)
         else:
             if not run.started and job.state not in ALIVE and job.state != "CANCELLED":
-                reveal(run)
+                mark_unseen(run)
             run.inactive_since = now if run.inactive_since is None else run.inactive_since
             run.job = job
 
@@ -170,20 +170,20 @@ class Runs:
                 successors.setdefault((job.user, job.name), []).append(job)
                 if job.reason.startswith("Dependency"):  # on which job, Slurm's listing does not tell
                     dependent.setdefault(job.user, []).append(job)
-        for run in [*self._runs.values(), *self.history.gone(now)]:
+        for run in [*self._runs.values(), *self.past_jobs.gone(now)]:
             if run.inactive_since is None or run.job.state in ALIVE or not run.started:
                 continue
-            job, past = run.job, self.history.past(run, now)
+            job, past = run.job, self.past_jobs.past(run, now)
             behind = [*successors.get((job.user, job.name), ()), *dependent.get(job.user, ())]
             succeeded_by = tuple(dict.fromkeys(each.job_id for each in behind if each.job_id != job.job_id))
-            self.history.note(job, past, succeeded_by)
+            self.past_jobs.add_link(job, past, succeeded_by)
             yield EndedJob(
                 job=job,
                 ended_at=run.inactive_since,
                 last_step=past.last_step,
                 total_steps=past.total_steps,
                 succeeded_by=succeeded_by,
-                preceded_by=self.history.preceded_by(job, past),
+                preceded_by=self.past_jobs.preceded_by(job, past),
                 run=past,
                 past=run.past,
             )

@@ -1,4 +1,4 @@
-"""Whose turn it is: which jobs a tick looks at, where they are too many to look at all of them each second. Pure.
+"""Whose job it is: which jobs a tick looks at, where they are too many to look at all of them each second. Pure.
 
 What a tick may cost is bounded by the number of processes it walks over, so that reports are taken while it
 judges. Below that number
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from slurm_watchdog.base.structs import Struct
 
 PROCESSES_A_TICK = 15_000
-"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a turn
+"""75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes about 0.25 s of a core with them, and a job
 of 80,000 ranks 6 s."""
 
 
@@ -32,20 +32,20 @@ class ScheduledJob(Struct, frozen=True, kw_only=True):
 
 def choose(waiting: Iterable[ScheduledJob], most: int = PROCESSES_A_TICK) -> frozenset[str]:
     """The jobs to look at now; at least one of each half, whatever its size."""
-    turns = sorted(waiting, key=lambda turn: (turn.looked_at, turn.job_id))
-    if sum(turn.size for turn in turns) <= most:
-        return frozenset(turn.job_id for turn in turns)
+    jobs = sorted(waiting, key=lambda job: (job.looked_at, job.job_id))
+    if sum(job.size for job in jobs) <= most:
+        return frozenset(job.job_id for job in jobs)
     chosen: set[str] = set()
-    left = _take((turn for turn in turns if turn.restless), most // 2, chosen)
-    _take((turn for turn in turns if turn.job_id not in chosen), most - most // 2 + left, chosen)
+    left = _add_until((job for job in jobs if job.restless), most // 2, chosen)
+    _add_until((job for job in jobs if job.job_id not in chosen), most - most // 2 + left, chosen)
     return frozenset(chosen)
 
 
-def _take(turns: Iterable[ScheduledJob], most: int, chosen: set[str]) -> int:
+def _add_until(jobs: Iterable[ScheduledJob], most: int, chosen: set[str]) -> int:
     """Adds to `chosen` until `most` processes are reached. Returns what is left of them."""
-    for number, turn in enumerate(turns):
-        if number and turn.size > most:
+    for number, job in enumerate(jobs):
+        if number and job.size > most:
             break
-        chosen.add(turn.job_id)
-        most -= turn.size
+        chosen.add(job.job_id)
+        most -= job.size
     return max(0, most)

@@ -30,7 +30,7 @@ class StepHistory:
     _blocks: list[StepTime] = field(default_factory=list)
     _handed_out: tuple[StepTime, ...] | None = None
 
-    def take(self, time: StepTime) -> None:
+    def add(self, time: StepTime) -> None:
         """Takes the next one of the run."""
         if self._skipped < SKIPPED:
             self._skipped += 1
@@ -74,7 +74,7 @@ class DatedLines:
     _from: tuple[int, float] | None = None
     """(step, its line's date)."""
 
-    def take(self, step: int, written_s: float, other: bool) -> float | None:
+    def step_seconds(self, step: int, written_s: float, other: bool) -> float | None:
         """The line of `step` was written at `written_s`; `other`: something else than training lies between
         it and the last one.
         Returns the seconds a step since the last time that anything was returned, None while that is too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from slurm_watchdog.controller.state.counter_clock import Clock
+from slurm_watchdog.controller.state.counter_clock import CounterClock
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.observations import Event
 
@@ -21,26 +21,26 @@ _SAMPLES = re.compile(
 """What rises by a batch a step. Tokens do not: where lines are packed, each batch has another number of them."""
 
 
-def add_time(clock: Clock, event: Event, at: float, phase: str | None) -> None:
+def add_time(clock: CounterClock, event: Event, at: float, phase: str | None) -> None:
     """The duration of the steps since the last line, and the loss, before the clock is set."""
     assert event.step is not None
     add_loss(clock, event, at)
     batch = _batch(clock, event)
     seconds, logged = event.step_s, True
     if seconds is None and event.written_s is not None:
-        seconds = clock.lines.take(event.step, event.written_s, phase is not None)
+        seconds = clock.lines.step_seconds(event.step, event.written_s, phase is not None)
     elif seconds is None and clock.rises:
         _add_time_by_report(clock, event, at, phase, batch)
         return
     if seconds is not None:
         time = StepTime(step=event.step, seconds=seconds, at=at, logged=logged, phase=phase, batch=batch)
         clock.times.append(time)
-        clock.history.take(time)
+        clock.history.add(time)
         clock.grew()
 
 
 def _add_time_by_report(
-    clock: Clock, event: Event, at: float, phase: str | None, batch: float | None
+    clock: CounterClock, event: Event, at: float, phase: str | None, batch: float | None
 ) -> None:
     """Where neither the line nor its date says how long a step takes: all steps of one look of the agent
     share the time since the
@@ -57,7 +57,7 @@ def _add_time_by_report(
         phase = last.phase
         clock.times.pop()
     elif last is not None:
-        clock.history.take(last)
+        clock.history.add(last)
     seconds = (at - from_at) / (event.step - from_step)
     clock.times.append(
         StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch)
@@ -65,7 +65,7 @@ def _add_time_by_report(
     clock.grew()
 
 
-def _batch(clock: Clock, event: Event) -> float | None:
+def _batch(clock: CounterClock, event: Event) -> float | None:
     """Samples a step, as the line says itself or as what was consumed has risen since the line before; before
     the clock is
     set. To compare by: rounded to the three digits that a ramp changes."""
@@ -82,7 +82,7 @@ def _batch(clock: Clock, event: Event) -> float | None:
     return float(f"{(clock.consumed - before) / (event.step - clock.step):.3g}")
 
 
-def add_loss(clock: Clock, event: Event, at: float) -> None:
+def add_loss(clock: CounterClock, event: Event, at: float) -> None:
     loss = math.nan if event.loss_is_no_number else event.loss
     if loss is not None and event.step is not None:
         clock.losses.append(LossPoint(step=event.step, loss=loss, at=at))

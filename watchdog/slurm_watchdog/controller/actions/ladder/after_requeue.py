@@ -14,12 +14,12 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Observed,
     Stage,
     Wait,
-    again,
     attempt,
     done,
+    give_up,
     in_vain,
-    leave,
     refused,
+    retry,
     switch_is_out,
     tried,
     tries,
@@ -56,12 +56,12 @@ def after_requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
 def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
     if done(run, Operation.RELEASE):
-        return leave(run, world, "the job was released and then held again by a user")
-    careful = _exclude(run, world, limits) or take_care(run, world)
+        return give_up(run, world, "the job was released and then held again by a user")
+    careful = _exclude(run, world, limits) or drain_nodes(run, world)
     if careful is not None:
         return careful
     if switch_is_out(run):
-        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
     if world.stalled_mounts:
         return wait_for_mounts(run, world, limits)
     if world.paused:
@@ -70,7 +70,7 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return Wait(
             reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
         )
-    return again(run, world, Execute(operation=Operation.RELEASE, attempt=0))
+    return retry(run, world, Execute(operation=Operation.RELEASE, attempt=0))
 
 
 def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
@@ -92,7 +92,7 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
     there = world.job.excluded_nodes
     missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
-        return again(
+        return retry(
             run, world, Execute(operation=Operation.EXCLUDE, attempt=0, skip=world.exclude_objection)
         )
     expired = [
@@ -101,10 +101,10 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
-    return again(run, world, Execute(operation=Operation.EXCLUDE, attempt=0, nodes=nodes))
+    return retry(run, world, Execute(operation=Operation.EXCLUDE, attempt=0, nodes=nodes))
 
 
-def take_care(run: ActionRun, world: Observed) -> Move | None:
+def drain_nodes(run: ActionRun, world: Observed) -> Move | None:
     """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job goes on."""
     if not run.decision.drain or tried(run, Operation.DRAIN):
         return None
@@ -117,7 +117,7 @@ def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
     """Released: the restart has worked when the new run has made its first new step."""
     assert world.job is not None
     if switch_is_out(run):
-        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
     if world.next_first_step is not None:
         requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
@@ -126,13 +126,13 @@ def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
     if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
         return Finish(end=_ended_well(run, world))
     if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
-        return leave(run, world, f"the job was restarted and is {world.job.state} without a new step")
+        return give_up(run, world, f"the job was restarted and is {world.job.state} without a new step")
     if world.stuck and stage is Stage.QUEUED:
         freed = _free_stuck(run, world, limits)
         if freed is not None:
             return freed
     if stage is Stage.QUEUED:
-        unblocked = _take_back(run, world, limits)
+        unblocked = _drop_exclusions(run, world, limits)
         if unblocked is not None:
             return unblocked
     return described_end(run, world.job, world, limits)
@@ -149,7 +149,7 @@ def _ended_well(run: ActionRun, world: Observed) -> ActionEnd:
     )
 
 
-def _take_back(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
+def _drop_exclusions(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     """Nodes that went down since may leave too few: then our own exclusions go again."""
     assert world.job is not None
     ours = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
@@ -179,9 +179,9 @@ def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: Ladder
     last_at = max(r.outcome_at or r.intent_at for r in run.records)
     queued = _why_queued(job, world.stuck) if job.state in REQUEUED else None
     if job.state not in STARTED | REQUEUED:
-        return leave(run, world, f"job {job.job_id} is {job.state} without a new step")
+        return give_up(run, world, f"job {job.job_id} is {job.state} without a new step")
     if world.now - last_at > limits.confirm_s:
-        return leave(
+        return give_up(
             run,
             world,
             f"released, and still {queued} {limits.confirm_s:.0f} s later: Slurm starts it when it can"

@@ -13,14 +13,14 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Observed,
     Stage,
     Wait,
-    asks,
     attempt,
     done,
+    give_up,
+    hung_when_decided,
     is_saved,
     ladder_of,
-    leave,
     refused,
-    stands_still,
+    save_requests,
     tried,
     tries,
     wait_for_mounts,
@@ -33,35 +33,40 @@ from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 
 def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     """The run of the decision goes on, or has ended before we put it back."""
-    if not asks(run):
+    if not save_requests(run):
         if stage is Stage.ENDING:
             return Wait(reason="the job is ending by itself")
         if stage is Stage.FINISHED:
             if world.job is not None and world.job.starts_again:
                 return Wait(reason="the job has ended by itself, and is being started again")
-            return leave(run, world, "the job ended by itself before anything was done; it is not run again")
-        if _goes_on(run, world):
-            return leave(run, world, "the job makes steps again: it is left alone", needless=True)
+            return give_up(
+                run, world, "the job ended by itself before anything was done; it is not run again"
+            )
+        if _makes_steps_again(run, world):
+            return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
         if world.stalled_mounts and not tried(run, Operation.REQUEUE_HOLD):
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the job is not touched until `slurm-watchdog resume`")
-        return _climb(run, world, limits)
+        return _next_rung(run, world, limits)
     if stage is Stage.SAME_RUN:
-        return _asked(run, world, limits)
+        return _after_request(run, world, limits)
     return _ended_after_asking(run, stage, world, limits)
 
 
-def _goes_on(run: ActionRun, world: Observed) -> bool:
+def _makes_steps_again(run: ActionRun, world: Observed) -> bool:
     """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume`
     can take hours."""
     decided = run.decision.step_at_decision
     return (
-        stands_still(run.decision) and decided is not None and world.step is not None and world.step > decided
+        hung_when_decided(run.decision)
+        and decided is not None
+        and world.step is not None
+        and world.step > decided
     )
 
 
-def _asked(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
+def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Asked, and it runs: has it saved, does it end?"""
     if is_saved(run, world):
         if not done(run, Operation.WAIT_CHECKPOINT):
@@ -69,18 +74,18 @@ def _asked(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
                 operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
             )
         saved_at = next(r.intent_at for r in run.records if r.operation is Operation.WAIT_CHECKPOINT)
-        asked_at = max(record.intent_at for record in asks(run))
+        asked_at = max(record.intent_at for record in save_requests(run))
         if world.now - max(saved_at, asked_at) < limits.exit_s:
             return Wait(
                 reason="the job has saved; it has a moment to end by itself",
                 until=max(saved_at, asked_at) + limits.exit_s,
             )
-    elif _goes_on(run, world):
-        return leave(run, world, "the job makes steps again: it is left alone", needless=True)
-    return _climb(run, world, limits)
+    elif _makes_steps_again(run, world):
+        return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
+    return _next_rung(run, world, limits)
 
 
-def _climb(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
+def _next_rung(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """The first step that is not over, of a run that goes on."""
     saved = is_saved(run, world)
     for rung in ladder_of(run.decision):
@@ -96,7 +101,7 @@ def _climb(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     asked = any(rung in GENTLE for rung in ladder_of(run.decision))
     hangs = world.loop_stuck and run.decision.asked_by is not None
     if asked and not (saved or hangs) and run.decision.loop_turns is not False and not run.decision.lose_work:
-        return leave(run, world, _why_not_saved(run, world))
+        return give_up(run, world, _why_not_saved(run, world))
     if world.paused:
         return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
     return end_run(run, Stage.SAME_RUN, world, limits)
@@ -159,12 +164,12 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
     if not is_saved(run, world):
         return _ended_without_saving(run, stage, world, limits)
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return leave(
+        return give_up(
             run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
         )
     if _made_last_step(world):
         why = "the job has made its last step and ended: it is finished"
-        return leave(run, world, why, needless=True)
+        return give_up(run, world, why, needless=True)
     if not done(run, Operation.WAIT_CHECKPOINT):
         return Execute(
             operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
@@ -179,7 +184,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
 def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     assert world.job is not None
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return leave(
+        return give_up(
             run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
         )
     if not _has_waited(run, world, limits):
@@ -191,12 +196,12 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
             return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
         return end_run(run, stage, world, limits)
     if tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.WRITE_KILL_SWITCH):
-        return leave(
+        return give_up(
             run,
             world,
             "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it manually",
         )
-    return leave(
+    return give_up(
         run,
         world,
         f"the job ended ({world.job.state}) without showing a complete checkpoint; restart it manually",
@@ -209,17 +214,17 @@ def _ended_by_our_signal(run: ActionRun, world: Observed) -> bool:
     assert world.job is not None
     signalled = any(
         r.operation is not Operation.WRITE_KILL_SWITCH and r.outcome is OperationOutcome.DONE
-        for r in asks(run)
+        for r in save_requests(run)
     )
     # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had
     # been requeued.
-    hung = run.decision.loop_turns is False and not _goes_on(run, world)
+    hung = run.decision.loop_turns is False and not _makes_steps_again(run, world)
     return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
 
 
 def _has_waited(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     """Whether agents had their time to tell of a checkpoint: since the job was asked, and since we listen."""
-    asked_at = min(record.intent_at for record in asks(run))
+    asked_at = min(record.intent_at for record in save_requests(run))
     return world.now - max(asked_at, world.taken_up_at) > limits.step_s
 
 

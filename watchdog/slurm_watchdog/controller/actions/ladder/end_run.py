@@ -6,8 +6,8 @@ from __future__ import annotations
 from slurm_watchdog.controller.actions.ladder.after_requeue import (
     LATE_S,
     described_end,
+    drain_nodes,
     end_of_restart,
-    take_care,
 )
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
@@ -17,14 +17,14 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Observed,
     Stage,
     Wait,
-    again,
     attempt,
     done,
     finish,
+    give_up,
     in_vain,
     ladder_of,
-    leave,
     refused,
+    retry,
     switch_is_out,
     tried,
     tries,
@@ -49,7 +49,7 @@ def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
     if not reasons:  # the job was asked, and that is all that the rule wants
         ok = ActionEnd(ok=True, ended_at=world.now, detail=_asked_only(stage))
         return finish(run, world, ok)
-    return leave(run, world, "; ".join(reasons))
+    return give_up(run, world, "; ".join(reasons))
 
 
 def _asked_only(stage: Stage) -> str:
@@ -67,9 +67,9 @@ def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
         return None, why_failed(run, Operation.REQUEUE_HOLD)
     if in_vain(run, world, limits, Operation.REQUEUE_HOLD):
         # Nobody knows: it may happen yet, and then any other way would run the job twice.
-        return leave(run, world, why_failed(run, Operation.REQUEUE_HOLD)), ""
+        return give_up(run, world, why_failed(run, Operation.REQUEUE_HOLD)), ""
     do = Execute(operation=Operation.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
-    return again(run, world, do), ""
+    return retry(run, world, do), ""
 
 
 def _resubmit(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
@@ -112,9 +112,9 @@ def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
     began = tries(run, Operation.CANCEL)[0].intent_at
     if not done(run, Operation.CANCEL) and stage is Stage.SAME_RUN:
         move = attempt(run, world, limits, Execute(operation=Operation.CANCEL, attempt=0))
-        return leave(run, world, why_failed(run, Operation.CANCEL)) if move is None else move
+        return give_up(run, world, why_failed(run, Operation.CANCEL)) if move is None else move
     if world.now - began > limits.end_s:
-        return leave(
+        return give_up(
             run,
             world,
             f"the job was cancelled and has not ended within {limits.end_s:.0f} s: a process of it cannot be killed",
@@ -145,14 +145,14 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
         if not world.submission_looked_for or world.now < (last.outcome_at or last.intent_at) + LATE_S:
             return Wait(reason=f"whether a job was submitted is not known yet: {last.detail}")
         move, why = _resubmit(run, stage, world, limits)
-        return leave(run, world, why) if move is None else move
+        return give_up(run, world, why) if move is None else move
     if new is None:
         since = tries(run, Operation.RESUBMIT)[-1].outcome_at or world.now
         if world.now - since > limits.step_s and world.submission_looked_for:
-            return leave(run, world, "the job that was submitted in its place is gone: it was cancelled")
+            return give_up(run, world, "the job that was submitted in its place is gone: it was cancelled")
         return Wait(reason="the job that was submitted is not in Slurm's listing yet")
     if stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN):
-        return leave(run, world, "the old job was requeued outside the watchdog, and must not run twice")
+        return give_up(run, world, "the old job was requeued outside the watchdog, and must not run twice")
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         if world.paused:
             return Wait(reason="paused: the job is not cancelled until `slurm-watchdog resume`")
@@ -168,16 +168,16 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
 
 def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
     if switch_is_out(run):
-        return again(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
     if new.held and not done(run, Operation.RELEASE):
-        careful = take_care(run, world)
+        careful = drain_nodes(run, world)
         if careful is not None:
             return careful
         if world.stalled_mounts:
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the new job stays held until `slurm-watchdog resume`")
-        return again(run, world, Execute(operation=Operation.RELEASE, attempt=0, instead=True))
+        return retry(run, world, Execute(operation=Operation.RELEASE, attempt=0, instead=True))
     begun_at = tries(run, Operation.RESUBMIT)[0].intent_at
     if world.next_first_step is not None:
         return Finish(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))

@@ -22,8 +22,8 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Wait,
     attempts,
     can_be_abandoned,
+    give_up,
     ladder_of,
-    leave,
     limits_for,
     refused,
     stage_of,
@@ -66,9 +66,9 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     stage = stage_of(run, world.job)
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:
-        return _settle(lost, stage, run, world)
+        return _reconcile(lost, stage, run, world)
     if tried(run, Operation.ABANDON) and can_be_abandoned(run):
-        return leave(run, world, tries(run, Operation.ABANDON)[-1].detail or "an operator ended the action")
+        return give_up(run, world, tries(run, Operation.ABANDON)[-1].detail or "an operator ended the action")
     if Rung.HOLD in ladder_of(run.decision):
         return _hold(run, world, limits)
     if tried(run, Operation.RESUBMIT) and refused(run, Operation.RESUBMIT) is None:
@@ -76,14 +76,14 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if tried(run, Operation.CANCEL) and stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED, Stage.GONE):
         return after_cancel(run, stage, world, limits)
     if stage is Stage.GONE:
-        return leave(run, world, "Slurm does not know the job any more")
+        return give_up(run, world, "Slurm does not know the job any more")
     if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
         return Execute(operation=Operation.EVIDENCE, attempt=attempts(run, Operation.EVIDENCE) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
     if not tried(run, Operation.REQUEUE_HOLD):
         why = "the job was started again without this action: nothing is left to do"
-        return leave(run, world, why, needless=True)
+        return give_up(run, world, why, needless=True)
     return after_requeue(run, stage, world, limits)
 
 
@@ -91,12 +91,12 @@ def _unknown(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Nothing is done to a job that is not known. Slurm may come back at any time; what it refuses, or
     answers badly, does not mend itself."""
     if world.refused:
-        return leave(run, world, f"Slurm says nothing about the job: {world.refused}")
+        return give_up(run, world, f"Slurm says nothing about the job: {world.refused}")
     if not world.unread:
         return Wait(reason="Slurm does not answer")
     if world.unread_s > limits.confirm_s:
         why = f"for {limits.confirm_s:.0f} s Slurm's answer about the job could not be used: {world.unread}"
-        return leave(run, world, f"{why}; look with `scontrol show job {_job_id(run)}`")
+        return give_up(run, world, f"{why}; look with `scontrol show job {_job_id(run)}`")
     return Wait(reason=f"Slurm answers, and its answer cannot be used: {world.unread}")
 
 
@@ -104,7 +104,7 @@ def _job_id(run: ActionRun) -> str:
     return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
-def _settle(lost: OperationRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
+def _reconcile(lost: OperationRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     new = world.submitted
@@ -156,7 +156,7 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     never ended."""
     job, decision = world.job, run.decision
     if job is None:
-        return leave(run, world, "Slurm does not know the job any more")
+        return give_up(run, world, "Slurm does not know the job any more")
     if job.held and job.state != "COMPLETING":
         ours = tried(run, Operation.HOLD)
         by = "the job is held: `scontrol release` lets it run" if ours else "the job is held already"
@@ -164,17 +164,17 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if job.state == "RUNNING":
         before = decision.step_at_decision
         if world.next_first_step is not None and (before is None or world.next_first_step > before):
-            return leave(run, world, "the job makes new steps: it is not held", needless=True)
+            return give_up(run, world, "the job makes new steps: it is not held", needless=True)
         if world.now - decision.decided_at > limits.confirm_s:
-            return leave(run, world, "the job has not died again: it is not held", needless=True)
+            return give_up(run, world, "the job has not died again: it is not held", needless=True)
         return Wait(reason="the job runs: it is held when it is in the queue again")
     if job.state == "COMPLETING":
         return Wait(reason="the job is ending")
     if job.state not in WAITING:
-        return leave(run, world, f"the job is {job.state}: there is nothing to hold")
+        return give_up(run, world, f"the job is {job.state}: there is nothing to hold")
     if world.paused:
         return Wait(reason="paused: the job is not held until `slurm-watchdog resume`")
     refusal = refused(run, Operation.HOLD)
     if refusal is not None:
-        return leave(run, world, f"hold was refused: {refusal.detail}")
+        return give_up(run, world, f"hold was refused: {refusal.detail}")
     return Execute(operation=Operation.HOLD, attempt=attempts(run, Operation.HOLD) + 1)

@@ -19,9 +19,9 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Observed,
     Reconcile,
     Wait,
-    again,
     attempt,
     done,
+    retry,
     tries,
     why_failed,
 )
@@ -41,7 +41,7 @@ def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladd
     if lost is not None and (
         lost.operation is Operation.DRAIN or seen is not None or _is_silent(run, world, limits)
     ):
-        return _settle(lost, seen)
+        return _reconcile(lost, seen)
     if seen is not None and seen.gone:
         return _end(world, True, f"{name_of(process)} has ended: {gpus_of(process)} free again")
     if seen is not None and seen.released and not _sent(run, Operation.KILL_PROCESS):
@@ -69,7 +69,7 @@ def _is_silent(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     return world.process is None and world.now - max(last, world.taken_up_at) > limits.kill_s + limits.step_s
 
 
-def _settle(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
+def _reconcile(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
     """The controller died, or the node did not answer, between intent and outcome."""
     if seen is not None and seen.gone:
         return Reconcile(
@@ -121,7 +121,7 @@ def _signal(
         return _end(world, False, f"{name_of(process)} was left alone: {tries(run, operation)[-1].detail}")
     if world.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
-    return again(run, world, Execute(operation=operation, attempt=0))
+    return retry(run, world, Execute(operation=operation, attempt=0))
 
 
 def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:

@@ -238,7 +238,7 @@ def refused(run: ActionRun, operation: Operation) -> OperationRecord | None:
     return next((r for r in tries(run, operation) if r.outcome is OperationOutcome.FAILED), None)
 
 
-def asks(run: ActionRun) -> list[OperationRecord]:
+def save_requests(run: ActionRun) -> list[OperationRecord]:
     """Every time the job itself was, or may have been, asked to save or to end."""
     return [
         record
@@ -258,7 +258,7 @@ def switch_is_out(run: ActionRun) -> bool:
     return tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.REMOVE_KILL_SWITCH)
 
 
-def stands_still(decision: Decision) -> bool:
+def hung_when_decided(decision: Decision) -> bool:
     """Whether the job's loop did not turn when it was decided: then a new step means that it has recovered."""
     if decision.loop_turns is None:
         return not any(step in GENTLE for step in ladder_of(decision))
@@ -275,7 +275,7 @@ def in_vain(run: ActionRun, world: Observed, limits: LadderLimits, operation: Op
     return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(operation, limits)
 
 
-def again(run: ActionRun, world: Observed, do: Execute) -> Move:
+def retry(run: ActionRun, world: Observed, do: Execute) -> Move:
     """The operation, if it was not tried a moment ago."""
     before = tries(run, do.operation)
     if before:
@@ -289,7 +289,7 @@ def attempt(run: ActionRun, world: Observed, limits: LadderLimits, do: Execute) 
     """The operation until it is refused, or its limit is over: then None."""
     if refused(run, do.operation) is not None or in_vain(run, world, limits, do.operation):
         return None
-    return again(run, world, do)
+    return retry(run, world, do)
 
 
 def why_failed(run: ActionRun, operation: Operation) -> str:
@@ -301,7 +301,7 @@ def why_failed(run: ActionRun, operation: Operation) -> str:
     return f"{operation} did not succeed in time: {last.detail}"
 
 
-def leave(run: ActionRun, world: Observed, why: str, *, needless: bool = False) -> Move:
+def give_up(run: ActionRun, world: Observed, why: str, *, needless: bool = False) -> Move:
     """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
     return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=needless))
 
@@ -334,7 +334,7 @@ def can_be_abandoned(run: ActionRun) -> bool:
 
 def wait_for_mounts(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if world.now - run.decision.decided_at > limits.mount_s:
-        return leave(
+        return give_up(
             run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s"
         )
     return Wait(

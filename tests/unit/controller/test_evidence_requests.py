@@ -34,8 +34,8 @@ def finding(*wanted: StackRequest | MountProbeRequest) -> Finding:
     )
 
 
-class Desk:
-    """A state with job 7 on n1 and n2, and the commands over it."""
+class Place:
+    """A state with job 7 on n1 and n2, and the place over it."""
 
     def __init__(self) -> None:
         self.state = ClusterState(silent_after_s=600, report_lifetime_s=60)
@@ -45,11 +45,11 @@ class Desk:
             mine = tuple(process(rank) for rank in range(4) if node_of(rank) == node)
             report = Report(node=node, boot_id="b", agent_id="a", sequence=1, processes=mine)
             self.state.apply_report(report, NOW)
-        self.commands = CommandQueue()
-        self.commands = EvidenceRequests(self.state, self.commands, probe_deadline_s=10.0, interval_s=5.0)
+        self.requests = CommandQueue()
+        self.commands = EvidenceRequests(self.state, self.requests, probe_deadline_s=10.0, interval_s=5.0)
 
     def fetched(self) -> list[tuple[str, Command]]:
-        return [(node, command) for node in ("n1", "n2") for command in self.commands.take(node)]
+        return [(node, command) for node in ("n1", "n2") for command in self.requests.take(node)]
 
 
 async def settle() -> None:
@@ -59,97 +59,97 @@ async def settle() -> None:
 
 def test_stacks_are_asked_of_every_node_once_however_many_detectors_want_them() -> None:
     async def story() -> None:
-        commands = Desk()
-        commands.commands.serve([finding(STACKS), finding(STACKS)], NOW)
+        place = Place()
+        place.commands.serve([finding(STACKS), finding(STACKS)], NOW)
         await settle()
-        asked = commands.fetched()
+        asked = place.fetched()
         assert [(node, type(command)) for node, command in asked] == [("n1", DumpStacks), ("n2", DumpStacks)]
-        commands.commands.serve([finding(STACKS)], NOW + 60)  # still out: nobody is asked again
+        place.commands.serve([finding(STACKS)], NOW + 60)  # still out: nobody is asked again
         await settle()
-        assert commands.fetched() == []
+        assert place.fetched() == []
         for node, command in asked:
             stacks = tuple(stack(rank, RECV) for rank in range(4) if node_of(rank) == node)
-            commands.commands.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
+            place.requests.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
         await settle()
-        view = commands.state.job_view("7", NOW + 61)
+        view = place.state.job_view("7", NOW + 61)
         assert view is not None
         assert len(view.snapshots) == 1
-        commands.commands.serve([finding(STACKS)], NOW + 5)  # too soon after the last one
+        place.commands.serve([finding(STACKS)], NOW + 5)  # too soon after the last one
         await settle()
-        assert commands.fetched() == []
-        commands.commands.serve([finding(STACKS)], NOW + 61)
+        assert place.fetched() == []
+        place.commands.serve([finding(STACKS)], NOW + 61)
         await settle()
-        assert len(commands.fetched()) == 2
-        await commands.commands.close()
+        assert len(place.fetched()) == 2
+        await place.commands.close()
 
     asyncio.run(story())
 
 
 def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
     async def story() -> None:
-        commands = Desk()
-        commands.commands.serve([finding(STACKS)], NOW)
+        place = Place()
+        place.commands.serve([finding(STACKS)], NOW)
         await settle()
-        for node, command in commands.fetched():
+        for node, command in place.fetched():
             stacks = tuple(stack(rank, RECV) for rank in range(2)) if node == "n1" else ()
-            commands.commands.resolve(
+            place.requests.resolve(
                 CommandResult(command_id=command.id, ok=node == "n1", stacks=stacks, error="hung")
             )
         await settle()
-        view = commands.state.job_view("7", NOW + 1)
+        view = place.state.job_view("7", NOW + 1)
         assert view is not None
         assert [each.silent_nodes for each in view.snapshots] == [("n2",)]
-        await commands.commands.close()
+        await place.commands.close()
 
     asyncio.run(story())
 
 
 def test_a_job_that_nobody_knows_is_not_asked_about() -> None:
     async def story() -> None:
-        commands = Desk()
-        commands.commands.serve([finding(StackRequest(job_id="8", apart_s=1.0))], NOW)
+        place = Place()
+        place.commands.serve([finding(StackRequest(job_id="8", apart_s=1.0))], NOW)
         await settle()
-        assert commands.fetched() == []
+        assert place.fetched() == []
 
     asyncio.run(story())
 
 
 def test_the_answers_about_a_mount_can_be_waited_for_but_not_for_ever() -> None:
     async def story() -> None:
-        commands = Desk()
-        commands.commands.probe(PROBE, NOW)
-        commands.commands.probe(PROBE, NOW + 100)  # still out
+        place = Place()
+        place.commands.probe(PROBE, NOW)
+        place.commands.probe(PROBE, NOW + 100)  # still out
         await settle()
-        asked = commands.fetched()
+        asked = place.fetched()
         assert [(node, type(command)) for node, command in asked] == [("n1", ProbeMount), ("n2", ProbeMount)]
-        await commands.commands.answered(["/shared"], 0.05)  # nobody answers, and it ends
-        await commands.commands.answered(["/elsewhere"], 60.0)  # about that nobody is asked
-        await commands.commands.answered([], 60.0)
-        waiting = asyncio.ensure_future(commands.commands.answered(["/shared"], 60.0))
+        await place.commands.answered(["/shared"], 0.05)  # nobody answers, and it ends
+        await place.commands.answered(["/elsewhere"], 60.0)  # about that nobody is asked
+        await place.commands.answered([], 60.0)
+        waiting = asyncio.ensure_future(place.commands.answered(["/shared"], 60.0))
         await settle()
         assert not waiting.done()
         for _, command in asked:
             probe = MountProbe(mount="/shared", responding=True, seconds=0.1, wrote=True)
-            commands.commands.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
+            place.requests.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
         await asyncio.wait_for(waiting, 10)
-        commands.commands.probe(PROBE, NOW + 1)  # a moment ago
+        place.commands.probe(PROBE, NOW + 1)  # a moment ago
         await settle()
-        assert commands.fetched() == []
+        assert place.fetched() == []
 
     asyncio.run(story())
 
 
 def test_what_was_asked_long_ago_takes_no_memory() -> None:
     async def story() -> None:
-        commands = Desk()
+        place = Place()
         for number in range(3 * requests.REMEMBERED):
-            commands.commands.probe(
+            place.commands.probe(
                 MountProbeRequest(mount=f"/m{number}", directory="/", uid=0, nodes=("n9",)), NOW + number
             )
-            for task in list(commands.commands._tasks.values()):
+            for task in list(place.commands._tasks.values()):
                 task.cancel()
             await settle()
-        assert len(commands.commands._last) <= requests.REMEMBERED + requests.LATER_DUMPS_EVERY_S
+        assert len(place.commands._last) <= requests.REMEMBERED + requests.LATER_DUMPS_EVERY_S
 
     asyncio.run(story())
 
@@ -158,22 +158,22 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def story() -> None:
-        commands = Desk()
+        place = Place()
 
         def broken(*_: object) -> None:
             raise RuntimeError("no")
 
-        commands.state.apply_probe = broken  # type: ignore[method-assign]
-        commands.commands.probe(PROBE, NOW)
+        place.state.apply_probe = broken  # type: ignore[method-assign]
+        place.commands.probe(PROBE, NOW)
         await settle()
-        for _, command in commands.fetched():
+        for _, command in place.fetched():
             probe = MountProbe(mount="/shared", responding=True, seconds=0.1)
-            commands.commands.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
+            place.requests.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
         await settle()
-        commands.commands.probe(PROBE, NOW + 100)
+        place.commands.probe(PROBE, NOW + 100)
         await settle()
-        assert len(commands.fetched()) == 2
-        await commands.commands.close()
+        assert len(place.fetched()) == 2
+        await place.commands.close()
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(story())
@@ -186,32 +186,30 @@ def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
     monkeypatch.setattr(requests, "PROBES_OF_USER", 3)
 
     async def story() -> None:
-        commands = Desk()
+        place = Place()
         for n in range(10):
-            commands.commands.probe(
+            place.commands.probe(
                 MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW
             )
-        commands.commands.probe(
-            MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW
-        )
+        place.commands.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
         await settle()
-        asked = [command.uid for _, command in commands.fetched() if isinstance(command, ProbeMount)]
+        asked = [command.uid for _, command in place.fetched() if isinstance(command, ProbeMount)]
         assert asked == [1500, 1500, 1500, 1501]
-        assert [(each.what, each.uid, each.count) for each in commands.state.left_out.lately(0.0)] == [
+        assert [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)] == [
             ("probes", 1500, 7)
         ]
-        await commands.commands.close()
+        await place.commands.close()
 
     asyncio.run(story())
 
 
 def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers_and_for_actions() -> None:
     async def story() -> None:
-        commands = CommandQueue()
+        place = CommandQueue()
 
         def ask(n: int, uid: int | None) -> asyncio.Task[CommandResult]:
             command = DumpStacks(id=f"{uid}-{n}", job_id=str(n), restarts=0)
-            return asyncio.create_task(commands.ask("n1", command, 60.0, uid))
+            return asyncio.create_task(place.ask("n1", command, 60.0, uid))
 
         tasks = [ask(n, 1500) for n in range(100)] + [ask(1, 1501), ask(2, None)]
         await settle()
@@ -220,7 +218,7 @@ def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers
         assert {each.error for each in refused} == {
             f"{OF_ONE_USER} questions about jobs of uid 1500 wait for n1 already"
         }
-        assert [each.id for each in commands.pop("n1")][OF_ONE_USER:] == ["1501-1", "None-2"]
+        assert [each.id for each in place.take("n1")][OF_ONE_USER:] == ["1501-1", "None-2"]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -34,7 +34,7 @@ def names(known: GpuPids, *culprits: Culprit) -> list[str | None]:
     finding = Finding(
         kind=IncidentKind.COLLECTIVE_HANG, subject="job:7", truth=Truth.BAD, summary="s", culprits=culprits
     )
-    return [culprit.gpu_uuid for culprit in known.name(finding).culprits]
+    return [culprit.gpu_uuid for culprit in known.with_gpus(finding).culprits]
 
 
 def test_a_culprit_with_node_and_pid_gets_its_gpu(known: GpuPids) -> None:

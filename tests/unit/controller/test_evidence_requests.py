@@ -35,7 +35,7 @@ def finding(*wanted: StackRequest | MountProbeRequest) -> Finding:
 
 
 class Place:
-    """A state with job 7 on n1 and n2, and the place over it."""
+    """A state with job 7 on n1 and n2, and the commands to them."""
 
     def __init__(self) -> None:
         self.state = ClusterState(silent_after_s=600, report_lifetime_s=60)
@@ -45,11 +45,11 @@ class Place:
             mine = tuple(process(rank) for rank in range(4) if node_of(rank) == node)
             report = Report(node=node, boot_id="b", agent_id="a", sequence=1, processes=mine)
             self.state.apply_report(report, NOW)
-        self.requests = CommandQueue()
-        self.commands = EvidenceRequests(self.state, self.requests, probe_deadline_s=10.0, interval_s=5.0)
+        self.commands = CommandQueue()
+        self.requests = EvidenceRequests(self.state, self.commands, probe_deadline_s=10.0, interval_s=5.0)
 
     def fetched(self) -> list[tuple[str, Command]]:
-        return [(node, command) for node in ("n1", "n2") for command in self.requests.take(node)]
+        return [(node, command) for node in ("n1", "n2") for command in self.commands.pop(node)]
 
 
 async def settle() -> None:
@@ -60,27 +60,27 @@ async def settle() -> None:
 def test_stacks_are_asked_of_every_node_once_however_many_detectors_want_them() -> None:
     async def story() -> None:
         place = Place()
-        place.commands.serve([finding(STACKS), finding(STACKS)], NOW)
+        place.requests.serve([finding(STACKS), finding(STACKS)], NOW)
         await settle()
         asked = place.fetched()
         assert [(node, type(command)) for node, command in asked] == [("n1", DumpStacks), ("n2", DumpStacks)]
-        place.commands.serve([finding(STACKS)], NOW + 60)  # still out: nobody is asked again
+        place.requests.serve([finding(STACKS)], NOW + 60)  # still out: nobody is asked again
         await settle()
         assert place.fetched() == []
         for node, command in asked:
             stacks = tuple(stack(rank, RECV) for rank in range(4) if node_of(rank) == node)
-            place.requests.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
+            place.commands.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
         await settle()
         view = place.state.job_view("7", NOW + 61)
         assert view is not None
         assert len(view.snapshots) == 1
-        place.commands.serve([finding(STACKS)], NOW + 5)  # too soon after the last one
+        place.requests.serve([finding(STACKS)], NOW + 5)  # too soon after the last one
         await settle()
         assert place.fetched() == []
-        place.commands.serve([finding(STACKS)], NOW + 61)
+        place.requests.serve([finding(STACKS)], NOW + 61)
         await settle()
         assert len(place.fetched()) == 2
-        await place.commands.close()
+        await place.requests.close()
 
     asyncio.run(story())
 
@@ -88,18 +88,18 @@ def test_stacks_are_asked_of_every_node_once_however_many_detectors_want_them() 
 def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
     async def story() -> None:
         place = Place()
-        place.commands.serve([finding(STACKS)], NOW)
+        place.requests.serve([finding(STACKS)], NOW)
         await settle()
         for node, command in place.fetched():
             stacks = tuple(stack(rank, RECV) for rank in range(2)) if node == "n1" else ()
-            place.requests.resolve(
+            place.commands.resolve(
                 CommandResult(command_id=command.id, ok=node == "n1", stacks=stacks, error="hung")
             )
         await settle()
         view = place.state.job_view("7", NOW + 1)
         assert view is not None
         assert [each.silent_nodes for each in view.snapshots] == [("n2",)]
-        await place.commands.close()
+        await place.requests.close()
 
     asyncio.run(story())
 
@@ -107,7 +107,7 @@ def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
 def test_a_job_that_nobody_knows_is_not_asked_about() -> None:
     async def story() -> None:
         place = Place()
-        place.commands.serve([finding(StackRequest(job_id="8", apart_s=1.0))], NOW)
+        place.requests.serve([finding(StackRequest(job_id="8", apart_s=1.0))], NOW)
         await settle()
         assert place.fetched() == []
 
@@ -117,22 +117,22 @@ def test_a_job_that_nobody_knows_is_not_asked_about() -> None:
 def test_the_answers_about_a_mount_can_be_waited_for_but_not_for_ever() -> None:
     async def story() -> None:
         place = Place()
-        place.commands.probe(PROBE, NOW)
-        place.commands.probe(PROBE, NOW + 100)  # still out
+        place.requests.probe(PROBE, NOW)
+        place.requests.probe(PROBE, NOW + 100)  # still out
         await settle()
         asked = place.fetched()
         assert [(node, type(command)) for node, command in asked] == [("n1", ProbeMount), ("n2", ProbeMount)]
-        await place.commands.answered(["/shared"], 0.05)  # nobody answers, and it ends
-        await place.commands.answered(["/elsewhere"], 60.0)  # about that nobody is asked
-        await place.commands.answered([], 60.0)
-        waiting = asyncio.ensure_future(place.commands.answered(["/shared"], 60.0))
+        await place.requests.answered(["/shared"], 0.05)  # nobody answers, and it ends
+        await place.requests.answered(["/elsewhere"], 60.0)  # about that nobody is asked
+        await place.requests.answered([], 60.0)
+        waiting = asyncio.ensure_future(place.requests.answered(["/shared"], 60.0))
         await settle()
         assert not waiting.done()
         for _, command in asked:
             probe = MountProbe(mount="/shared", responding=True, seconds=0.1, wrote=True)
-            place.requests.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
+            place.commands.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
         await asyncio.wait_for(waiting, 10)
-        place.commands.probe(PROBE, NOW + 1)  # a moment ago
+        place.requests.probe(PROBE, NOW + 1)  # a moment ago
         await settle()
         assert place.fetched() == []
 
@@ -143,13 +143,13 @@ def test_what_was_asked_long_ago_takes_no_memory() -> None:
     async def story() -> None:
         place = Place()
         for number in range(3 * requests.REMEMBERED):
-            place.commands.probe(
+            place.requests.probe(
                 MountProbeRequest(mount=f"/m{number}", directory="/", uid=0, nodes=("n9",)), NOW + number
             )
-            for task in list(place.commands._tasks.values()):
+            for task in list(place.requests._tasks.values()):
                 task.cancel()
             await settle()
-        assert len(place.commands._last) <= requests.REMEMBERED + requests.LATER_DUMPS_EVERY_S
+        assert len(place.requests._last) <= requests.REMEMBERED + requests.LATER_DUMPS_EVERY_S
 
     asyncio.run(story())
 
@@ -164,16 +164,16 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
             raise RuntimeError("no")
 
         place.state.apply_probe = broken  # type: ignore[method-assign]
-        place.commands.probe(PROBE, NOW)
+        place.requests.probe(PROBE, NOW)
         await settle()
         for _, command in place.fetched():
             probe = MountProbe(mount="/shared", responding=True, seconds=0.1)
-            place.requests.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
+            place.commands.resolve(CommandResult(command_id=command.id, ok=True, probe=probe))
         await settle()
-        place.commands.probe(PROBE, NOW + 100)
+        place.requests.probe(PROBE, NOW + 100)
         await settle()
         assert len(place.fetched()) == 2
-        await place.commands.close()
+        await place.requests.close()
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(story())
@@ -188,17 +188,17 @@ def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
     async def story() -> None:
         place = Place()
         for n in range(10):
-            place.commands.probe(
+            place.requests.probe(
                 MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW
             )
-        place.commands.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
+        place.requests.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
         await settle()
         asked = [command.uid for _, command in place.fetched() if isinstance(command, ProbeMount)]
         assert asked == [1500, 1500, 1500, 1501]
         assert [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)] == [
             ("probes", 1500, 7)
         ]
-        await place.commands.close()
+        await place.requests.close()
 
     asyncio.run(story())
 
@@ -218,7 +218,7 @@ def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers
         assert {each.error for each in refused} == {
             f"{OF_ONE_USER} questions about jobs of uid 1500 wait for n1 already"
         }
-        assert [each.id for each in place.take("n1")][OF_ONE_USER:] == ["1501-1", "None-2"]
+        assert [each.id for each in place.pop("n1")][OF_ONE_USER:] == ["1501-1", "None-2"]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -76,12 +76,14 @@ def _requeue(facts: JobFacts) -> Iterator[Advice]:
     if line is not None and facts.script.directive("requeue") is None:
         yield Advice(
             rule="requeue", level=Level.WARNING, where=where, evidence=f"line {line}: --no-requeue",
-            sentence="The job may not be restarted: it asks Slurm never to requeue it.", add="#SBATCH --requeue",
+            sentence="The job may not be restarted: it asks Slurm never to requeue it.",
+            add="#SBATCH --requeue",
         )  # fmt: skip
     elif facts.requeueable is False:
         yield Advice(
             rule="requeue", level=Level.WARNING, where=where, evidence="scontrol show job: Requeue=0",
-            sentence="The job may not be restarted: Slurm has it as not requeueable.", add="#SBATCH --requeue",
+            sentence="The job may not be restarted: Slurm has it as not requeueable.",
+            add="#SBATCH --requeue",
         )  # fmt: skip
     elif facts.script.directive("requeue") is None and not (facts.slurm.requeue or facts.requeueable):
         known = facts.slurm.requeue is False
@@ -124,8 +126,8 @@ def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
             yield Advice(
                 rule="kill_on_bad_exit", level=Level.WARNING, where=f"{script.path}:{srun.line}",
                 evidence=f"srun … {' '.join(srun.words[:3])[:80]}",
-                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop "
-                "the job.",
+                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun "
+                "stop the job.",
                 add="srun --kill-on-bad-exit=1 --wait=60 …",
             )  # fmt: skip
         elif "wait" not in options and not _on(script, "SLURM_WAIT", any_value=True):
@@ -187,8 +189,8 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         yield Advice(
             rule="nccl_error_handling", level=Level.WARNING, where=script.path,
             evidence=f"PyTorch before 2.0, and {OLD} is not set",
-            sentence="A collective that fails or times out does not end its rank: the job hangs in the place of "
-            "failing.",
+            sentence="A collective that fails or times out does not end its rank: the job hangs in the place "
+            "of failing.",
             add=f"export {OLD}=1",
         )  # fmt: skip
 
@@ -201,9 +203,10 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
     script = facts.script
     if _value_of(script, "TORCH_NCCL_ENABLE_MONITORING") == "0":
         yield Advice(
-            rule="nccl_monitoring", level=Level.HINT, where=script.path, evidence="TORCH_NCCL_ENABLE_MONITORING=0",
-            sentence="PyTorch's monitor is off: a rank whose own NCCL watchdog hangs, in a driver call for one, "
-            "is ended by nobody.",
+            rule="nccl_monitoring", level=Level.HINT, where=script.path,
+            evidence="TORCH_NCCL_ENABLE_MONITORING=0",
+            sentence="PyTorch's monitor is off: a rank whose own NCCL watchdog hangs, in a driver call for "
+            "one, is ended by nobody.",
             add="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800  # a longer time in the place of none",
         )  # fmt: skip
     sizes = [_value_of(script, name) for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")]
@@ -215,8 +218,8 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
         yield Advice(
             rule="nccl_flight_recorder", level=Level.HINT, where=script.path,
             evidence="TORCH_NCCL_DUMP_ON_TIMEOUT without a buffer",
-            sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is not "
-            "set, and empty in many releases.",
+            sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is "
+            "not set, and empty in many releases.",
             add="export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
         )  # fmt: skip
     used = re.search(r"\$\{?NCCL_TIMEOUT\b", script.text) is not None
@@ -226,11 +229,12 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
         and not any("NCCL_TIMEOUT" in text for text in facts.read.values())
     ):
         yield Advice(
-            rule="nccl_timeout", level=Level.HINT, where=script.path, evidence="NCCL_TIMEOUT is set, and nothing "
-                "that could be read uses it",
-            sentence="Neither NCCL nor PyTorch reads this variable: the time-out of collectives stays as it was.",
-            add="init_process_group(timeout=…), or the framework's own option (--distributed-timeout-minutes, "
-            "--ddp_timeout)",
+            rule="nccl_timeout", level=Level.HINT, where=script.path,
+            evidence="NCCL_TIMEOUT is set, and nothing that could be read uses it",
+            sentence="Neither NCCL nor PyTorch reads this variable: the time-out of collectives stays as it "
+            "was.",
+            add="init_process_group(timeout=…), or the framework's own option "
+            "(--distributed-timeout-minutes, --ddp_timeout)",
         )  # fmt: skip
 
 
@@ -271,10 +275,10 @@ def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
         yield Advice(
             rule="kill_switch", level=Level.WARNING if exported else Level.HINT, where=first,
             evidence=f"{first} has no word of a kill switch",
-            sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the steps "
-            "since its last checkpoint.",
-            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks '
-            'together: slurm_watchdog_hooks does it',
+            sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the "
+            "steps since its last checkpoint.",
+            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all '
+            'ranks together: slurm_watchdog_hooks does it',
         )  # fmt: skip
     else:
         yield Advice(
@@ -312,8 +316,8 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     yield Advice(
         rule="checkpoint_directory", level=Level.HINT, where="the watchdog's configuration",
         evidence="no option of a known framework names it; a configuration file of the trainer may",
-        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by its "
-        "log alone.",
+        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by "
+        "its log alone.",
         add="jobs: {checkpoint_directories: ['{workdir}/checkpoints']}",
     )  # fmt: skip
 
@@ -321,8 +325,8 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
 def _ignored(facts: JobFacts) -> Iterator[Advice]:
     for text, line in facts.script.ignored[:5]:
         yield Advice(
-            rule="ignored_directive", level=Level.WARNING, where=f"{facts.script.path}:{line}", evidence=text[:100],
-            sentence="Slurm does not read this line: it stands after the first command.",
+            rule="ignored_directive", level=Level.WARNING, where=f"{facts.script.path}:{line}",
+            evidence=text[:100], sentence="Slurm does not read this line: it stands after the first command.",
             add="move it above the first command",
         )  # fmt: skip
 
@@ -332,7 +336,8 @@ def _opted_out(facts: JobFacts) -> Iterator[Advice]:
     if facts.opt_out and facts.opt_out in comment:
         yield Advice(
             rule="opted_out", level=Level.HINT, where=facts.script.path, evidence=f"--comment={comment[:80]}",
-            sentence="The job is watched and never touched, as its comment asks.", add="",
+            sentence="The job is watched and never touched, as its comment asks.",
+            add="",
         )  # fmt: skip
 
 
@@ -364,23 +369,24 @@ def _watched(facts: JobFacts) -> Iterator[Advice]:
     if not watched.known:
         yield Advice(
             rule="not_watched", level=Level.WARNING, sentence="The controller does not watch this job.",
-            evidence="it is not in its list", add="jobs: {partitions: [...]} leaves out others; slurm-watchdog status",
+            evidence="it is not in its list",
+            add="jobs: {partitions: [...]} leaves out others; slurm-watchdog status",
         )  # fmt: skip
         return
     running_s = watched.running_s or 0.0
     if watched.ranks == 0 and running_s > RANKS_AFTER_S:
         yield Advice(
-            rule="no_ranks", level=Level.WARNING, sentence="No rank of the job is seen: one that dies would not "
-                "be missed.",
-            evidence=f"it runs since {running_s:.0f} s", add="slurm-watchdog agent --once  # on one of its "
-                "nodes; what sets RANK or SLURM_PROCID?",
+            rule="no_ranks", level=Level.WARNING,
+            sentence="No rank of the job is seen: one that dies would not be missed.",
+            evidence=f"it runs since {running_s:.0f} s",
+            add="slurm-watchdog agent --once  # on one of its nodes; what sets RANK or SLURM_PROCID?",
         )  # fmt: skip
     if watched.step is None and running_s > STEPS_AFTER_S:
         yield Advice(
-            rule="no_steps", level=Level.WARNING, sentence="No step is read from the job's log: a hang will not "
-                "be noticed by it.",
-            evidence=f"it runs since {running_s / 60:.0f} min", add="jobs: {progress_patterns: ['step "
-                "(?P<step>[0-9]+)']}; slurm-watchdog scan-log LOG",
+            rule="no_steps", level=Level.WARNING,
+            sentence="No step is read from the job's log: a hang will not be noticed by it.",
+            evidence=f"it runs since {running_s / 60:.0f} min",
+            add="jobs: {progress_patterns: ['step (?P<step>[0-9]+)']}; slurm-watchdog scan-log LOG",
         )  # fmt: skip
 
 

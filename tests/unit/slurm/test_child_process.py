@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.slurm import pyslurm_child
 from slurm_watchdog.slurm.backoff import Backoff
 from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
@@ -399,11 +400,8 @@ def test_pauses_grow_up_to_the_longest_and_end_with_the_first_success() -> None:
     assert backoff.wait_s(100.0) == 0.0
 
 
-def test_a_slurm_that_does_not_answer_is_left_alone_until_it_answers_anything(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_to_a_slurm_that_does_not_answer_pause_until_it_answers_anything() -> None:
     now = [1000.0]
-    monkeypatch.setattr("slurm_watchdog.base.clock.monotonic", lambda: now[0])
     asked, outcomes = [], []
     requests = Requests(5.0, lambda call, outcome: outcomes.append(outcome))
 
@@ -424,4 +422,5 @@ def test_a_slurm_that_does_not_answer_is_left_alone_until_it_answers_anything(
         assert await requests.carry_out("read_job", works) == "here"
         assert await requests.carry_out_repeated("read_view", works) == "here"
 
-    asyncio.run(story())
+    with clock.simulated(lambda: now[0], lambda: now[0]):
+        asyncio.run(story())

@@ -112,9 +112,9 @@ def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
 def read_nvml() -> tuple[str | None, int | None]:
     """(why NVML does not answer, number of GPUs), asked in a child: the driver may hang."""
     code, said = run([sys.executable, "-c", NVML_PROGRAM])
-    return (None,
-        int(said)) if code == 0 and said.isdecimal() else (said.splitlines()[-1][:200] if said else "no answer",
-        None)  # fmt: skip
+    if code == 0 and said.isdecimal():
+        return None, int(said)
+    return said.splitlines()[-1][:200] if said else "no answer", None
 
 
 def read_munge(where: str = "") -> tuple[tuple[int, ...] | None, bool | None]:

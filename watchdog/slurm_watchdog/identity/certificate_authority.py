@@ -201,16 +201,14 @@ def _make(
         (place / "index").touch()
         (place / "config").write_text(_config(place, name, extensions), encoding="ascii")
         key, request, certificate = place / "key", place / "request", place / "crt"
-        _openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-config",
-                 str(place / "config"),
+        config = ("-config", str(place / "config"))
+        _openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", *config,
                  "-keyout", str(key), "-out", str(request))  # fmt: skip
         key.chmod(0o600)
         signer = ["-selfsign", "-keyfile", str(key)] if own else [
             "-cert", str(directory / CA_FILE), "-keyfile", str(directory / "ca.key")]  # fmt: skip
-        _openssl("ca", "-batch", "-notext", "-config", str(place / "config"), "-in", str(request), "-out",
-                 str(certificate),
-                 "-startdate", _date(good[0]), "-enddate", _date(good[1]), "-extensions", "extensions",
-                 *signer)  # fmt: skip
+        _openssl("ca", "-batch", "-notext", *config, "-in", str(request), "-out", str(certificate), *signer,
+                 "-startdate", _date(good[0]), "-enddate", _date(good[1]), "-extensions", "extensions")  # fmt: skip
         certificate.chmod(0o644)
         os.replace(key, stem.with_name(stem.name + ".key"))
         os.replace(certificate, stem.with_name(stem.name + ".crt"))

@@ -197,7 +197,9 @@ def test_with_json_a_failure_is_json_too(tmp_path: Path) -> None:
     assert "does not exist" in json.loads(result.stdout)["error"]
 
 
-def test_a_socket_that_nobody_listens_on_is_told_from_none(controller: FakeController) -> None:
+def test_socket_without_a_listener_has_another_sentence_than_a_missing_socket(
+    controller: FakeController,
+) -> None:
     controller.close()
     result = run("status", socket=controller.path)
     assert (result.exit_code, "Nobody listens" in result.stderr) == (3, True)

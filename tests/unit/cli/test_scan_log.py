@@ -62,7 +62,7 @@ def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
     "line",
     ["[ {n}.000123] usb 1-1: new device", "[Mon May  6 10:00:{n} 2024] EXT4-fs (sda1): mounted", "May  6 10:00:{n} n3 kernel: [ 12.1] eth0: link up"],
 )  # fmt: skip
-def test_a_kernel_log_that_is_given_for_a_job_s_is_told_in_one_sentence(tmp_path: Path, line: str) -> None:
+def test_scan_log_of_a_kernel_log_points_to_the_option_kernel(tmp_path: Path, line: str) -> None:
     path = tmp_path / "dmesg.txt"
     path.write_text("".join(line.format(n=10 + n) + "\n" for n in range(20)))
     result = run("--json", path)

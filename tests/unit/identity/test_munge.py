@@ -312,7 +312,7 @@ def test_without_munge_the_process_says_so_and_is_not_asked_all_the_time() -> No
 
 
 @needs_munge
-def test_what_is_no_credential_is_told_from_a_munged_that_is_away(munged: Munged) -> None:
+def test_bad_credential_has_another_error_than_an_unavailable_munged(munged: Munged) -> None:
     async def ask() -> None:
         process = MungeProcess(munged.socket)
         with pytest.raises(BadCredential):

@@ -311,7 +311,7 @@ def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(
         assert b"Slurm knows no node" in refused_as_nobody
 
 
-def test_who_reports_too_often_is_refused_before_his_body_comes_and_whoever_comes_before_slurm_has_answered_is_to_come_again(
+def test_node_that_reports_too_often_is_refused_before_its_body_and_has_to_retry_before_slurm_answers(
     from_elsewhere: None,
 ) -> None:
     with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:

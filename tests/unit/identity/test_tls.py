@@ -379,7 +379,7 @@ def test_a_list_of_another_authority_s_revocations_is_said_to_be_that(
         until(lambda: "holds no list of the authority that made its certificate" in caplog.text)
 
 
-def test_an_agent_without_its_files_says_what_is_missing_and_goes_on(
+def test_agent_without_its_certificates_reports_what_is_missing_and_continues(
     ca: Path, port: Port, tmp_path: Path
 ) -> None:
     files = TlsFiles(str(tmp_path), "agent")

@@ -90,7 +90,7 @@ def most_in_a_minute(times: list[float]) -> int:
 # ------------------------------------------------------------------------------------------------- the story of one
 
 
-def test_without_threads_each_thing_is_told_in_the_channel_and_what_comes_together_is_told_together(
+def test_slack_without_threads_posts_notices_in_the_channel_and_joins_those_of_one_moment(
     journal: Journal,
 ) -> None:
     wall = Wall()
@@ -143,7 +143,7 @@ def test_a_bot_tells_one_incident_in_one_thread_and_strikes_its_first_message_wh
     with_slack(FakeSlack(), go)
 
 
-def test_a_thread_goes_on_after_a_restart(tmp_path: Path) -> None:
+def test_slack_thread_continues_after_a_restart_of_the_controller(tmp_path: Path) -> None:
     wall, journal = Wall(threads=True), open_journal(tmp_path)
 
     async def before() -> None:
@@ -517,7 +517,7 @@ def test_five_thousand_incidents_at_once_are_a_few_messages_and_each_is_in_them(
         assert sum(1 for _, _, thread in wall.posts if thread is None) == 2  # the others are below these
 
 
-def test_a_storm_that_goes_on_is_a_digest_a_minute_and_what_failed_is_said_in_it(journal: Journal) -> None:
+def test_lasting_storm_is_one_digest_a_minute_with_its_failures(journal: Journal) -> None:
     wall = Wall()
     numbers = list(range(1, 601))
 

@@ -191,7 +191,7 @@ def test_a_job_is_named_once() -> None:
     assert opened_message(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
 
 
-def test_an_outcome_says_where_the_job_goes_on_and_what_was_lost_or_that_it_needs_somebody() -> None:
+def test_outcome_message_has_the_resumed_step_and_the_loss_or_asks_for_a_person() -> None:
     said = outcome_message(INCIDENT, RUN)
     assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
     assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")

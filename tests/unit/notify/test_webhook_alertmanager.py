@@ -73,7 +73,7 @@ def webhook(receiver: Receiver, directory: Path, token: str = "") -> WebhookChan
 # ------------------------------------------------------------------------------------------------- the webhook
 
 
-def test_a_webhook_is_told_everything_in_order_with_values_by_their_names(
+def test_webhook_gets_every_event_in_order_with_values_by_their_names(
     journal: Journal, tmp_path: Path
 ) -> None:
     receiver = Receiver()
@@ -110,7 +110,7 @@ def test_a_webhook_is_told_everything_in_order_with_values_by_their_names(
     assert len({each["id"] for each in events}) == 5
 
 
-def test_a_webhook_that_fails_is_told_again_and_what_it_never_takes_is_given_up_alone(
+def test_webhook_that_fails_is_retried_and_a_rejected_event_is_dropped_alone(
     journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver = Receiver((500, f"no {SECRET}"), (302, ""), (422, "no"), (200, ""), (422, "no"), (422, "no"))
@@ -153,7 +153,7 @@ def alertmanager(told: list[Ticking], *urls: str) -> AlertmanagerChannel:
     return AlertmanagerChannel(urls, 5.0, 60.0, "a", lambda: told[0].notifier.sources)
 
 
-def test_an_incident_is_an_alert_that_is_told_again_while_it_fires_and_then_ended(journal: Journal) -> None:
+def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Journal) -> None:
     receiver = Receiver()
 
     async def go() -> None:
@@ -232,7 +232,7 @@ def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
 # ------------------------------------------------------------------------------------------------- configuration
 
 
-def test_every_notifier_that_is_configured_is_told(journal: Journal, tmp_path: Path) -> None:
+def test_every_configured_receiver_gets_the_message(journal: Journal, tmp_path: Path) -> None:
     text = """
 notify:
   slack: {token_file: /t, channel: C024BE91L, mentions: {'user:ann': U024BE7LH, default: here}, pulse: 1h}

@@ -46,7 +46,7 @@ def test_slurms_configuration_says_release_user_and_what_is_private() -> None:
     ("uid", "level", "hidden"),
     [(0, "", False), (64030, "", False), (1000, "", True), (1000, "None", True), (1000, "Operator", False), (1000, "Administrator", False)],
 )  # fmt: skip
-def test_jobs_are_hidden_from_whoever_is_neither_slurms_user_nor_operator(
+def test_jobs_are_hidden_from_a_user_who_is_neither_slurms_user_nor_operator(
     uid: int, level: str, hidden: bool
 ) -> None:
     access = Access((25, 11), frozenset({"jobs"}), 64030, level)
@@ -175,7 +175,7 @@ def test_of_a_token_that_says_nothing_nothing_is_said(text: str) -> None:
     assert tuple(token_note(text, 1e9)) == ()
 
 
-def test_a_token_is_read_anew_for_each_command(tmp_path: Path) -> None:
+def test_token_file_is_read_for_each_command(tmp_path: Path) -> None:
     file = tmp_path / "token"
     commands = Commands("", os.environ, str(file))
     for text in ("first", "SLURM_JWT=second\n"):

@@ -171,7 +171,7 @@ def listed(*jobs: SlurmJob, partial: str = "") -> SlurmView:
 
 
 @pytest.mark.parametrize("field", NEEDED)
-def test_a_run_goes_on_as_it_was_while_a_field_of_its_job_cannot_be_read(field: str) -> None:
+def test_run_is_kept_while_a_field_of_its_job_cannot_be_read(field: str) -> None:
     blank: dict[str, Any] = {
         "state": "UNREADABLE",
         "restarts": 0,

@@ -136,7 +136,7 @@ def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release:
     assert release.job("begins").eligible_at is not None
 
 
-def test_a_dependency_is_told(release: Release) -> None:
+def test_listed_job_has_its_dependency(release: Release) -> None:
     assert release.job("depends").dependency.startswith(f"afterok:{release.id_of('plain')}")
     assert release.job("plain").dependency == ""
 

@@ -149,7 +149,7 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")]
 )
-def test_the_end_by_a_signal_is_told_as_a_shell_does(
+def test_local_command_ended_by_a_signal_leaves_a_line_as_a_shell_does(
     tmp_path: Path, number: signal.Signals, kind: str
 ) -> None:
     async def talk(job: LocalSlurm) -> None:

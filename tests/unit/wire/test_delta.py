@@ -189,7 +189,7 @@ def test_another_agent_on_the_same_node_begins_in_full() -> None:
     assert state.complete(small_of(report(1, agent_id="b"), report(2, agent_id="b"))) is None
 
 
-def test_an_agent_that_knows_no_changes_is_understood_as_ever() -> None:
+def test_report_of_an_agent_without_deltas_is_decoded() -> None:
     state = new_state()
     for sequence in (1, 2, 3):
         full = report(sequence, processes=(process(0, cpu_s=float(sequence)),))

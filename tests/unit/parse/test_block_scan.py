@@ -110,12 +110,8 @@ def test_a_block_says_what_its_lines_say_one_by_one(lines: list[bytes]) -> None:
 
 @given(st.lists(LINES, min_size=1, max_size=30), st.integers(100, 400))
 def test_lines_at_the_borders_of_pieces_are_whole(lines: list[bytes], piece: int) -> None:
-    before, block_scan.PIECE_BYTES = block_scan.PIECE_BYTES, piece
-    try:
-        block = b"\n".join(lines)
-        assert repr(scan(block).facts) == repr(line_by_line(block))
-    finally:
-        block_scan.PIECE_BYTES = before
+    block = b"\n".join(lines)
+    assert repr(scan(block, ShapeMemory(piece_bytes=piece)).facts) == repr(line_by_line(block))
 
 
 @given(LINES)

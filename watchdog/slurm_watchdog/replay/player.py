@@ -22,7 +22,6 @@ from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
-from slurm_watchdog.replay.skip_ahead import skip_ahead_s
 from slurm_watchdog.replay.slurm import SlurmListing
 from slurm_watchdog.replay.stacks import StackDumps
 from slurm_watchdog.trace import records
@@ -102,8 +101,6 @@ class TracePlayer:
         self._recorded = False
         """Whether a controller wrote this trace: then it has everything that there was."""
         self._looked_at = float("-inf")
-        self._calm_until = float("-inf")
-        """Before that nothing is to be looked for, unless there is news."""
         self._bad: set[tuple[str, str]] = set()
         """What was wrong when it was judged last."""
 
@@ -154,14 +151,13 @@ class TracePlayer:
             self._looked_at = until
             return
         if self._quiet():
-            if until - self._looked_at < tick_s or self._is_calm(until):
+            if until - self._looked_at < tick_s:
                 return
             fine = self._foresee(since, before) == []
             if not fine or until - since > self._interval_s + tick_s:
                 self._judge_at(since)
             self._looked_at = until
             if fine and self._quiet():
-                self._calm_until = until + skip_ahead_s(self.judge.view, self.judge.limits_s)
                 return
         elif self._steady():
             findings = self._foresee(since, before)
@@ -174,14 +170,6 @@ class TracePlayer:
             self._dumps.end_those_due(at)
             self._ask_slurm(at)
             self._judge_at(at)
-
-    def _is_calm(self, until: float) -> bool:
-        """Whether nothing can have changed by then of what was looked at last."""
-        return (
-            until < self._calm_until
-            and not self.state.runs.restless
-            and not self._listing.patience_ends(self._looked_at, until)
-        )
 
     def _foresee(self, since: float, until: float) -> list[Finding] | None:
         """What would be said by then, with what is known up to here, if nothing is wrong none; None: time
@@ -253,8 +241,6 @@ class TracePlayer:
             if isinstance(record, records.Stack):
                 self._dumps.add_stack(record, moment.t)
         self._dumps.end_those_due(moment.t)
-        if slurm_said or not all(view.quiet for name in by_node if (view := self.state.nodes.view(name))):
-            self._calm_until = float("-inf")
 
     def _take_over_record(
         self, record: records.Any_ | BadLine, by_node: dict[str, list[records.Any_]], damaged: set[str | None]

@@ -3,7 +3,8 @@
 A trace has no `/proc/*/fd` and no cgroups. That a process holds a GPU and belongs to no job that runs is
 known only of one that the trace itself said to be of a job, which is over. Which rank computes on which GPU,
 where no line lists processes, follows the order in which every launcher deals them out, and only if there are
-as many of the one as of the other.
+as many of the one as of the other. Nothing else shows an orphan in a plain trace (tests/replay/test_outsider.py);
+the other accuracy cases do not depend on it.
 """
 
 from __future__ import annotations

@@ -52,11 +52,6 @@ class Runs:
             if (run.past or run.started) and run.job.state in ALIVE and run.job.state not in RUNNING
         ]
 
-    @property
-    def restless(self) -> bool:
-        """Whether anything that may be told of a job has happened since it was looked at last."""
-        return any(run.restless for run in self._runs.values() if run.job.state in RUNNING)
-
     def begin_listing(self, before: Mapping[str, SlurmJob] | None) -> None:
         """A new listing is applied next. `before`: the jobs of the one before; None: there was none."""
         self._before = None if before is None else {name: job.state for name, job in before.items()}

@@ -70,6 +70,7 @@ class ShapeMemory:
     parsed: dict[bytes, int] = field(default_factory=dict)
     errors_in_full: int = IN_FULL
     steps_in_full: int = STEPS_IN_FULL
+    piece_bytes: int = PIECE_BYTES
     only_last: bool = False
     """Of further lines only the last of each shape is parsed in each piece, and the others are not counted: quicker."""
     done: set[bytes] = field(default_factory=set)
@@ -165,26 +166,26 @@ def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...]
     """
     seen = ShapeMemory() if seen is None else seen
     found = Scan()
-    parts = list(pieces(block))
+    parts = list(pieces(block, seen.piece_bytes))
     for number, piece in enumerate(parts, 1):
         _scan_piece(piece, seen, found, own, number % SAMPLE_PIECES == 0 or number == len(parts))
     return found
 
 
-def pieces(block: bytes) -> Iterator[bytes]:
-    """The block in parts of whole lines, each of at most PIECE bytes if its lines allow."""
+def pieces(block: bytes, size: int = PIECE_BYTES) -> Iterator[bytes]:
+    """The block in parts of whole lines, each of at most `size` bytes if its lines allow."""
     start = 0
-    while len(block) - start > PIECE_BYTES:
-        end = block.rfind(b"\n", start, start + PIECE_BYTES) + 1
+    while len(block) - start > size:
+        end = block.rfind(b"\n", start, start + size) + 1
         if end <= start:
-            end = block.find(b"\n", start + PIECE_BYTES) + 1 or len(block)
+            end = block.find(b"\n", start + size) + 1 or len(block)
         yield block[start:end]
         start = end
     yield block[start:] if start else block
 
 
 def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern, ...], sample: bool) -> None:
-    shapes = _shapes(piece)
+    shapes = _shapes(piece, seen.piece_bytes)
     line = found.lines
     found.lines += len(shapes) - 1
     different = set(shapes)
@@ -216,7 +217,7 @@ def _scan_piece(piece: bytes, seen: ShapeMemory, found: Scan, own: tuple[Pattern
     found.places += [line + at for at, _, _ in facts]
 
 
-def _shapes(piece: bytes) -> list[bytes]:
+def _shapes(piece: bytes, size: int) -> list[bytes]:
     """The shape of each line."""
     plain = piece
     if b"\x1b" in piece:
@@ -224,7 +225,7 @@ def _shapes(piece: bytes) -> list[bytes]:
     if not plain.isascii():
         plain = plain.replace(_KELVIN, b"k")
     shapes = plain.translate(_LOWER, _DELETED).split(b"\n")
-    if len(piece) > PIECE_BYTES:  # it holds a line longer than itself
+    if len(piece) > size:  # it holds a line longer than itself
         shapes = [shape[:MAX_LINE_BYTES] for shape in shapes]
     return shapes
 

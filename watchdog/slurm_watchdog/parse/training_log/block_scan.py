@@ -160,7 +160,8 @@ def scan(block: bytes, seen: ShapeMemory | None = None, own: tuple[Pattern, ...]
     """The facts of whole lines, each ended by a line feed (the last one may lack it); a carriage return ends none.
 
     With a `ShapeMemory` that is given again for the next block, lines of one shape are parsed IN_FULL times
-    and then sampled. Without: each block for itself. Every line of a shape that has not been seen before is always parsed.
+    and then sampled. Without: each block for itself. Every line of a shape that has not been seen before is
+    always parsed.
 
     With patterns of a site's `own`, which have no needles, each shape may say something: it costs a few times as much.
     """

@@ -6,8 +6,8 @@ something else: it shows that the program works, and it is no step. It is known 
 other, not by its words:
 
 - a bar that is not at its end, and that has risen by itself STEADY times while no other bar began, is the
-  training's (outer): a bar of another total that begins then is inside of it. Epochs around batches never rise by themselves: there the
-  batches are the steps;
+  training's (outer): a bar of another total that begins then is inside of it. Epochs around batches
+  never rise by themselves: there the batches are the steps;
 - a bar with a loss is not inside of one that shows none;
 - of two bars that take turns, each drawn to its end, the shorter one (or the one without a loss) is inside.
 """

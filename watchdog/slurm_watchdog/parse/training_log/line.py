@@ -213,7 +213,7 @@ def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, An
         kind=EventKind.PROGRESS,
         pattern=row.name,
         initial=row.name in _BARS and _BAR_BEGINS.search(text, match.start()) is not None,
-        step_s=step_seconds_of_match(groups, text),
+        step_s=_step_seconds(groups, text),
         loss=parse_number(groups["loss"]) if groups.get("loss") else loss_in(text),
         **who,
     )
@@ -264,7 +264,7 @@ def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:
     return int(groups.get("updates") or groups.get("step") or 0), None
 
 
-def step_seconds_of_match(groups: dict[str, str | None], text: str) -> float | None:
+def _step_seconds(groups: dict[str, str | None], text: str) -> float | None:
     """Of one step, as the line says."""
     seconds = None
     if groups.get("step_s"):

@@ -42,6 +42,7 @@ def loss_in(text: str) -> float | None:
 
 
 def step_seconds_in(text: str) -> float | None:
+    """Seconds of one step, as the line gives them, or from its rate and batch; None if it gives none."""
     lower = text.lower()
     for needle, regex in STEP_SECONDS:
         at = lower.find(needle)

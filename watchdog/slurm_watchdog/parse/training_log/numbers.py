@@ -7,6 +7,7 @@ from math import isfinite, nan
 MAX_DIGITS = 18
 """Of a whole number: what is longer counts nothing, and has no place in 64 bits (slurm_watchdog.wire.codec)."""
 MAX_WHOLE = 2**62
+"""Whole numbers are below it: sums of two still fit into 64 bits."""
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -17,6 +18,7 @@ def written_count(text: str | None) -> int | None:
 
 
 def count_of(value: object) -> int | None:
+    """A count in a value of JSON: a whole number from 0, also as text or as 12.0; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -33,6 +35,7 @@ def whole_number(text: str | None) -> int | None:
 
 
 def float_of(value: object) -> float | None:
+    """A value of JSON as a float, also from text; None for anything else."""
     if isinstance(value, str):
         return parse_number(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -54,5 +57,6 @@ def parse_number(text: str) -> float | None:
 
 
 def scaled(text: str, factor: float) -> float | None:
+    """The number in `text` times `factor`; None if it is no number."""
     value = parse_number(text)
     return None if value is None else value * factor

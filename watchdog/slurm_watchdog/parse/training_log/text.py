@@ -28,6 +28,7 @@ def kept_line(line: str) -> str:
 
 
 def plain_line(line: str) -> str:
+    """Without colours and control characters, at most _MAX_PARSED characters; blanks at its ends stay."""
     text = line[:_MAX_PARSED]
     if text.isprintable():  # nearly all are, and it shows quickly
         return text

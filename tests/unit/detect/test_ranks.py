@@ -44,7 +44,7 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
     found = stopped(with_rank_2(state=state, state_age_s=20.0))
     assert found.truth is Truth.BAD
     assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
-    assert found.facts == ("to let it go on, on n2: kill -CONT 102",)
+    assert found.facts == ("resume it on n2: kill -CONT 102",)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def _bad_finding(
     return replace(
         finding,
         truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {job.job.state} but cannot go on: {describe_all(culprits)} {how} "
+        summary=f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
         f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,

@@ -63,7 +63,7 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
         summary=f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is "
         f"{first.reason}: the job waits for it.",
         culprits=culprits,
-        facts=tuple(f"to let it go on, on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
+        facts=tuple(f"resume it on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
         duration_s=long[0][1],
         actionable=_stands(job, now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
     )

@@ -190,16 +190,6 @@ def settles_at(pid: int, before: tuple[int, int]) -> None:
     until(holds, 15, f"no more descriptors and threads than {before}")
 
 
-def pss_kib(pids: list[int]) -> int:
-    """Proportional set size of all these processes together."""
-    total = 0
-    for pid in pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1])
-    return total
-
-
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:
     """Fails the test if `condition` does not hold within so long."""
     end = time.monotonic() + seconds

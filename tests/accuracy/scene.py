@@ -12,20 +12,6 @@ from tests.accuracy.looks import Look
 from tests.accuracy.training import Job, Node, Plan, Rank
 from tests.accuracy.world import World
 
-SILENT_FORMATS = (
-    "bloom",
-    "megatron",
-    "deepspeed",
-    "hf",
-    "lightning",
-    "nemo",
-    "nemo2",
-    "torchtitan",
-    "nanogpt",
-    "maxtext",
-    "json",
-    "key_value",
-)
 TIMED_FORMATS = ("bloom", "megatron", "nemo", "nemo2", "maxtext", "json", "hf", "nanogpt")
 """Those that say how long their steps took."""
 REPORT_S = 10.0

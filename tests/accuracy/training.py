@@ -156,10 +156,6 @@ class Job:
     def doing(self) -> str:
         return self._span.doing
 
-    @property
-    def span_at(self) -> float:
-        return self._span_at
-
     # ------------------------------------------------------------------------------------ life
 
     def start(self, t: float, nodes: list[Node] | None = None, first: int | None = None) -> None:

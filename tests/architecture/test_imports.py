@@ -272,10 +272,8 @@ def test_nothing_is_mocked() -> None:
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
 
 
-STILL_IMPORT_TESTS = tuple(
-    f"tests/{part}/" for part in ("attacks", "bench", "captures/explain", "integration", "replay", "unit")
-)
-"""Folders whose owners are at it."""
+STILL_IMPORT_TESTS = ("tests/attacks/", "tests/unit/agent/", "tests/unit/base/", "tests/unit/controller/")
+"""Folders in which tests still import tests: to be mended, and taken from this list."""
 
 
 def test_no_test_imports_another_test() -> None:

@@ -181,9 +181,6 @@ class Cluster(World):
         found = next((job for job in self.sim_jobs.values() if job.slurm_id == slurm_id), None)
         return None if found is None or found.job_id in self.forgotten else found
 
-    def waits_for_another(self, job: SimJob) -> bool:
-        return job.behind is not None and job.behind.state not in OVER
-
     def array_is_full(self, job: SimJob) -> bool:
         others = (each for each in self.jobs if isinstance(each, SimJob) and each.array == job.array)
         return (

@@ -23,6 +23,8 @@ from tests.simulation.sim import Simulation, simulation
 QUIET = Rates(*([0.0] * 12))
 AT_S = 900.0
 """When things go wrong: long after every job's first steps."""
+COARSE_TICK_S = 10.0
+"""Half as many ticks, where what is tested takes minutes: a tick is most of what a simulated day costs."""
 Script = Callable[[Simulation], None]
 
 
@@ -73,7 +75,7 @@ def silence(sim: Simulation, share: float) -> None:
 def test_above_a_fifth_of_silent_nodes_nothing_is_done_and_below_no_more_than_the_budget(
     percent: int,
 ) -> None:
-    recipe = day(nodes=25, jobs=8, hours=(AT_S + 900.0) / 3600.0, interval_s=15.0, tick_s=5.0, budget=3)
+    recipe = day(nodes=25, jobs=8, hours=(AT_S + 900.0) / 3600.0, tick_s=COARSE_TICK_S, budget=3)
     _, history = run(recipe, lambda sim: silence(sim, percent / 100))
     assert check(history) == []
     assert len(history.actions) == 0 if percent > 20 else 1 <= len(history.actions) <= 3
@@ -124,7 +126,7 @@ TROUBLES = (
 
 @pytest.mark.parametrize("what", TROUBLES)
 def test_whatever_stands_and_comes_back_no_healthy_job_is_touched_or_accused(what: Script) -> None:
-    _, history = run(day(), lambda sim: sim.timeline.at(AT_S, lambda: what(sim)))
+    _, history = run(day(tick_s=COARSE_TICK_S), lambda sim: sim.timeline.at(AT_S, lambda: what(sim)))
     assert check(history) == []
     assert history.actions == []
     assert accusations(history) == []
@@ -136,7 +138,7 @@ def test_a_job_that_hangs_meanwhile_is_dealt_with_once_and_no_other_one_is(what:
         sim.timeline.at(AT_S - 20.0, lambda: hang(sim))
         sim.timeline.at(AT_S, lambda: what(sim))
 
-    _, history = run(day(hours=1.4), script)
+    _, history = run(day(hours=1.4, tick_s=COARSE_TICK_S), script)
     assert check(history) == []
     assert [run.end is not None and run.end.ok for run in history.actions] == [True]
 

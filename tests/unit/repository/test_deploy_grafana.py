@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.repository.test_deploy_prometheus import PUT_ON_BY_PROMETHEUS, SERIES
+from tests.builders.prometheus_series import PUT_ON_BY_PROMETHEUS, SERIES
 from tools.docs import grafana
 from tools.docs.metrics import series
 

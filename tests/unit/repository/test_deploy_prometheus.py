@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from slurm_watchdog.detect.registry import KINDS, SPECS
+from tests.builders.prometheus_series import PUT_ON_BY_PROMETHEUS, SERIES
 from tools.docs.metrics import series
 
-SERIES = re.compile(r"slurm_watchdog_(\w+)(?:\{([^}]*)\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)\s*\"([^\"]*)\"")
-PUT_ON_BY_PROMETHEUS = {"instance", "job"}
 
 
 def expressions(checkout: Path) -> dict[str, str]:

@@ -425,8 +425,7 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
     controller: Controller, by: str
 ) -> None:
     """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a
-    minute later, or at once
-    where an action waits for it."""
+    minute later, or at once where an action waits for it."""
     apart_s = 0.4
     controller.collector = controller.collecting(replace(LIMITS, apart_s=apart_s))
     agents = Agents(controller)

@@ -1,7 +1,6 @@
 """One hostile node, and one user with jobs everywhere: what the controller keeps of their reports levels off,
-others keep theirs, and
-what was left out is said. The rows are derived from the types of the wire: a field that is added is tried
-here by itself."""
+others keep theirs, and what was left out is said. The rows are derived from the types of the wire: a field
+that is added is tried here by itself."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Outcome = tuple[OperationOutcome, str]
 async def drain(
     client: SlurmClient, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]
 ) -> Outcome:
-    """Drains `nodes`; `note` is told of each as Slurm has it afterwards. One that is out already keeps its reason."""
+    """Drains `nodes`; `note` gets each as Slurm has it afterwards. One that is out already keeps its reason."""
     done, left = [], []
     try:
         for name in nodes:

@@ -22,8 +22,7 @@ async def query(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd 
 
 async def send(ask: Ask, process: GpuProcess, how: str, deadline_s: float) -> Outcome:
     """Sends SIGTERM (`term`) or SIGKILL (`kill`). `skipped`: it is sure that nothing was sent; what the node
-    objects to may pass (a
-    job of its user's that is just ending)."""
+    objects to may pass (a job of its user's that is just ending)."""
     result = await ask(process.node, _command(process, how, deadline_s), deadline_s)
     said = result.process
     if said is None:

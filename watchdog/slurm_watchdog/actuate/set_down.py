@@ -2,12 +2,9 @@
 starts elsewhere.
 
 Slurm 25.11 and later keep a requeued job COMPLETING as long as a process of its old run is alive, also one in
-state D that nothing can
-end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job starts within seconds.
-State=DOWN ends every job on
-the node: so nothing is sent unless Slurm itself has given the node up, or its agent shows the process, and
-Slurm shows no other job
-there, at this very moment.
+state D that nothing can end (22.05 and 24.11 let go after UnkillableStepTimeout). With the node DOWN the job
+starts within seconds. State=DOWN ends every job on the node: so nothing is sent unless Slurm itself has given
+the node up, or its agent shows the process, and Slurm shows no other job there, at this very moment.
 """
 
 from __future__ import annotations

@@ -43,21 +43,19 @@ BACKLOG = 4096
 somaxconn, if less."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
-walks over all that is known
-of the cluster, and holds everything up meanwhile. What we keep has no cycles; what a request leaves is young
-when it is collected."""
+walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
+what a request leaves is young when it is collected."""
 
 
 def run_controller(
     config: Config, *, once: bool = False, record: str | None = None, config_file: str | None = None
 ) -> int:
     """Runs the controller until SIGTERM or SIGINT; with `once` for one look at Slurm and one tick. Everything
-    that it takes over
-    is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
+    that it takes over is appended to the file `record` as a trace. At SIGHUP `config_file` is read again.
 
     Returns the exit code: 0; after saying why, 2 when it can't start like this, 1 when it could not start
-    now, which may pass (systemd
-    tries again then, and only then); RESTART when it is to start with a new configuration.
+    now, which may pass (systemd tries again then, and only then); RESTART when it is to start with a new
+    configuration.
     """
     put_in_force(config.site_texts)
     try:
@@ -144,7 +142,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, read_again)
     signal.pthread_sigmask(
         signal.SIG_UNBLOCK, HANDLED_SIGNALS
-    )  # a controller that has started anew still holds them
+    )  # a controller that has restarted still holds them
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config))
@@ -164,7 +162,7 @@ async def live(
 ) -> None:
     """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
     `stop` is set. With `anew`
-    set, too, systemd is told that this is no end: a service that said it stops would be helped to.
+    set, too, systemd learns that this is no end: a service that said it stops would be helped to.
 
     The simulator calls it as well, under a clock of its own.
     """

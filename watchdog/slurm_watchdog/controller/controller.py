@@ -46,7 +46,7 @@ from slurm_watchdog.trace import records
 log = logging.getLogger(__name__)
 
 PAUSE_FACTOR = 5.0
-"""A gap between two ticks longer than this many ticks (and 5 s) means that we ourselves stood still."""
+"""A gap between two ticks longer than this many ticks (and 5 s) means that the controller itself was stalled."""
 
 
 class Controller:
@@ -96,7 +96,7 @@ class Controller:
         self._unreadable: frozenset[str] = frozenset()
         """What of the newest listing could not be read."""
         self.writer = JournalWriter(journal, self.state.left_out)
-        # The monotonic clock of whoever wrote the open incidents means nothing here.
+        # The monotonic clock of the controller that wrote the open incidents means nothing here.
         left_open = [
             replace(incident, pending_mono=self.started_mono, clear_mono=None, heard_mono=None)
             for incident in journal.load_open_incidents()
@@ -263,13 +263,12 @@ class Controller:
 
     def tick(self) -> None:
         """One judgement of everything, in one piece. Raises nothing: a detector that fails is counted, the
-        others go on."""
+        others continue."""
         for _ in self.pieces():
             pass
 
     def pieces(self) -> Iterator[None]:
-        """The same; where it yields, all that was found out so far is written, and others may have their
-        turn: thousands of incidents
+        """The same; where it yields, all that was found out so far is written, and others may run: thousands of incidents
         at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)

@@ -47,9 +47,8 @@ class Decider:
             pass
 
     def pieces(self, now: float) -> Iterator[None]:
-        """The same; where it yields, everything that was decided is written, and others may have their turn.
-        What they change (a
-        pause, an action, an incident that is over) is known to the next piece."""
+        """The same; where it yields, everything that was decided is written, and other work is served. What
+        they change (a pause, an action, an incident that is over) is known to the next piece."""
         open_ones = {incident.id for incident in self._judgement.incidents}
         for incident_id in [each for each in self._earlier if each not in open_ones]:
             self._failed.difference_update(decision.id for decision in self._earlier.pop(incident_id))
@@ -101,7 +100,7 @@ class Decider:
                 self._earlier.pop(incident.id, None)
 
     def action_failed(self, decision: Decision) -> None:
-        """An action has ended without success: if the trouble stands, it is decided anew."""
+        """An action has ended without success: if the trouble persists, it is decided again."""
         if decision.incident_id in self._earlier:
             self._failed.add(decision.id)
 
@@ -128,7 +127,7 @@ class Decider:
 
     def _is_settled(self, incident: Incident, matter: Matter) -> bool:
         """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
-        decided anew, under the guards that count attempts and time."""
+        decided again, under the guards that count attempts and time."""
         return any(
             is_final(each) and each.id not in self._failed for each in self._decided_about(incident, matter)
         )
@@ -176,7 +175,7 @@ class Decider:
         )
 
     def _write_and_execute(self, incident: Incident, decision: Decision) -> None:
-        """Writes the decision before anything else; only then it is told and, if allowed, carried out."""
+        """Writes the decision before anything else; only then it is reported and, if allowed, carried out."""
         self._journal.add_decision(decision)
         self._earlier.setdefault(incident.id, []).append(decision)
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
@@ -191,8 +190,8 @@ class Decider:
         self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
     ) -> tuple[Incident, Decision]:
         """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch,
-        for a loop that does not
-        turn, or a person who does not want to wait for a checkpoint. Raises JournalError."""
+        for a loop that does not turn, or a person who does not want to wait for a checkpoint. Raises
+        JournalError."""
         now, wall = self._monotonic(), self._wall()
         incident = Incident(
             id=self._new_incident_id(),

@@ -45,11 +45,11 @@ class TickContext:
     in_trouble: Trouble
     """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
     crash_loops: dict[str, str]
-    """Job -> what is said of its crash loop."""
+    """Job -> the summary of its crash loop."""
     outages: tuple[Incident, ...]
     """Of filesystems."""
     faults: dict[str, list[Incident]]
-    """Node -> what is said of a GPU there that may exclude it."""
+    """Node -> incidents of a GPU there that may exclude it."""
 
 
 class DecisionInputs:

@@ -124,8 +124,7 @@ class IncidentNews:
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused: everybody who was told that it began
-        is told so."""
+        """Ends an incident because its action has ended, or was refused: everybody who got a message that it began gets one."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.judge.close(incident.id)
         self._report_change(IncidentChange(before=incident, after=over), clock.monotonic())

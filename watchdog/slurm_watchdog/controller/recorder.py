@@ -1,9 +1,8 @@
 """`controller --record FILE`: whatever the controller takes over is also a line of a trace.
 
-The controller hands over frozen values and goes on. A thread writes them; where it cannot keep up, or the
-disk is full, records are
-dropped and counted, and that is said once. A file that blocks (a pipe that nobody reads) holds that thread
-and nothing else.
+The controller hands over frozen values and continues. A thread writes them; where it cannot keep up, or the
+disk is full, records are dropped and counted, and that is said once. A file that blocks (a pipe that nobody
+reads) holds that thread and nothing else.
 """
 
 from __future__ import annotations
@@ -88,7 +87,9 @@ class Recorder:
                     os.fchmod(
                         fd, 0o600
                     )  # it holds lines of jobs, and an older release made it readable for the group
-                    self._torn = os.fstat(fd).st_size > 0  # whoever wrote it before may have been killed
+                    self._torn = (
+                        os.fstat(fd).st_size > 0
+                    )  # the process that wrote it before may have been killed
                 self._write(fd, data)
             except OSError as error:
                 self._drop(len(items), error.strerror or str(error))
@@ -140,7 +141,7 @@ class Recorder:
 
     def _listing(self, view: SlurmView, at: float) -> Iterable[bytes | None]:
         """Only what has changed since the listing before, and otherwise one line: Slurm answered, and the
-        time goes on."""
+        time continues."""
         jobs = {job.job_id: job for job in view.jobs}
         nodes = {node.name: node for node in view.nodes}
         new_jobs = [job for job in view.jobs if self._jobs.get(job.job_id) != job]

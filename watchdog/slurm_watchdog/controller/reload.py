@@ -1,10 +1,9 @@
 """SIGHUP: the configuration is read again, and taken whole or not at all.
 
 A file that is taken is taken by a fresh start of the same process (its number stays): everything in the
-controller is built from its
-configuration, and open incidents, actions under way and a pause go on from the journal, as after any other
-restart. So what could keep
-it from starting is looked at before: the file, its secrets and certificates, its addresses.
+controller is built from its configuration, and open incidents, actions under way and a pause continue from
+the journal, as after any other restart. So what could keep it from starting is looked at before: the file,
+its secrets and certificates, its addresses.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def why_not_address(address: str) -> str | None:
 
 
 def restart_process() -> NoReturn:
-    """Replaces this process by a fresh one that was called the same way. Raises OSError if that can't be had."""
+    """Replaces this process by a fresh one that was called the same way. Raises OSError if it cannot be started."""
     # A signal in between waits for the fresh one's handlers: SIGHUP would end it before.
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     sys.stdout.flush()

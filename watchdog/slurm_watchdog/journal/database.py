@@ -85,9 +85,8 @@ class Database:
         """Write rows, each with a statement that takes one; all of it in one transaction.
 
         Inside of `together` they wait for its end, or until something is read, and go out with all others of
-        the same statement at
-        once: thousands of statements of their own would take seconds. What was written before with the same
-        `key` goes out first.
+        the same statement at once: thousands of statements of their own would take seconds. What was written
+        before with the same `key` goes out first.
         """
         if self._open is None:
             with self.transaction() as sql:
@@ -103,7 +102,7 @@ class Database:
             self._waiting.setdefault(statement, []).extend(rows)
 
     def _write_waiting(self, sql: sa.Connection) -> None:
-        """A failure fails the whole block, even if somebody inside of it goes on."""
+        """A failure fails the whole block, even if code inside of it continues."""
         if self._failed is not None:
             raise self._failed
         waiting, self._waiting, self._keys = self._waiting, {}, set()
@@ -143,7 +142,7 @@ ADVICE = (
     ("disk I/O error", "can't be read or written: its disk reports errors; check it before anything else"),
     ("locked", "is in use by another process; only one controller may run"),
 )
-"""What SQLite says, and what it means for whoever reads it."""
+"""What SQLite says, and what it means for the reader."""
 
 
 def explain(error: Exception, where: str) -> JournalError:

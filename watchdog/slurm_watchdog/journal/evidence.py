@@ -49,8 +49,7 @@ class SqlEvidence:
 
     def pieces(self, incident_id: str) -> list[Piece]:
         """The evidence of an incident in the order it was added, that of collections which it shares with
-        others included; without the
-        documents: those of a thousand ranks are tens of megabytes."""
+        others included; without the documents: those of a thousand ranks are tens of megabytes."""
         shared = sa.and_(
             EVIDENCE.c.incident_id == EVIDENCE_SHARED.c.stored_with,
             EVIDENCE.c.collection == EVIDENCE_SHARED.c.collection,

@@ -1,12 +1,10 @@
 """What was seen, decided and done, in SQL: the truth after a crash.
 
 A decision is written before it is carried out, each operation of it as an intent before and an outcome after;
-neither is
-ever changed. Values lie as JSON documents beside the columns that are searched. Every method is one
-transaction, on disk
-when it returns (SQLite: WAL with synchronous=FULL). One `Journal` belongs to one thread; every failure is a
-JournalError
-that says what is wrong, where, and what to do. No file is ever deleted or overwritten by opening it.
+neither is ever changed. Values lie as JSON documents beside the columns that are searched. Every method is
+one transaction, on disk when it returns (SQLite: WAL with synchronous=FULL). One `Journal` belongs to one
+thread; every failure is a JournalError that says what is wrong, where, and what to do. No file is ever
+deleted or overwritten by opening it.
 """
 
 from __future__ import annotations
@@ -98,8 +96,7 @@ class Journal:
 
     def together(self) -> AbstractContextManager[None]:
         """All that is written in the block, messages too, is committed at its end, or nothing of it: one wait
-        for the disk for thousands of
-        incidents of one moment.
+        for the disk for thousands of incidents of one moment.
 
         Not for decisions, which have to be on the disk before anything is done for them. Raises JournalError.
         """

@@ -124,7 +124,7 @@ class SqlOutbox:
             sql.execute(sa.delete(THREADS).where(THREADS.c.at < before))
 
     def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None:
-        """Remember where what is said about an incident goes on."""
+        """Remember the thread in which messages about an incident continue."""
         key = {"channel": channel, "incident_id": incident_id}
         with self._database.transaction() as sql:
             sql.execute(sa.delete(THREADS).where(*(THREADS.c[name] == value for name, value in key.items())))

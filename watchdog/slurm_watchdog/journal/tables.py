@@ -117,7 +117,7 @@ THREADS = sa.Table(
     sa.Column("thread", sa.String(128), nullable=False),
     sa.Column("at", sa.Float, nullable=False),
 )
-"""Where what is said about an incident goes on. Releases that don't know the table leave it alone."""
+"""The thread in which messages about an incident continue. Releases that don't know the table leave it alone."""
 NODE_LEDGER = sa.Table(
     "node_ledger",
     META,

@@ -1,4 +1,4 @@
-"""Which jobs go on where one ends: the other elements of its array, and jobs that depend on it. Pure."""
+"""Which jobs continue where one ends: the other elements of its array, and jobs that depend on it. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _ANY_JOB = re.compile(r"\d+(?:_\d+|_\*)?")
 
 def jobs_behind(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
     """Jobs of the same owner that wait for `job`: later elements of its array, and those whose --dependency
-    names it (or
-    `singleton` under the same name). Those that run already come first."""
+    names it (or `singleton` under the same name). Those that run already come first."""
     found = [
         other
         for other in jobs

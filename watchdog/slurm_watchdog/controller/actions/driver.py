@@ -103,7 +103,7 @@ class Driver:
             move = next_move(self.run, world, self._tools.limits)
             if isinstance(move, Finish):
                 if world.job is not None and world.job.state in RUNNING:
-                    self._note_touched(None)  # of the run that it was about only: that one goes on
+                    self._note_touched(None)  # of the run that it was about only: that one continues
                 if self.run.end is None:
                     self._tools.journal.end_action(self.run.decision.id, move.end)
                     self.run = replace(self.run, end=move.end)
@@ -205,8 +205,7 @@ class Driver:
                 return await self._pull_on_nodes(move)
             case Operation.REMOVE_KILL_SWITCH:
                 # An agent that is late after our own start is no dead one: it is passed over at the third try
-                # only, and by one who
-                # has listened for a while, however often others have tried before.
+                # only, and by one who has listened for a while, however often others have tried before.
                 reporting = frozenset(decision.nodes)
                 listened_s = clock.monotonic() - self._listens_from
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:

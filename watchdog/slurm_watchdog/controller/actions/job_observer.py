@@ -121,9 +121,8 @@ class JobObserver:
 
     def _loaded_step(self, after: JobView | None) -> int | None:
         """Of the newest complete checkpoint of the run that the decision is about, as far as it is known.
-        What was saved last of all may be
-        newer than the last step that was read; that run's last step is noted, too: it may have made steps
-        while it was ended."""
+        What was saved last of all may be newer than the last step that was read; that run's last step is
+        noted, too: it may have made steps while it was ended."""
         fence = self._decision.fence
         past = after.past if after is not None else ()
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)

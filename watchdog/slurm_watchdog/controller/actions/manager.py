@@ -1,4 +1,4 @@
-"""The actions under way: goes on with what a journal left open, drives each to its end, says how it ended,
+"""The actions under way: resumes what a journal left open, drives each to its end, says how it ended,
 takes back what lasted long enough."""
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class Actions:
             self._writer.failed(error)
 
     async def close(self) -> None:
-        """Stops driving. Nothing is lost: the journal has every intent, and the next start takes it up."""
+        """Stops driving. Nothing is lost: the journal has every intent, and the next start resumes it."""
         tasks = [*self._tasks.values(), *([self._expiry] if self._expiry is not None else [])]
         for task in tasks:
             task.cancel()

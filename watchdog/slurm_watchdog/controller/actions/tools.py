@@ -27,7 +27,7 @@ class Tools:
     paused: Callable[[], bool]
     on_record: Callable[[ActionRun, OperationRecord], None]
     on_touch: Callable[[str, int, float | None], None] = lambda job_id, restarts, at: None
-    """Hears, with its job and restart count, that an action touched a run at that moment (monotonic); None:
+    """Called with job and restart count when an action touched a run at that moment (monotonic); None:
     the run continues without the action."""
     loop_stuck: Callable[[str], bool] = lambda job_id: False
     """Whether an open incident proves that the job's loop does not turn."""

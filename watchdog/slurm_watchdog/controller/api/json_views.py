@@ -191,7 +191,7 @@ SHOWN_STEP_TIMES = 24
 
 
 def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
-    """Those that people are told of, what fires and is critical first, at most SHOWN_OPEN."""
+    """Those that are announced, what fires and is critical first, at most SHOWN_OPEN."""
     told = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
     told.sort(
         key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at)

@@ -38,7 +38,7 @@ from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 log = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o660
-"""Root and the socket's group: whoever may use the commands is in that group."""
+"""Root and the socket's group: who may use the commands is in that group."""
 SO_PEERGROUPS = 59
 """asm-generic/socket.h; Python's `socket` has no name for it."""
 MAX_GROUPS = 256

@@ -2,10 +2,9 @@
 timeline and stacks.
 
 An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from
-outside. With a token
-(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one
-the page shows what a
-stranger may see: the map, and of jobs and incidents what `status` tells everybody.
+outside. With a token (`security.page_token_file`) the browser asks for it, under any user name: it is an
+operator's. Without one the page shows what a stranger may see: the map, and of jobs and incidents what
+`status` tells everybody.
 """
 
 from __future__ import annotations

@@ -215,8 +215,7 @@ class Collector:
 
     def _since(self, decision: Decision) -> float:
         """The date since which evidence counts for a decision: when its incident began. A restart that
-        somebody asked for is no trouble
-        of its own: for it any recent evidence counts."""
+        somebody asked for is no trouble of its own: for it any recent evidence counts."""
         incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
             return decision.decided_at
@@ -226,8 +225,7 @@ class Collector:
 
     async def _collect(self, found: Collected, before: Collected | None) -> None:
         """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which
-        it keeps its distance
-        unless somebody waits for it."""
+        it keeps its distance unless somebody waits for it."""
         try:
             if before is not None:
                 await before.finished.wait()

@@ -2,9 +2,8 @@
 `run` and `attach`. Pure.
 
 OK is said of what was seen to be well, and of nothing else: a Slurm that has not answered, agents that are
-silent, a job whose steps
-cannot be read or messages that are not delivered are never green. No word here comes from a job's user:
-everybody may read it.
+silent, a job whose steps cannot be read or messages that are not delivered are never green. No word here
+comes from a job's user: everybody may read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many GPU-seconds jobs have held without making a step: what an incident costs, as it goes on. No I/O
+"""How many GPU-seconds jobs have held without making a step: what an incident costs while it lasts. No I/O
 and no clock."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, IncidentState
 
 LONGEST_TICK_S = 60.0
-"""A longer time between two looks was a standstill of ours: of what happened in it nothing is known."""
+"""A longer time between two looks was a stall of the controller: of what happened in it nothing is known."""
 
 
 class GpuTime:
-    """Adds up, look by look. A job with two incidents stands still once."""
+    """Adds up, look by look. A job with two incidents is counted once."""
 
     def __init__(self) -> None:
         self._gpus: dict[str, int] = {}
@@ -28,7 +28,7 @@ class GpuTime:
         return self._gpus.get(job_id, 0)
 
     def add(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
-        """GPU-seconds that jobs have stood still since the look before, and how long each had when that was
+        """GPU-seconds that jobs have been stalled since the call before, and how long each had when that was
         found out."""
         here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
         late_s: dict[str, float] = {}

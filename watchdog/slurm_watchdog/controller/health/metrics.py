@@ -266,8 +266,7 @@ class ControllerMetrics:
         an action on it is.
 
         Of more than MAX_JOBS jobs those with an open incident have series, and then those that were there
-        first; how many have none
-        is a series, too.
+        first; how many have none is a series, too.
         """
         open_incidents = tuple(open_incidents)
         jobs = _with_series(view.jobs, {job_id for each in open_incidents for job_id in each.job_ids})

@@ -26,14 +26,12 @@ RESOLVE_AFTER_S = 10.0
 
 UNREPORTED_HOLDS_S = 90.0
 """A suspicion, or an incident that is pending itself, holds another incident back for so long at most: the
-shipped floor of a hang's
-limit (60 s) and the dumps after it. Two that waited for each other kept the right rank, with its exception,
-from ever being reported."""
+shipped floor of a hang's limit (60 s) and the dumps after it. Two that waited for each other kept the right
+rank, with its exception, from ever being reported."""
 
 AFTERMATH_S = 300.0
 """After an incident has ended, what it explained from its first moment on is given so long to end, too: Slurm
-takes a node back at its
-next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
+takes a node back at its next ping (SlurmdTimeout, 300 s by default), a job that was requeued logs on."""
 AFTERMATH_OF_RUNS_S = 900.0
 """The same of what a run logged that is over by then: it does not end, it is no longer reported
 (detectors.log_error.recent, 600 s)."""
@@ -72,7 +70,7 @@ class CorrelateContext(Struct, frozen=True, kw_only=True):
     unheard_nodes: frozenset[str] = frozenset()
     """Nodes that Slurm lists and that do not report."""
     owners: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Uid of the owner of every job that Slurm has told of."""
+    """Uid of the owner of every job that Slurm has listed."""
     acting: frozenset[str] = frozenset()
     """Incidents with an action under way: nothing changes about them until it has ended."""
 
@@ -88,7 +86,7 @@ def correlate(
     """The open incidents after these findings: changed, newly opened, or resolved just now.
 
     A pending incident whose condition goes away vanishes without a trace. UNKNOWN, and no finding at all,
-    open, fire and close nothing, unless every job concerned is over or runs anew. An incident that is not BAD at
+    open, fire and close nothing, unless every job concerned is over or has restarted. An incident that is not BAD at
     this moment is not to be acted on: what was true a while ago is no evidence. `settled` are incidents that
     have ended lately.
     """
@@ -221,8 +219,7 @@ def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:
 
 def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
     """Who is named, with the rank and the pid that the same GPU or process had when it was named first: a
-    rank that died of its GPU
-    is not known any more once its job runs again."""
+    rank that died of its GPU is not known any more once its job runs again."""
     ranked: dict[tuple[str | None, str | None], Culprit]
     ranked = {(each.node, each.gpu_uuid): each for each in before if each.gpu_uuid and each.rank is not None}
     found = []
@@ -259,8 +256,7 @@ def _by_what_they_explain(
 
 def _may_explain(incident: Incident, moment: CorrelateContext) -> bool:
     """Whether it may keep others from being reported: it is reported itself, or it may be within moments. One
-    that is held back in turn,
-    or that has been pending for long, would hide what it is said to explain."""
+    that is held back in turn, or that has been pending for long, would hide what it is said to explain."""
     if incident.state is IncidentState.PENDING:
         return incident.inhibited_by is None and moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
     return incident.state is IncidentState.FIRING
@@ -270,8 +266,7 @@ def _inhibit(
     incident: Incident, causes: Sequence[Incident], suspected: Sequence[Finding], moment: CorrelateContext
 ) -> Incident:
     """Notes the one of `causes` that explains this incident; what is not reported itself, such as a mere
-    suspicion, keeps a pending one
-    from firing for UNREPORTED_HOLDS_S at most."""
+    suspicion, keeps a pending one from firing for UNREPORTED_HOLDS_S at most."""
     kinds = causes_of(incident.kind)
     patient = moment.mono - incident.pending_mono <= UNREPORTED_HOLDS_S
     for other in causes:

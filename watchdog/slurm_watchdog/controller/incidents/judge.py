@@ -1,6 +1,5 @@
 """The judging core: what is known goes in, incidents come out. No I/O and no clock: the controller drives it
-with real time,
-`replay` and the simulator with theirs."""
+with real time, `replay` and the simulator with theirs."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ class IncidentChange(Struct, frozen=True, kw_only=True):
 
 
 class Judge:
-    """The open incidents, and how they change. `now` is the monotonic clock of whoever asks, `wall` the date
+    """The open incidents, and how they change. `now` is the monotonic clock of the caller, `wall` the date
     of that moment."""
 
     def __init__(
@@ -86,7 +85,7 @@ class Judge:
         new_id: Callable[[], str],
         on_failure: Callable[[str], None] = lambda kind: None,
     ):
-        """`incidents` are those that are open at the start; `on_failure` is told of a detector that failed."""
+        """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed."""
         self.config = config
         self.state = state
         self._open = OpenIncidents(incidents)
@@ -123,7 +122,7 @@ class Judge:
         return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
 
     def detect(self, now: float) -> list[Finding]:
-        """What every detector says of the present state. One that fails is told of, the others go on."""
+        """The findings of every detector on the present state. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
         self.view, looked_at = self.state.next_view(now, asked)
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
@@ -198,7 +197,7 @@ class Judge:
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
     def settle(self, change: IncidentChange, now: float) -> None:
-        """A filesystem that is well again: its jobs' clocks start anew."""
+        """A filesystem that is well again: its jobs' clocks are restarted."""
         incident = change.after
         if incident.state is IncidentState.RESOLVED and incident.subject.startswith("mount:"):
             self.state.filesystems.end(incident.subject)

@@ -1,6 +1,5 @@
 """The open incidents, and how many may be open about one job and one node: what a node says, or a job does,
-makes no list without end.
-Pure."""
+makes no list without end. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ OF_ONE: Final = 64
 
 class OpenIncidents(Sequence[Incident]):
     """The incidents that are open, in the order of their opening. `Judge` owns them, and nobody else edits
-    them: `ports.Incidents` is what
-    all others have. Whoever walks over them sees them as they were when the walk began."""
+    them: `ports.Incidents` is what all others have. Whoever walks over them sees them as they were when the
+    walk began."""
 
     def __init__(self, incidents: Iterable[Incident] = ()):
         self._by_id = {incident.id: incident for incident in incidents}

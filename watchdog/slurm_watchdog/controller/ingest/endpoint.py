@@ -63,8 +63,7 @@ class ReportEndpoint:
         knows_nodes: Callable[[], bool] = lambda: True,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
-        nodes there are: until then
-        nobody is told that he is none."""
+        nodes there are: until then no agent is refused as an unknown node."""
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
@@ -244,8 +243,7 @@ class ReportEndpoint:
 
     def _wrong_node(self, node: str, remote: str) -> str | None:
         """Why this address may not speak for this node; empty if it may, None if the address of a name is not
-        known yet. A node
-        speaks only for itself."""
+        known yet. A node speaks only for itself."""
         if self._address_of is None or not remote or is_loopback(remote):
             return ""
         address = self._address_of(node)

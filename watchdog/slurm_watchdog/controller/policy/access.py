@@ -65,7 +65,7 @@ MAX_NAMED: Final = 8
 
 
 def public_sentence(incident: Incident) -> str:
-    """What anybody is told of an incident: what kind it is, of which jobs, on which nodes. No word of it
+    """What anybody may read of an incident: what kind it is, of which jobs, on which nodes. No word of it
     comes from a user."""
     nodes = list(dict.fromkeys(each.node for each in incident.culprits if each.node))
     jobs = incident.job_ids

@@ -138,7 +138,7 @@ def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
     """Whether a decision differs from the last one on its incident: only then it is written and told.
 
     Evidence comes and goes with every report, and sight with every start of the controller: that there is none at
-    this moment is told once, if nothing else was.
+    this moment is reported once, if nothing else was.
     """
     last = earlier[-1] if earlier else None
     if last is not None and decision.verdict is Verdict.SUPPRESSED and decision.by in ("evidence", "blind"):

@@ -111,9 +111,8 @@ def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
 
 def _budget(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
-    round. A share is of the
-    running jobs or, for processes, which have none, of the nodes; those that one job left on one node count
-    as one. One user has half."""
+    round. A share is of the running jobs or, for processes, which have none, of the nodes; those that one job
+    left on one node count as one. One user has half."""
     process, window_s = s.process, limits.budget_window_s
     if process is None:
         spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs

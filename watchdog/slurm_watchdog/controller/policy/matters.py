@@ -20,8 +20,8 @@ def matters_of(
     rule_of: Callable[[str, SlurmJob | None], Rule],
 ) -> tuple[Matter, ...]:
     """An incident of one filesystem may hold several jobs, one of leftovers many processes; these are decided
-    about where a site has said
-    that something is to be done. Where nothing is done about any job one decision says so for all."""
+    about where a site has said that something is to be done. Where nothing is done about any job one decision
+    says so for all."""
     if incident.processes:
         return incident.processes if rule_of(incident.kind, None).ladder else ()
     jobs = [job for job_id in incident.jobs_now if (job := job_of(job_id))]

@@ -1,6 +1,6 @@
 """Whether a job could still be placed if it had to avoid some nodes. Pure.
 
-An exclusion that leaves too few nodes makes a job wait for ever, which is worse than the node it avoids.
+An exclusion that leaves too few nodes makes a job wait indefinitely, which is worse than the node it avoids.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from slurm_watchdog.model.slurm_states import starts_jobs
 
 
 def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[SlurmNode]) -> str | None:
-    """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without them.
+    """Why `nodes` must not be added to the exclusions of `job`, a sentence; None if it can still run without
+    them.
 
     `known` are all nodes of the cluster. A job that needs certain nodes (--nodelist) is never kept from one
-    of those. Which nodes
-    its constraints, its size and its reservation leave is not known here: nodes that it has run on are sure
-    to fit, others of its
-    partition are counted in their favour. A node that is switched off to save power counts: Slurm switches it
-    on. One under
-    maintenance counts for a job of a reservation, which may be the one that maintains it.
+    of those. Which nodes its constraints, its size and its reservation leave is not known here: nodes that it
+    has run on are sure to fit, others of its partition are counted in their favour. A node that is switched
+    off to save power counts: Slurm switches it on. One under maintenance counts for a job of a reservation,
+    which may be the one that maintains it.
     """
     names = ", ".join(nodes)
     if job.het_job_id:
@@ -48,8 +47,8 @@ def _count(
     in_maintenance: bool,
 ) -> tuple[int, int]:
     """How many nodes there are in the partitions, and how many of them could start it and are not avoided;
-    not counted any further than
-    `enough` of these: a cluster has ten thousand nodes, and a storm asks thousands of times."""
+    not counted any further than `enough` of these: a cluster has ten thousand nodes, and a storm asks
+    thousands of times."""
     members = left = 0
     for node in known:
         if partitions is not None and partitions.isdisjoint(node.partitions):

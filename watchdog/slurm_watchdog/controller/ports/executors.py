@@ -39,7 +39,7 @@ class RestartRequest:
 
 
 class DecisionNews(Protocol):
-    """Hears what was decided, after it is written and before anything is done for it."""
+    """Reports what was decided, after it is written and before anything is done for it."""
 
     def decided(self, incident: Incident, decision: Decision) -> None: ...
 
@@ -60,13 +60,13 @@ class IncidentEditor(Protocol):
 
 
 class EndNews(Protocol):
-    """Hears how actions ended."""
+    """Reports how actions ended."""
 
     def ended(self, incident: Incident, run: ActionRun) -> None: ...
 
 
 class DiagnosisNews(Protocol):
-    """Hears what the evidence of an incident tells."""
+    """Reports what the evidence of an incident shows."""
 
     def diagnosed(self, incident: Incident, said: list[str]) -> None: ...
 

@@ -38,7 +38,7 @@ class TickChunks:
     together_from: int = 20
     """Changes, or open incidents, from which on they are written together: one wait for the disk."""
     size: int = 250
-    """Changes, or decisions, before others have their turn: about a tenth of a second."""
+    """Changes, or decisions, before other work is served: about a tenth of a second."""
 
 
 CHUNKS = TickChunks()
@@ -82,7 +82,7 @@ class ActionPorts:
     record: Callable[[Own], None]
     """Takes what a recording has to say of actions."""
     on_failure: Callable[[Decision], None]
-    """Hears of the decision whose action has ended without success."""
+    """Called with the decision whose action has ended without success."""
 
 
 @dataclass(frozen=True)

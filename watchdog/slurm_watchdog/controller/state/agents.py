@@ -50,7 +50,7 @@ class Agents:
         self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
         """Who reports, and at which moment: (now, reports taken until then)."""
         self._names: tuple[str, ...] = ()
-        """Of all nodes that have reported, sorted; empty: to be sorted anew."""
+        """Of all nodes that have reported, sorted; empty: to be sorted again."""
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
@@ -69,8 +69,8 @@ class Agents:
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one
-        that is not known here, or
-        that has grown too much by them. `size` is that of the report on the wire."""
+        that is not known here, or that has grown too much by them. `size` is that of the report on the
+        wire."""
         agent = self._agents.get(report.node)
         if report.changes is None:
             if agent is not None:
@@ -149,7 +149,7 @@ class Agents:
         return agent is not None and now - agent.reported_at <= self.silent_after_s
 
     def reporting(self, now: float) -> tuple[str, ...]:
-        """Who has reported lately, by name. Asked for hundreds of incidents at one moment, it is worked out once."""
+        """The nodes that have reported lately, by name. Asked for hundreds of incidents at one moment, it is worked out once."""
         moment = (now, self._registered)
         if self._reporting is None or self._reporting[0] != moment:
             agents, since = self._agents, now - self.silent_after_s
@@ -158,7 +158,7 @@ class Agents:
         return self._reporting[1]
 
     def known(self) -> tuple[str, ...]:
-        """Everybody who has ever reported, by name."""
+        """All nodes that have ever reported, by name."""
         if not self._names:
             self._names = tuple(sorted(self._agents))
         return self._names

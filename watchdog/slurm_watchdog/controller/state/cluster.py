@@ -69,7 +69,7 @@ class ClusterState:
         self._on_node: dict[str, set[str]] = {}
         """Node -> what its processes call the jobs that have it."""
         self._runs_on: dict[str, list[Run]] | None = None
-        """Node -> runs of the jobs that have it, or had it lately; None: to be worked out anew."""
+        """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self._wishes: dict[str, JobDirectives] = {}
@@ -262,8 +262,7 @@ class ClusterState:
 
     def complete(self, report: Report, size: int = 0) -> Report | None:
         """A report of changes as the full one it stands for, any other as it is; None if it builds on one
-        that is not known here.
-        `size` is that on the wire."""
+        that is not known here. `size` is that on the wire."""
         return self.agents.complete(report, size)
 
     def processes_on(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
@@ -272,11 +271,11 @@ class ClusterState:
         return tuple(each for each in self.agents.processes(node) if each.job_id in names)
 
     def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        """Who has reported lately, by name."""
+        """The nodes that have reported lately, by name."""
         return self.agents.reporting(now)
 
     def known_nodes(self) -> tuple[str, ...]:
-        """Everybody who has ever reported, by name."""
+        """All nodes that have ever reported, by name."""
         return self.agents.known()
 
     def owner_of(self, job_id: str) -> int | None:
@@ -304,8 +303,7 @@ class ClusterState:
 
     def running_on(self, node: str, now: float, max_age_s: float) -> tuple[str, ...] | None:
         """SLURM_JOB_ID of every job that has `node` now, of whatever partition; None if Slurm's listing is
-        older than `max_age_s`,
-        or does not show all jobs."""
+        older than `max_age_s`, or does not show all jobs."""
         if self.slurm_at is None or now - self.slurm_at > max_age_s or self.slurm_partial:
             return None
         return tuple(sorted(self._on_node.get(node, set()) | self._anywhere))
@@ -316,8 +314,7 @@ class ClusterState:
 
     def next_view(self, now: float, asked: frozenset[str]) -> tuple[ClusterView, frozenset[str]]:
         """The same, and the jobs that were looked at for it: the others, where there are too many, are as
-        they were some
-        seconds ago. `asked` are the subjects of the open incidents."""
+        they were some seconds ago. `asked` are the subjects of the open incidents."""
         jobs = dict(self.runs.active())
         turns = (
             ScheduledJob(

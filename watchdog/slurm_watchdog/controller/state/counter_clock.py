@@ -41,7 +41,7 @@ class CounterClock:
     total_steps: int | None = None
     begun_anew: int = 0
     lower: float | None = None
-    """A lower count that was read after the highest one: a new epoch if it goes on rising."""
+    """A lower count that was read after the highest one: a new epoch if it continues to rise."""
     other: float | None = None
     """The newest count of what may be another program that writes the same log."""
     turns: int = 0

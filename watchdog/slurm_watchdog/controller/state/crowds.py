@@ -1,5 +1,5 @@
 """Whose processes are too many to be looked at one by one: said in the log once for each node, user and job,
-and told as a metric."""
+and shown as a metric."""
 
 from __future__ import annotations
 

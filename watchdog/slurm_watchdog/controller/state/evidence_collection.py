@@ -1,4 +1,4 @@
-"""One collection of evidence: what stays of each rank while it is made, and how it is told when it is judged.
+"""One collection of evidence: what stays of each rank while it is made, and how it is shown when it is judged.
 
 A thousand ranks share most of their stacks: each frame is kept once. Nothing is asked and nothing written
 here: `collect` does both, `diagnose` judges.
@@ -217,8 +217,8 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
 
 def came_late(diagnosis: Diagnosis, kind: str, since_s: float) -> Diagnosis:
     """The diagnosis of a collection for an incident that began `since_s` seconds before it was complete. Of a
-    job that stood, and makes
-    steps by now, it says when that was seen: its stacks may be those of a job that is well."""
+    job that stood, and makes steps by now, it says when that was seen: its stacks may be those of a job that
+    is well."""
     if diagnosis.kind != "progressing" or spec_of(kind).steps_continue:
         return diagnosis
     when = f"{duration(max(0.0, since_s))} after this incident began"

@@ -1,4 +1,4 @@
-"""Whose GPU is whose: which process computes on which GPU, as agents last said."""
+"""Whose GPU is whose: which process computes on which GPU, as agents last reported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A node speaks only for jobs that it has, or has had, and for processes and wishes of their owners. Pure.
 
-Whoever owns a node could else have anybody's job restarted, or hide that it hangs, by what he says of it; and
-whoever has a process on
-a node could do the same to any other user's job by an environment of his own making.
+Root of a node could else have anybody's job restarted, or hide that it hangs, by what he says of it; and a
+user with a process on a node could do the same to any other user's job by an environment of his own making.
 """
 
 from __future__ import annotations

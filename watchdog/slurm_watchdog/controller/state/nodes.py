@@ -67,7 +67,7 @@ class _Averages:
             return
         slow_s = self.slow_s + elapsed_s
         self.slow_s = slow_s = slow_s if slow_s < SLOW_S else SLOW_S
-        # One look says little: whoever looks once a minute has to average over several of them.
+        # One look says little: an agent that reads once a minute has to average over several of them.
         fast_s = SETTLED_LOOKS * elapsed_s
         self.fast = fast = _average(self.fast, value, elapsed_s, fast_s if fast_s > FAST_S else FAST_S)
         if not self.keeps_high:

@@ -58,7 +58,7 @@ class PastJobs:
         self._past.pop(job_id, None)
 
     def past(self, run: Run, now: float) -> PastRun:
-        """The run as past; made anew only when something more is known of it."""
+        """The run as past; rebuilt only when something more is known of it."""
         key = (run.errors.noted, max((c.step for c in run.clocks.values()), default=None), run.job.state)
         known = self._past.get(run.job.job_id)
         if known is None or known[0] != key or known[1].restarts != run.job.restarts:

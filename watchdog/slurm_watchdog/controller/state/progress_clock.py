@@ -2,13 +2,12 @@
 monotonic clock.
 
 A run has one clock a counter, which is one pattern in one file. Any that rises proves that the loop turns;
-one gives the
-step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never gives it while
-there is a better one.
+one gives the step, see main_clock(). A counter that counts no steps (epochs, tokens, what was learnt) never
+gives it while there is a better one.
 
 A line of a form that anybody may write ("step 3") is believed when a second one counts on. Two programs that
-count in one file in
-the same words hide each other: whoever goes on shows as progress. That is seen, and said (`Progress.shared`).
+count in one file in the same words hide each other: the one that continues shows as progress. That is seen,
+and said (`Progress.shared`).
 """
 
 from __future__ import annotations
@@ -46,9 +45,8 @@ def apply_step(
     is progress.
 
     A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
-    end. An interval in
-    which there was trouble (`troubled_at`, the last moment with an open incident) teaches nothing about how
-    long steps take.
+    end. An interval in which there was trouble (`troubled_at`, the last moment with an open incident) teaches
+    nothing about how long steps take.
     """
     number = event.count if event.step is None else event.step
     assert number is not None
@@ -90,7 +88,7 @@ def apply_step(
         new.other, new.turns = clock.count, clock.turns
         return True
     if clock.lower is None:
-        # A second program goes on where it was; an evaluation inside the training begins anew.
+        # A second program continues where it was; an evaluation inside the training begins again.
         goes_on = clock.other is not None and number > clock.other
         clock.turns, clock.other, clock.alone = clock.turns + 1 if goes_on else 0, number, 0
     clock.lower = number
@@ -161,8 +159,7 @@ def _epoch_ended(clock: CounterClock, event: Event, number: float) -> bool:
 
 def _reset(clock: CounterClock, event: Event, number: float, at: float) -> CounterClock:
     """A count that fell and rises again. Where it began at its beginning before, and does so again, it is an
-    epoch like the
-    last one, and what was learnt of its pace holds; else the program was started again."""
+    epoch like the last one, and what was learnt of its pace holds; else the program was started again."""
     lower = clock.lower or 0.0
     new = _new_clock(event, number, at)
     new.first_step = int(lower) if new.is_step else 0
@@ -174,8 +171,7 @@ def _reset(clock: CounterClock, event: Event, number: float, at: float) -> Count
 
 def apply_loss(clocks: dict[Counter, CounterClock], event: Event, at: float) -> None:
     """A loss that stands beside another count than the step, as in the dictionaries of the Hugging Face
-    Trainer: it is of
-    the step that the main clock shows."""
+    Trainer: it is of the step that the main clock shows."""
     main = main_clock(clocks)
     if event.step is None and main is not None and main.is_step:
         add_loss(main, replace(event, step=main.step), at)
@@ -185,8 +181,7 @@ def main_clock(clocks: dict[Counter, CounterClock]) -> CounterClock | None:
     """The clock that gives the step, None where nothing was ever counted.
 
     Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
-    left, the one that was
-    seen to rise most often.
+    left, the one that was seen to rise most often.
     """
     if not clocks:
         return None
@@ -217,8 +212,7 @@ def read_progress(
     clocks: dict[Counter, CounterClock], phase: tuple[str, float] | None, grace_from: float, now: float
 ) -> Progress | None:
     """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may
-    write. No age reaches back behind `grace_from`; `phase` is its
-    name and when it began."""
+    write. No age reaches back behind `grace_from`; `phase` is its name and when it began."""
     main = main_clock(clocks)
     if main is None:
         return None

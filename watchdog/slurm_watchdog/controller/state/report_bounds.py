@@ -31,8 +31,8 @@ ROWS: Final[dict[str, int]] = {
     "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64, "unanswered": 64,
 }  # fmt: skip
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung
-children, 64 GPUs, 320 events of
-the node; a node has some dozen jobs at most (slurm_watchdog.agent.delivery.replies takes 512)."""
+children, 64 GPUs, 320 events of the node; a node has some dozen jobs at most
+(slurm_watchdog.agent.delivery.replies takes 512)."""
 INNER: Final = 4096
 """Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent."""
 ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}

@@ -70,7 +70,7 @@ class Run:
     on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there."""
     order: tuple[ProcessKey, ...] = ()
-    """The keys of `processes`, sorted; empty: to be sorted anew."""
+    """The keys of `processes`, sorted; empty: to be sorted again."""
     blocked: set[ProcessKey] = field(default_factory=set)
     """Those of whom a thread waits in one call."""
     looked: tuple[float, JobView] | None = None
@@ -92,7 +92,7 @@ class Run:
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
     troubled_from: float = float("-inf")
     """Since when it has been so. Steps that were made before are told again to a controller that starts, and
-    teach as ever."""
+    teach unchanged."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
     unseen: bool = False
@@ -302,7 +302,7 @@ def _log_starts(before: Run) -> dict[str, int]:
 
 
 def follow_training(run: Run, now: float, interval_s: float) -> None:
-    """Where the batch script goes on from one step to the next (its data, then the training), all begins anew.
+    """Where the batch script continues from one step to the next (its data, then the training), everything starts again.
 
     What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
     of the one before may come with the next report only, and from another node.

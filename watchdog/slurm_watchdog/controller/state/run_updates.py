@@ -55,9 +55,8 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:
     """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone
-    since then, and
-    remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of thousands of short
-    processes are no rarity."""
+    since then, and remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of
+    thousands of short processes are no rarity."""
     mine = run.on_node.setdefault(node, set())
     for key in () if len(mine) == len(seen) else sorted(mine - seen):
         run.restless = True

@@ -117,7 +117,7 @@ class Runs:
             note_snapshot(run, stacks, silent, now)
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
-        """Starts the clocks of these jobs (all by default) anew: a cause has gone, or the controller slept."""
+        """Restarts the clocks of these jobs (all by default): a cause has gone, or the controller slept."""
         for job_id in self._runs if job_ids is None else job_ids:
             if job_id in self._runs:
                 run = self._runs[job_id]

@@ -76,9 +76,8 @@ class DatedLines:
 
     def step_seconds(self, step: int, written_s: float, other: bool) -> float | None:
         """The line of `step` was written at `written_s`; `other`: something else than training lies between
-        it and the last one.
-        Returns the seconds a step since the last time that anything was returned, None while that is too
-        short to be exact."""
+        it and the last one. Returns the seconds a step since the last time that anything was returned, None
+        while that is too short to be exact."""
         if self._from is None or other or step <= self._from[0] or written_s < self._from[1]:
             self._from = (step, written_s)
             return None

@@ -43,8 +43,7 @@ def _add_time_by_report(
     clock: CounterClock, event: Event, at: float, phase: str | None, batch: float | None
 ) -> None:
     """Where neither the line nor its date says how long a step takes: all steps of one look of the agent
-    share the time since the
-    look before. A line that came in the same look corrects it."""
+    share the time since the look before. A line that came in the same look corrects it."""
     assert event.step is not None
     same = clock.rises[-1][0] == at
     if same and len(clock.rises) < 2:
@@ -67,8 +66,7 @@ def _add_time_by_report(
 
 def _batch(clock: CounterClock, event: Event) -> float | None:
     """Samples a step, as the line says itself or as what was consumed has risen since the line before; before
-    the clock is
-    set. To compare by: rounded to the three digits that a ramp changes."""
+    the clock is set. To compare by: rounded to the three digits that a ramp changes."""
     size = _BATCH.search(event.line)
     if size is not None:
         return float(size[1])

@@ -31,7 +31,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 
 LATE_S = 60.0
-"""slurmctld may carry a request out so long after whoever sent it gave up waiting: it lies in a queue there,
+"""slurmctld may carry a request out so long after its sender gave up waiting: it lies in a queue there,
 and is not taken back."""
 QUEUE_REASONS: dict[str, str] = {
     "JobArrayTaskLimit": "another element of its array runs, and the array allows no more at once (%)",
@@ -75,8 +75,7 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
 
 def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
     """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would
-    hit the next run. A job
-    that is held takes no harm from it."""
+    hit the next run. A job that is held takes no harm from it."""
     before = tries(run, Operation.REQUEUE_HOLD)
     doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is OperationOutcome.UNKNOWN]
     return len(before) > 1 and any(world.now < at + LATE_S for at in doubtful)
@@ -105,7 +104,7 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
 
 
 def drain_nodes(run: ActionRun, world: Observed) -> Move | None:
-    """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job goes on."""
+    """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job continues."""
     if not run.decision.drain or tried(run, Operation.DRAIN):
         return None
     if world.paused:
@@ -211,7 +210,7 @@ def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
 
 
 def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float) -> ActionEnd:
-    """The restart has worked: where it goes on, and what was lost. `begun_at`: when the old run was ended."""
+    """The restart has worked: where it continues, and what was lost. `begun_at`: when the old run was ended."""
     decision, first = run.decision, world.next_first_step
     assert first is not None
     lost = seconds = None

@@ -32,7 +32,7 @@ from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 
 
 def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
-    """The run of the decision goes on, or has ended before we put it back."""
+    """The run of the decision continues, or has ended before we put it back."""
     if not save_requests(run):
         if stage is Stage.ENDING:
             return Wait(reason="the job is ending by itself")
@@ -55,7 +55,7 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
 
 
 def _makes_steps_again(run: ActionRun, world: Observed) -> bool:
-    """Whether a job that stood still has made a step since the decision: waiting for a filesystem or `resume`
+    """Whether a job that hung has made a step since the decision: waiting for a filesystem or `resume`
     can take hours."""
     decided = run.decision.step_at_decision
     return (
@@ -86,7 +86,7 @@ def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Mov
 
 
 def _next_rung(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
-    """The first step that is not over, of a run that goes on."""
+    """The first step that is not over, of a run that continues."""
     saved = is_saved(run, world)
     for rung in ladder_of(run.decision):
         move: Move | None = None
@@ -159,7 +159,7 @@ def _why_not_saved(run: ActionRun, world: Observed) -> str:
 
 
 def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
-    """The run is over, or ending, after it was asked: did it save, and may it go on?"""
+    """The run is over, or ending, after it was asked: did it save, and may it continue?"""
     assert world.job is not None
     if not is_saved(run, world):
         return _ended_without_saving(run, stage, world, limits)
@@ -209,7 +209,7 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
 
 
 def _ended_by_our_signal(run: ActionRun, world: Observed) -> bool:
-    """Whether the run was ended by a signal that is known to be sent, in a loop that stood still: it lost
+    """Whether the run was ended by a signal that is known to be sent, in a loop that hung: it lost
     nothing by that."""
     assert world.job is not None
     signalled = any(

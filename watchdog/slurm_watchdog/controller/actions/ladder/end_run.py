@@ -123,7 +123,7 @@ def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
 
 
 def _chain_end(run: ActionRun, world: Observed) -> ActionEnd:
-    """What goes on where the job ended."""
+    """What continues where the job ended."""
     first = world.behind[0]
     how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state
     more = f" and {len(world.behind) - 1} more" if len(world.behind) > 1 else ""

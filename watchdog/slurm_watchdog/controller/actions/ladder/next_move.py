@@ -139,8 +139,7 @@ def _reconcile(lost: OperationRecord, stage: Stage, run: ActionRun, world: Obser
 
 def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
     """Before anything is done to the job, once; a second time only if the controller died over the first. An
-    action that has
-    begun is past it."""
+    action that has begun is past it."""
     tries = [record for record in run.records if record.operation is Operation.EVIDENCE]
     if (
         limits.evidence_s <= 0

@@ -1,8 +1,7 @@
 """Whether a restarted run really trains again, and how many steps the restart cost. Pure.
 
 A line that merely appears proves nothing: a bar begins at `0/90`, a trainer prints the step of the checkpoint
-that it has loaded, and a run
-that hangs again has written both.
+that it has loaded, and a run that hangs again has written both.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ def _time(seconds: float) -> str:
 
 def first_step_if_proven(view: JobView | None, loaded_step: int | None) -> int | None:
     """The first step that a new run made, once two steps above `loaded_step` were seen; 0 where it counts no
-    steps but something else that
-    rose twice; None as long as it is not proven to train."""
+    steps but something else that rose twice; None as long as it is not proven to train."""
     progress = view.progress if view is not None else None
     if progress is None:
         return None
@@ -72,13 +70,11 @@ def steps_lost(
     by_epochs: bool = False,
 ) -> StepsLost:
     """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
-    `first_step` first, a line every
-    `next_stride`; `loaded_step` is the newest complete checkpoint that is known. It continues from there if
-    its first line fits, else
-    from somewhere before that line, or from the checkpoint if a few lines before it may have been missed.
-    `by_epochs`: it counts by epochs,
-    and may have begun one of them again in its log alone (ignite, fastai), so that nothing is known to be
-    lost unless that checkpoint fits."""
+    `first_step` first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is
+    known. It continues from there if its first line fits, else from somewhere before that line, or from the
+    checkpoint if a few lines before it may have been missed. `by_epochs`: it counts by epochs, and may have
+    begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
+    checkpoint fits."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
     confirmed = loaded_step is not None and earliest <= loaded_step <= latest

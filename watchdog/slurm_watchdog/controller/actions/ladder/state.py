@@ -124,7 +124,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     submission_looked_for: bool = False
     """Whether `submitted` None means that Slurm has none, and not that nobody has asked yet."""
     behind: tuple[SlurmJob, ...] = ()
-    """Jobs that go on where this one ends: elements of its array, jobs that depend on it."""
+    """Jobs that continue where this one ends: elements of its array, jobs that depend on it."""
     exclude_objection: str | None = None
     """Why the nodes of the decision must not be excluded: too few would be left."""
     process: ProcessEnd | None = None
@@ -191,7 +191,7 @@ def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
                 or fence.start_at is None
                 or abs(job.start_at - fence.start_at) < START_SLACK_S
             )
-            # Slurm may begin anew with its numbers: another job of the same one is none of ours.
+            # Slurm may reuse its job numbers: another job of the same one is none of ours.
             return Stage.SAME_RUN if same else Stage.GONE
         return Stage.ENDING if job.state == "COMPLETING" else Stage.FINISHED
     if job.restarts == fence.restarts + 1 and job.state in REQUEUED:

@@ -35,9 +35,8 @@ def stuck_nodes(
     unkillable_s: float,
 ) -> tuple[StuckNode, ...]:
     """The nodes that a requeued job which is COMPLETING still has. `allowed_out`: how many nodes may be out
-    of service before we
-    set one DOWN; `processes` are those of the job that the node's agent reports now; one that has been in
-    state D for `unkillable_s` cannot be killed."""
+    of service before we set one DOWN; `processes` are those of the job that the node's agent reports now; one
+    that has been in state D for `unkillable_s` cannot be killed."""
     if job.state != "COMPLETING":
         return ()
     out = sum(1 for node in listed.values() if is_out(node.state))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.actuate.requeue import refusal
-from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome
+from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, HOLDS_NODES
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
-
-Outcome = tuple[OperationOutcome, str]
 
 
 async def cancel(client: SlurmClient, fence: Fence) -> Outcome:

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.actions import OperationOutcome
+from slurm_watchdog.model.actions import OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
-
-Outcome = tuple[OperationOutcome, str]
 
 
 async def drain(

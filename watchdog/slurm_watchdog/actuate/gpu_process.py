@@ -6,13 +6,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Awaitable, Callable
 
-from slurm_watchdog.model.actions import OperationOutcome
+from slurm_watchdog.model.actions import OperationOutcome, Outcome
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import Command, CommandResult, EndProcess, ProcessEnd
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""
-Outcome = tuple[OperationOutcome, str]
 
 
 async def query(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:

@@ -6,13 +6,12 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 
-from slurm_watchdog.model.actions import Decision, OperationOutcome
+from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
 
 Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
 """(node, command, deadline in seconds) -> result; never raises."""
-Outcome = tuple[OperationOutcome, str]
 
 
 def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:

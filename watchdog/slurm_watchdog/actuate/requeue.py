@@ -5,11 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.model.actions import Fence, OperationOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
-
-Outcome = tuple[OperationOutcome, str]
-"""What became of an operation, and a sentence about it."""
 
 
 async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bool) -> Outcome:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slurm_watchdog.model.actions import Fence, OperationOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.stuck_node import why_not
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
-
-Outcome = tuple[OperationOutcome, str]
 
 
 async def set_down(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.model.actions import Fence, OperationOutcome
+from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
 from slurm_watchdog.slurm.client import SignalTo, SlurmClient, SlurmRefused, SlurmUnavailable
 
-Outcome = tuple[OperationOutcome, str]
 TARGETS: dict[str, tuple[SignalTo, str]] = {
     "steps": (SignalTo.STEPS, "its tasks"),
     "batch": (SignalTo.BATCH, "its batch shell"),

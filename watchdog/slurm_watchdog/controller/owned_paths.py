@@ -1,4 +1,4 @@
-"""What the owner of a job directs, and the paths that follow from it: kill switch, checkpoints, files that prove progress."""
+"""What the owner of a job directs, and its paths: kill switch, checkpoints, files that prove progress."""
 
 from __future__ import annotations
 

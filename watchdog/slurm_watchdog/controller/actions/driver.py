@@ -266,7 +266,10 @@ class Driver:
         def note(node: SlurmNode) -> None:
             tools.journal.node_entry(node.name, "down", decision, clock.wall(), node.reason, node.reason_at)
 
-        reason = f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident {decision.incident_id}"
+        reason = (
+            f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident "
+            f"{decision.incident_id}"
+        )
         return await set_down.set_down(
             tools.slurm,
             decision.fence,

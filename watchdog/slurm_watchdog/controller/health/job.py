@@ -55,7 +55,10 @@ STARTING: Final = "starting"
 BEYOND: Final = "beyond its limit"
 NOT_JUDGED: Final = "not judged"
 NO_TRAINING: Final = "no training seen"
-NO_TRAINING_WHY: Final = "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
+NO_TRAINING_WHY: Final = (
+    "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not "
+    "expected to make steps"
+)
 OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
 nobody's attention."""
@@ -236,7 +239,10 @@ def _unseen(view: JobView, sight: JobContext) -> Blind | None:
     if view.log is None:
         return Blind(
             why=NotJudged.LOG_UNREAD, reason="no agent could read its log",
-            todo="see that its --output is a file on a filesystem that its first node can read, or name one in jobs.progress_files",
+            todo=(
+                "see that its --output is a file on a filesystem that its first node can read, or name one in "
+                "jobs.progress_files"
+            ),
         )  # fmt: skip
     limit_s = sight.limits_s.get(job.job_id)
     if limit_s is None or view.run_age_s <= limit_s:

@@ -159,7 +159,8 @@ class ControllerMetrics:
         )
         self.slurm_unreadable = Counter(
             f"{prefix}slurm_unreadable_total",
-            "Fields of Slurm's listings that could not be read; row: a whole row was left out; partial: Slurm shows not all jobs",
+            "Fields of Slurm's listings that could not be read; row: a whole row was left out; partial: "
+            "Slurm shows not all jobs",
             ["field"],
             registry=registry,
         )
@@ -196,7 +197,8 @@ class ControllerMetrics:
         self._left_out_so_far: dict[str, int] = {}
         self._crowds = Gauge(
             f"{prefix}processes_left_out",
-            f"Processes of a job that its nodes have and are not looked at one by one, by job and user; of the {MAX_CROWDS} largest crowds",
+            f"Processes of a job that its nodes have and are not looked at one by one, by job and user; of "
+            f"the {MAX_CROWDS} largest crowds",
             ["job_id", "uid"],
             registry=registry,
         )

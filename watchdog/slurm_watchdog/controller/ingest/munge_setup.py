@@ -34,7 +34,8 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
     own = os.geteuid()
     if uid_of(security.controller_user) != own:
         raise IdentityError(
-            f"the controller runs as user {own}, and security.controller_user is {security.controller_user}: agents' credentials would "
+            f"the controller runs as user {own}, and security.controller_user is "
+            f"{security.controller_user}: agents' credentials would "
             "be for another user"
         )
     agents = uid_of(security.agent_user)

@@ -105,7 +105,10 @@ def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
     if last is not None and s.now_wall - last < cooldown_s:
-        return f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown {cooldown_s / 60:.0f} min)"
+        return (
+            f"the last action on this {_what(s)} was {(s.now_wall - last) / 60:.0f} min ago (cooldown "
+            f"{cooldown_s / 60:.0f} min)"
+        )
     return None
 
 
@@ -138,11 +141,17 @@ def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.users_with_orphans >= limits.storm_jobs:
         return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
     if s.jobs_with_orphans >= limits.storm_jobs:
-        return f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they share, or Slurm"
+        return (
+            f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they "
+            f"share, or Slurm"
+        )
     if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
     if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
-        return f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s to recover by itself"
+        return (
+            f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s "
+            f"to recover by itself"
+        )
     return None
 
 

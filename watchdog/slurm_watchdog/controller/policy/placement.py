@@ -23,7 +23,10 @@ def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[
     """
     names = ", ".join(nodes)
     if job.het_job_id:
-        return f"{names} is not excluded: Slurm gives one list to all components of a heterogeneous job, and each has its own"
+        return (
+            f"{names} is not excluded: Slurm gives one list to all components of a heterogeneous job, and "
+            f"each has its own"
+        )
     required = [node for node in nodes if node in job.required_nodes]
     if required:
         return f"{', '.join(required)} is not excluded: the job was submitted for it (--nodelist)"

@@ -61,7 +61,7 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if careful is not None:
         return careful
     if switch_is_out(run):
-        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
     if world.stalled_mounts:
         return wait_for_mounts(run, world, limits)
     if world.paused:
@@ -70,7 +70,7 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return Wait(
             reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
         )
-    return retry(run, world, Execute(operation=Operation.RELEASE, attempt=0))
+    return retry(run, world, Execute(operation=Operation.RELEASE))
 
 
 def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
@@ -91,20 +91,18 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
     there = world.job.excluded_nodes
     missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
-        return retry(
-            run, world, Execute(operation=Operation.EXCLUDE, attempt=0, skip=world.exclude_objection)
-        )
+        return retry(run, world, Execute(operation=Operation.EXCLUDE, skip=world.exclude_objection))
     expired = [
         node for node in world.expired_exclusions if node in there and node not in run.decision.exclude
     ]
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
-    return retry(run, world, Execute(operation=Operation.EXCLUDE, attempt=0, nodes=nodes))
+    return retry(run, world, Execute(operation=Operation.EXCLUDE, nodes=nodes))
 
 
 def drain_nodes(run: ActionRun, world: Observed) -> Move | None:
-    """Drains what the decision wants drained, before another job lands there; whatever comes of it, the job continues."""
+    """Drains what the decision wants drained, before another job lands there; the job continues either way."""
     if not run.decision.drain or tried(run, Operation.DRAIN):
         return None
     if world.paused:
@@ -116,7 +114,7 @@ def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
     """Released: the restart has worked when the new run has made its first new step."""
     assert world.job is not None
     if switch_is_out(run):
-        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
     if world.next_first_step is not None:
         requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
@@ -170,7 +168,7 @@ def _free_stuck(run: ActionRun, world: Observed, limits: LadderLimits) -> Move |
     if world.paused:
         return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
     nodes = tuple(node.name for node in world.stuck)
-    return attempt(run, world, limits, Execute(operation=Operation.SET_DOWN, attempt=0, nodes=nodes))
+    return attempt(run, world, limits, Execute(operation=Operation.SET_DOWN, nodes=nodes))
 
 
 def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: LadderLimits) -> Move:

@@ -109,7 +109,7 @@ def _next_rung(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
 
 def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
     if not done(run, Operation.WRITE_KILL_SWITCH):
-        return attempt(run, world, limits, Execute(operation=Operation.WRITE_KILL_SWITCH, attempt=0))
+        return attempt(run, world, limits, Execute(operation=Operation.WRITE_KILL_SWITCH))
     switched_at = tries(run, Operation.WRITE_KILL_SWITCH)[0].intent_at
     if world.loop_stuck or (
         world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
@@ -141,7 +141,10 @@ def _signal(run: ActionRun, world: Observed, limits: LadderLimits, operation: Op
 def _why_not_saved(run: ActionRun, world: Observed) -> str:
     """Why a job is not ended: nothing made it save."""
     if world.loop_stuck:
-        return "the job hangs now: its loop cannot see the kill switch. What is done about the hang is decided with its own incident"
+        return (
+            "the job hangs now: its loop cannot see the kill switch. What is done about the hang is "
+            "decided with its own incident"
+        )
     said = []
     for rung in ladder_of(run.decision):
         operation = ASKING.get(rung)

@@ -68,15 +68,13 @@ def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
     if in_vain(run, world, limits, Operation.REQUEUE_HOLD):
         # Nobody knows: it may happen yet, and then any other way would run the job twice.
         return give_up(run, world, why_failed(run, Operation.REQUEUE_HOLD)), ""
-    do = Execute(operation=Operation.REQUEUE_HOLD, attempt=0, only_unfinished=stage is Stage.SAME_RUN)
+    do = Execute(operation=Operation.REQUEUE_HOLD, only_unfinished=stage is Stage.SAME_RUN)
     return retry(run, world, do), ""
 
 
 def _resubmit(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     """Submitted first, held and behind the old job: if that is refused, the old one is as it was."""
-    move = attempt(
-        run, world, limits, Execute(operation=Operation.RESUBMIT, attempt=0, nodes=run.decision.exclude)
-    )
+    move = attempt(run, world, limits, Execute(operation=Operation.RESUBMIT, nodes=run.decision.exclude))
     return (None, why_failed(run, Operation.RESUBMIT)) if move is None else (move, "")
 
 
@@ -91,7 +89,7 @@ def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) 
 def _cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if stage is Stage.FINISHED:
         return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail="the job has ended")), ""
-    move = attempt(run, world, limits, Execute(operation=Operation.CANCEL, attempt=0))
+    move = attempt(run, world, limits, Execute(operation=Operation.CANCEL))
     return (None, why_failed(run, Operation.CANCEL)) if move is None else (move, "")
 
 
@@ -111,7 +109,7 @@ def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
 def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     began = tries(run, Operation.CANCEL)[0].intent_at
     if not done(run, Operation.CANCEL) and stage is Stage.SAME_RUN:
-        move = attempt(run, world, limits, Execute(operation=Operation.CANCEL, attempt=0))
+        move = attempt(run, world, limits, Execute(operation=Operation.CANCEL))
         return give_up(run, world, why_failed(run, Operation.CANCEL)) if move is None else move
     if world.now - began > limits.end_s:
         return give_up(
@@ -130,7 +128,10 @@ def _chain_end(run: ActionRun, world: Observed) -> ActionEnd:
     never = first.reason.startswith("DependencyNeverSatisfied")
     detail = f"the job has ended; job {first.job_id} ({how}){more} continues where it stopped"
     if never:
-        detail = f"the job has ended, and job {first.job_id} behind it will never start (DependencyNeverSatisfied): use afterany"
+        detail = (
+            f"the job has ended, and job {first.job_id} behind it will never start "
+            f"(DependencyNeverSatisfied): use afterany"
+        )
     return ActionEnd(ok=not never, ended_at=world.now, detail=detail)
 
 
@@ -168,7 +169,7 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
 
 def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
     if switch_is_out(run):
-        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=0))
+        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
     if new.held and not done(run, Operation.RELEASE):
         careful = drain_nodes(run, world)
         if careful is not None:
@@ -177,7 +178,7 @@ def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits
             return wait_for_mounts(run, world, limits)
         if world.paused:
             return Wait(reason="paused: the new job stays held until `slurm-watchdog resume`")
-        return retry(run, world, Execute(operation=Operation.RELEASE, attempt=0, instead=True))
+        return retry(run, world, Execute(operation=Operation.RELEASE, instead=True))
     begun_at = tries(run, Operation.RESUBMIT)[0].intent_at
     if world.next_first_step is not None:
         return Finish(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))

@@ -121,7 +121,7 @@ def _signal(
         return _end(world, False, f"{name_of(process)} was left alone: {tries(run, operation)[-1].detail}")
     if world.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
-    return retry(run, world, Execute(operation=operation, attempt=0))
+    return retry(run, world, Execute(operation=operation))
 
 
 def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
@@ -141,7 +141,7 @@ def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladde
     if not done(run, Operation.DRAIN):
         if world.paused:
             return Wait(reason=f"paused: {process.node} is not drained until `slurm-watchdog resume`")
-        move = attempt(run, world, limits, Execute(operation=Operation.DRAIN, attempt=0, nodes=drain))
+        move = attempt(run, world, limits, Execute(operation=Operation.DRAIN, nodes=drain))
         return _end(world, False, f"{why}; {why_failed(run, Operation.DRAIN)}") if move is None else move
     return _end(world, False, f"{why}; {tries(run, Operation.DRAIN)[-1].detail}")
 
@@ -161,7 +161,10 @@ def described(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
     where = f"in state {seen.state or '?'}" + (f" ({seen.wchan})" if seen.wchan else "")
     since = run.decision.process_since
     date = f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%MZ}" if since is not None else ""
-    return f"{name_of(process)}, of job {process.job_id}, which is over, holds {gpus_of(process)}{date}, {where} after SIGKILL"
+    return (
+        f"{name_of(process)}, of job {process.job_id}, which is over, holds {gpus_of(process)}{date}, "
+        f"{where} after SIGKILL"
+    )
 
 
 def _end(world: Observed, ok: bool, detail: str) -> Finish:

@@ -145,7 +145,8 @@ class Execute(Struct, frozen=True, kw_only=True):
     """Carry this operation out now."""
 
     operation: Operation
-    attempt: int
+    attempt: int = 0
+    """0: `retry` counts it."""
     nodes: tuple[str, ...] = ()
     """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain,
     or to set DOWN."""

@@ -49,7 +49,10 @@ def stuck_nodes(
             else why_not(job, node, jobs, partial, unkillable=is_unkillable(there, unkillable_s))
         )
         if not why and out > allowed_out:
-            why = f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, drained_percent)"
+            why = (
+                f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, "
+                f"drained_percent)"
+            )
         found.append(StuckNode(name=name, processes=words_for(there), objection=why))
     return tuple(found)
 
@@ -78,6 +81,7 @@ def why_it_waits(stuck: Sequence[StuckNode]) -> str:
         f"`scontrol update NodeName={node.name} State=DOWN Reason=unkillable`" for node in stuck
     )
     return (
-        f"waiting until its old run has ended on {where}; a process in state D ends when what it waits for answers, or with "
+        f"waiting until its old run has ended on {where}; a process in state D ends when what it waits "
+        f"for answers, or with "
         f"the node: {commands} lets the job start elsewhere, and ends every job there"
     )

@@ -2,8 +2,7 @@
 """Writes the dashboards beside it: `make grafana`. What a panel asks is here, and nowhere else.
 
 Four dashboards: the cluster, one job, one node, the watchdog itself. Every query is run by a real Prometheus
-against a real cluster in tests/integration/test_grafana.py and has to return data, or is in MAY_BE_EMPTY with
-the reason.
+against a real cluster in tests/integration/test_grafana.py and has to return data, or is in MAY_BE_EMPTY.
 """
 
 from __future__ import annotations

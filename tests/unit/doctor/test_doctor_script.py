@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
+from slurm_watchdog.doctor.job_facts import JobFacts, SlurmSettings, WatchedJob
 from slurm_watchdog.doctor.script import parse_options, parse_script, programs
-from slurm_watchdog.doctor.script_rules import (
-    SCRIPT_RULES,
-    JobFacts,
-    SlurmSettings,
-    WatchedJob,
-    torch_version,
-)
+from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, torch_version
 
 HEAD = """#!/bin/bash
 #SBATCH --job-name=gpt --nodes=4 --ntasks-per-node=8

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.doctor.cluster_rules import Undelivered, Unjudged
     from slurm_watchdog.doctor.finding import Advice
-    from slurm_watchdog.doctor.script_rules import SlurmSettings, WatchedJob
+    from slurm_watchdog.doctor.job_facts import SlurmSettings, WatchedJob
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
@@ -147,8 +147,9 @@ def examine_script(path: str, config: Config, torch: tuple[int, int] | None) -> 
     """A script that is not submitted yet. Ends the process with code 2 if it can't be read."""
     from slurm_watchdog.doctor import facts as read
     from slurm_watchdog.doctor.finding import examine
+    from slurm_watchdog.doctor.job_facts import JobFacts
     from slurm_watchdog.doctor.script import parse_script, programs
-    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, JobFacts
+    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     try:
         raw = sys.stdin.buffer.read(MAX_SCRIPT_BYTES) if path == "-" else _read(path)
@@ -190,8 +191,9 @@ def examine_job(
     """A job that Slurm has, with what the controller sees of it."""
     from slurm_watchdog.doctor import facts as read
     from slurm_watchdog.doctor.finding import Advice, Level, examine
+    from slurm_watchdog.doctor.job_facts import JobFacts
     from slurm_watchdog.doctor.script import parse_script, programs
-    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, JobFacts
+    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     where = config.slurm.bin_directory
     job = read.read_job(where, job_id)
@@ -225,7 +227,7 @@ def examine_job(
 def _watched(
     job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None
 ) -> WatchedJob | None:
-    from slurm_watchdog.doctor.script_rules import WatchedJob
+    from slurm_watchdog.doctor.job_facts import WatchedJob
 
     status = _status(socket_path, config_file)
     if isinstance(status, ClientError) or job.get("JobState") != "RUNNING":

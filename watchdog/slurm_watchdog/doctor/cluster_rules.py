@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
-from slurm_watchdog.doctor.script_rules import SlurmSettings
+from slurm_watchdog.doctor.job_facts import SlurmSettings
 
 OLDEST_TESTED = (22, 5)
 SHORT_JOB_AGE_S = 60

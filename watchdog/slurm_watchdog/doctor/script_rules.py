@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
+from slurm_watchdog.doctor.job_facts import JobFacts
 from slurm_watchdog.doctor.script import Script, is_training, programs, uses_launcher
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 
@@ -27,47 +27,6 @@ NGC_YEARS = range(20, 40)
 NGC_SINCE = (((24, 1), (2, 2)), ((23, 3), (2, 0)), ((20, 0), (1, 13)))
 """NVIDIA's images are numbered by year and month: since when they have at least which PyTorch; the oldest
 ones have 1.13 or less."""
-
-
-class SlurmSettings(Struct, frozen=True, kw_only=True):
-    """What `scontrol show config` says; None where it was not asked."""
-
-    requeue: bool | None = None
-    """JobRequeue."""
-    append: bool | None = None
-    """JobFileAppend."""
-    kill_on_bad_exit: bool | None = None
-    """KillOnBadExit."""
-
-
-class WatchedJob(Struct, frozen=True, kw_only=True):
-    """A job that runs, as the controller sees it."""
-
-    known: bool = True
-    running_s: float | None = None
-    step: int | None = None
-    ranks: int | None = None
-
-
-class JobFacts(Struct, frozen=True, kw_only=True):
-    """A job, or its script."""
-
-    script: Script
-    slurm: SlurmSettings = SlurmSettings()
-    torch: tuple[int, int] | None = None
-    """Version, if it was given."""
-    read: Mapping[str, str] = {}
-    """Programs that the script starts and that could be read: path to text."""
-    checkpoint_directories: Sequence[str] = ()
-    """What the configuration names, or the agent has found."""
-    comment: str = ""
-    opt_out: str = "watchdog=off"
-    requeueable: bool | None = None
-    """Slurm's word about the job itself; None: it is a script."""
-    options_known: bool = True
-    """False for a job that may have been submitted with options which Slurm does not store."""
-    watched: WatchedJob | None = None
-    """What the controller knows of the job."""
 
 
 def _requeue(facts: JobFacts) -> Iterator[Advice]:

@@ -91,7 +91,7 @@ def read_token(path: str) -> str:
 async def run(
     argv: Sequence[str], environ: Mapping[str, str], given: bytes | None = None, limit: int = OUTPUT_LIMIT
 ) -> Answer:
-    """As `Commands.run`, for any command; `given` is its standard input, which it need not read. `limit` is in bytes."""
+    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

@@ -20,8 +20,8 @@ from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInp
 from slurm_watchdog.model.actions import Action, Decision, Fence, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
+from tests.builders.policy_inputs import INCIDENT, LIMITS, PROCESS, SITUATION
 from tests.builders.views import slurm_job
-from tests.unit.controller.test_policy import INCIDENT, LIMITS, PROCESS, SITUATION
 
 MALLORY, VICTIM = 1500, 1501
 JOB = slurm_job(job_id="7", uid=VICTIM)

@@ -17,8 +17,8 @@ from slurm_watchdog.controller.state.report_bounds import ROWS
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.memory_held import held
 from tests.builders.views import process, slurm_job
-from tests.unit.controller.test_state_bounds import held
 
 HOSTILE, HONEST = "n1", "n2"
 ROWS_A_ROUND = 120

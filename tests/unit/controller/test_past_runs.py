@@ -12,10 +12,10 @@ from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.model.incidents import Culprit, IncidentKind, Truth
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
+from tests.builders.incident_story import FIRING, PENDING, RESOLVED, Story, says
 from tests.builders.logged_runs import event
+from tests.builders.reported_cluster import Cluster, progress_event
 from tests.builders.views import process, slurm_job
-from tests.unit.controller.test_correlate import FIRING, PENDING, RESOLVED, Story, says
-from tests.unit.controller.test_state import Cluster, progress_event
 
 ERROR = "[rank1]: KeyError: 'text'"
 

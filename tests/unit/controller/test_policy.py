@@ -10,67 +10,13 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.policy.broken_hardware import broken_under
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
-from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmNode
+from tests.builders.policy_inputs import INCIDENT, LIMITS, PROCESS, SITUATION
 from tests.builders.views import slurm_job
-
-LIMITS = GuardLimits(
-    cooldown_s=900,
-    attempts=3,
-    budget=4,
-    budget_percent=20,
-    budget_window_s=3600,
-    storm_jobs=3,
-    storm_nodes_percent=20,
-    max_excluded_nodes=3,
-    storm_cooldown_s=60,
-    opt_out_comment="watchdog=off",
-)
-INCIDENT = Incident(
-    id="i",
-    kind=IncidentKind.COLLECTIVE_HANG,
-    subject="job:7",
-    state=IncidentState.FIRING,
-    severity=Severity.CRITICAL,
-    job_ids=("7",),
-    opened_at=0,
-    pending_mono=0,
-    runs=(("7", 0),),
-    actionable=True,
-    exclude_nodes=("n1",),
-    mounts=("/shared",),
-)
-PROCESS = GpuProcess(
-    node="n1",
-    boot_id="b",
-    pid=4711,
-    start_ticks=9,
-    uid=1000,
-    user="eve",
-    comm="python",
-    job_id="6",
-    minors=(0,),
-)
-SITUATION = PolicyInput(
-    now_wall=1e6,
-    rule=Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="test"),
-    job=slurm_job(),
-    paused=None,
-    blind=None,
-    recent=(),
-    busy=False,
-    running_jobs=40,
-    jobs_in_trouble=1,
-    nodes_known=10,
-    nodes_silent=0,
-    mounts_stalled=(),
-    step=500,
-)
-
 
 GRACEFUL = (Rung.KILL_SWITCH, Rung.REQUEUE)
 """Of a kind that has no ladder as shipped, where a site gives it this one."""

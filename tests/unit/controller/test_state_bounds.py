@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.agents import MAX_STRANGERS
@@ -20,25 +18,13 @@ from slurm_watchdog.model.observations import (
 )
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.memory_held import held
 from tests.builders.views import blocked, process, slurm_job
 
 LISTED = 5
 """Ended jobs that Slurm still lists."""
 JUDGED = 100
 """At one of so many jobs everything is judged."""
-
-
-def held(value: Any, seen: set[int]) -> int:
-    """How many entries all containers below `value` have, each container counted once."""
-    if id(value) in seen or isinstance(value, str | int | float | bytes | type(None)):
-        return 0
-    seen.add(id(value))
-    if isinstance(value, dict):
-        return len(value) + sum(held(each, seen) for pair in value.items() for each in pair)
-    if isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
-        return len(value) + sum(held(each, seen) for each in value)
-    names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
-    return sum(held(getattr(value, name, None), seen) for name in names if name not in ("config", "_new_id"))
 
 
 class Life:

@@ -15,8 +15,8 @@ from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, Inci
 from slurm_watchdog.model.observations import Event, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.reported_cluster import progress_event
 from tests.builders.views import process, slurm_job
-from tests.unit.controller.test_state import progress_event
 
 KINDS = [spec.kind for spec in SPECS]
 STEPS = (IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS, IncidentKind.LOG_ERROR)

@@ -56,7 +56,7 @@ def undated(minutes: int, moved: int = 20) -> str:
 
 
 def test_steps_without_a_date_among_dated_lines_fell_silent_before_the_next_date() -> None:
-    assert silence_of(undated(200)) == "Hang: no progress for 3 h 00 min"
+    assert silence_of(undated(200)) == "Hang: no progress for 2 h 59 min"
     assert verdict_of(undated(40)) is None  # less than any limit that could be known
     assert verdict_of(undated(200, moved=200)) is None
 

@@ -254,14 +254,13 @@ def _cascade(alive: Sequence[FoundError], case: LogCase) -> _Cascade:
 
 def _late_cause(case: LogCase) -> FoundError | None:
     """An error that was survived by few steps, before a cascade."""
-    found = [
-        error
-        for error in case.errors
-        if is_root(error) and error.name not in log_table().headers and not error.ignored
-        and not error.retried and not error.weak
-        and not error.chained and error.traceback and ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES
-    ]  # fmt: skip
-    return found[0] if found else None
+    for error in case.errors:
+        passing = error.ignored or error.retried or error.weak or error.chained or not error.traceback
+        if passing or not is_root(error) or error.name in log_table().headers:
+            continue
+        if ENOUGH_RISES <= rises_after(error, case) <= LATE_RISES:
+            return error
+    return None
 
 
 # ------------------------------------------------------------------------------------------ the verdict
@@ -321,9 +320,8 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         f"{first.line}): {shortened(first.text, 200)}{after}"
     )
     return LogVerdict(
-        name, first.line, first.source, sentence(summary), host, rank, first.text,
-        tuple(ranks), followed,
-    )  # fmt: skip
+        name, first.line, first.source, sentence(summary), host, rank, first.text, tuple(ranks), followed
+    )
 
 
 def _by_thread(first: FoundError, case: LogCase) -> FoundError:

@@ -263,9 +263,6 @@ def _late_cause(case: LogCase) -> FoundError | None:
     return None
 
 
-# ------------------------------------------------------------------------------------------ the verdict
-
-
 def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError]) -> LogVerdict:
     first = next((error for error in roots if error.name not in log_table().headers), roots[0])
     if first.name == "checkpoint_write":

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.events import condense, event_item
+from slurm_watchdog.agent.logs.events import condense, make_event
 from slurm_watchdog.model.observations import Event, EventKind, Gpu, LogFile, NodeEvent, Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
@@ -33,18 +33,18 @@ class Reader:
 
     def events(self, said: Said) -> tuple[tuple[Event, ...], int]:
         """The events of these lines, and how many more were left out."""
-        found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        found: dict[tuple[str, str], list[Event]] = {}
         for at, job_id, stream, text in said.lines:
             for line in text.replace("\r", "\n").split("\n"):
                 fact = parse_line(line) if line else None
                 if fact is not None and not self._known(job_id, stream, fact):
-                    found.setdefault((job_id, stream), []).append(event_item(line, fact, said.at - at))
+                    found.setdefault((job_id, stream), []).append(make_event(line, fact, said.at - at))
         events: list[Event] = []
         dropped = 0
         for (job_id, stream), items in found.items():
             kept, left_out = condense(items)
             dropped += left_out
-            events += [msgspec.convert({**item, "job_id": job_id, "source": stream}, Event) for item in kept]
+            events += [replace(event, job_id=job_id, source=stream) for event in kept]
         return tuple(events), dropped
 
     def _known(self, job_id: str, stream: str, fact: LogFact) -> bool:

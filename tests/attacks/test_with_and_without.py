@@ -37,9 +37,10 @@ from slurm_watchdog.agent.logs import events
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
-from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.service import Service
-from slurm_watchdog.agent.workers.request_types import BlockedCall
+from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.config.agent_settings import settings_of
@@ -64,12 +65,12 @@ from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, report_rate
 from tests.builders.forged_kernel_lines import forgeries
+from tests.builders.identities import World
 from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
+from tests.builders.workers import Asker, everything_of
 from tests.trusting import trusting
-from tests.unit.agent.test_identity_cache import IDENTIFY, World
-from tests.unit.agent.test_workers import Asker, everything_of
 from tests.unit.controller import test_by_user as two_users
 from tests.unit.controller.test_access import MARK, PEOPLE, doors
 
@@ -182,11 +183,11 @@ def set_user_id_rank(stage: Stage) -> bool:
     assert rank.stdout is not None and rank.stdout.read(1) == b"x"
     told: list[Any] = []
     try:
-        identify.identify([(rank.pid, None)], {"tell": told.append})
+        identify.identify(IdentifyProcesses([(rank.pid, None)]), WorkerState(send_part=told.append))
     finally:
         rank.kill()
         rank.communicate()
-    return bool(told[0]["environ"])
+    return bool(told[0].environ)
 
 
 def stopped_child(stage: Stage) -> bool:
@@ -232,8 +233,11 @@ def memory_after_the_call(stage: Stage) -> bool:
 
         stage.patch.setattr(identify, "_read_path", slowly)
         asked = BlockedCall(child.pid, child.pid, "openat", list(call.args))
-        (answer,) = identify.resolve([asked], {OWN: os.getuid()})
-        return bool(answer.get("path"))
+        found: list[Any] = []
+        identify.resolve_calls(
+            ResolveCalls([asked]), WorkerState(own_uid=os.getuid(), send_part=found.append)
+        )
+        return bool(found[0].target.path)
     finally:
         child.kill()
         child.wait()
@@ -278,7 +282,7 @@ def key_in_an_error_line(stage: Stage) -> bool:
     line = f"requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://x.example/v1?api_key={key}"
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR
-    return key in str(events.event_item(line, fact, 0.0))
+    return key in str(events.make_event(line, fact, 0.0))
 
 
 def kernel_line_of_a_name(stage: Stage) -> bool:
@@ -487,7 +491,7 @@ ROWS = {
     "a set-user-id program as rank": Row("C2", "user", set_user_id_rank, (("slurm_watchdog.agent.processes.owner.refusal_to_look", nothing),)),
     "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.workers.admission.Admission._may_have", yes), ("slurm_watchdog.agent.workers.admission.KEPT_FREE", 0), ("slurm_watchdog.agent.workers.admission.MAX_HUNG_OF_GROUP", 1000))),
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
-    "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._stands_in", yes),)),
+    "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.silence.why_no_answer", nothing),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.text.mask_cut", same),)),

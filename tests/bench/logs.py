@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 from slurm_watchdog.agent.logs import follow
+from slurm_watchdog.agent.workers.answer_types import FollowedFile
 from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from tests.bench.figures import Figures, say
 
 MIN_LINES_PER_SECOND = 1e6
@@ -138,7 +139,7 @@ def chunks(kind: Callable[[], Iterator[str]], total: int, size: int = CHUNK) -> 
 def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM_UP) -> Rate:
     """Lets the file at `path` grow by a piece at a time and follows it, as the agent's child does; the
     growing is not timed."""
-    state: dict[str, Any] = {}
+    state = WorkerState()
     lines = size = skipped = events = written = 0
     cpu_s = 0.0
     with open(path, "wb", buffering=0) as file:
@@ -151,25 +152,27 @@ def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM
             if written > warm_up:
                 cpu_s += time.process_time() - began
                 lines, size = lines + number, size + len(data)
-                skipped += sum(row.get("skipped") or 0 for row in rows)
-                events += sum(len(row["events"]) for row in rows)
+                skipped += sum(row.skipped_bytes for row in rows)
+                events += sum(len(row.events) for row in rows)
     return Rate(lines, size, cpu_s, skipped, events)
 
 
-def _look(path: Path, state: dict[str, Any]) -> dict[str, Any]:
-    answer = follow.follow(Follow([("1", str(path), 0)], taken=state.get("token")), state)
-    row: dict[str, Any] = answer["files"][0]
-    if row["error"]:
-        raise RuntimeError(f"the log can't be read: {row['error']}")
+def _look(path: Path, state: WorkerState) -> FollowedFile:
+    answer = follow.follow(
+        Follow([("1", str(path), 0)], taken=state.memory(follow.FollowMemory).token), state
+    )
+    row = answer.files[0]
+    if row.error:
+        raise RuntimeError(f"the log can't be read: {row.error}")
     return row
 
 
-def _read_to(path: Path, state: dict[str, Any], size: int) -> list[dict[str, Any]]:
+def _read_to(path: Path, state: WorkerState, size: int) -> list[FollowedFile]:
     """Looks until the file is read to its end; one look may stop before it, to stay cheap."""
     rows = []
     for _ in range(1000):
         rows.append(_look(path, state))
-        if rows[-1]["offset"] == size:
+        if rows[-1].offset == size:
             return rows
     raise RuntimeError(
         f"a log of {size} bytes is not read to its end in 1,000 looks, only to {rows[-1]['offset']}"

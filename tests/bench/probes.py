@@ -6,9 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from tests.bench.figures import Figures, quantile
+from tests.builders.requests import plain_request
 
 TRIPS = 2000
 COLD_TRIPS = 20
@@ -16,9 +19,9 @@ COLD_PAUSE_S = 0.2
 DEADLINE_S = 10.0
 
 
-def give_back(args: Any, state: dict[str, Any]) -> Any:
+def give_back(fields: Any, worker: WorkerState) -> Any:
     """The child's work: none."""
-    return args
+    return fields
 
 
 def run(figures: Figures, trips: int = TRIPS) -> None:
@@ -45,7 +48,9 @@ def run(figures: Figures, trips: int = TRIPS) -> None:
 def _trip(probes: WorkerPool) -> float:
     answers: list[Answer] = []
     began = time.perf_counter()
-    request = probes.ask("bench", "give_back", ["x" * 100], DEADLINE_S, clock.monotonic(), answers.append)
+    request = probes.ask(
+        "bench", plain_request("give_back", ["x" * 100]), DEADLINE_S, clock.monotonic(), answers.append
+    )
     assert request is not None, "the child is busy, though it has nothing to do"
     probes.settle(DEADLINE_S, [request])
     took = time.perf_counter() - began

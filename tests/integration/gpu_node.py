@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Gpu, HungProbe, NodeEvent
 from tests.builders.requests import do
@@ -26,11 +27,11 @@ class Node:
     def __init__(self, library: Path | None = None, scenario: Scenario | None = None, *, hurry: bool = True):
         """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time."""
 
-        def read_gpus(args: Any, state: dict[str, Any]) -> Any:
+        def read_gpus(fields: Any, worker: WorkerState) -> Any:
             if library is not None and scenario is not None:
                 ctypes.CDLL(str(library))
                 os.environ.update(scenario.environment)
-            return do("read_gpus", args, state)
+            return do("read_gpus", fields, worker)
 
         self.probes = WorkerPool({"read_gpus": read_gpus})
         self.gpus = GpuReader(self.probes)

@@ -61,24 +61,33 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 # What the agent's own user does with the helper: `ask` is one request, `say` prints a line of JSON.
 ASKER = """
-import json, os, sys, time
+import json, os, sys, time, types
+from typing import Any
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import Request
 from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 
 assert is_usable(sys.argv[1])
 link = HelperLink(sys.argv[1])
 probes = WorkerPool(Dispatch(OWN_TASKS, True, print), helper=link, helped=[*TASKS, "sleep", "write_state"])
 
-def ask(key, function, args, uid=-1, deadline_s=60.0):
-    answers = []
-    request = probes.ask(key, function, args, deadline_s, clock.monotonic(), answers.append, uid)
-    if request is None:
+def raw(task, fields):
+    # A request of this name, whether there is such a task or not, with any fields.
+    body = {"task": task, "part": Any, "__annotations__": dict.fromkeys(fields, Any)}
+    return types.new_class(task, (Request[Any],), {"frozen": True}, lambda space: space.update(body))(**fields)
+
+def ask(key, task, fields, uid=-1, deadline_s=60.0):
+    answers, parts = [], []
+    number = probes.ask(
+        key, raw(task, fields), deadline_s, clock.monotonic(), answers.append, uid, on_part=parts.append
+    )
+    if number is None:
         return [None, "; ".join(probes.problems())]
-    probes.settle(deadline_s + 30, [request])
-    return [answers[0].value, answers[0].error, answers[0].timed_out]
+    probes.settle(deadline_s + 30, [number])
+    return [answers[0].value or parts or None, answers[0].error, answers[0].timed_out]
 
 def say(*what):
     print(json.dumps(what), flush=True)
@@ -133,8 +142,8 @@ def test_the_helper_does_what_is_in_its_list_and_refuses_all_else(
         """
         box, pid, nobody = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
         switch = {"path": f"{box}/kill", "node": "n1", "by": "slurm-watchdog", "why": "$(id)", "incident": "", "decision": ""}
-        say("identify", *ask("identify", "identify", [[pid, None]]))
-        say("calls", *ask("look", "look_at_calls", [["io", pid, pid], ["call", pid, pid], ["devices", pid, pid]]))
+        say("identify", *ask("identify", "identify", {"processes": [[pid, None]]}))
+        say("calls", *ask("look", "read_threads", {"files": [["io", pid, pid], ["call", pid, pid], ["devices", pid, pid]]}))
         follow = {"files": [["1", f"{box}/train.log", 0], ["1", f"{box}/roots.log", 0]]}
         say("follow", *ask("files:a", "follow", follow, nobody))
         say("write", *ask("files:a", "write_kill_switch", switch, nobody))
@@ -142,16 +151,16 @@ def test_the_helper_does_what_is_in_its_list_and_refuses_all_else(
         say("again", *ask("files:a", "write_kill_switch", switch | {"by": "another"}, nobody))
         say("remove", *ask("files:a", "remove_kill_switch", switch, nobody))
         say("gone", os.path.exists(f"{box}/kill"))
-        say("refused", *ask("a", "sleep", 1))
-        say("refused", *ask("b", "write_state", ["/etc/x", "y"]))
+        say("refused", *ask("a", "sleep", {"seconds": 1}))
+        say("refused", *ask("b", "write_state", {"path": "/etc/x", "text": "y"}))
         say("refused", *ask("c", "follow", follow))
-        say("refused", *ask("d", "identify", [[pid, None]], nobody))
+        say("refused", *ask("d", "identify", {"processes": [[pid, None]]}, nobody))
         say("refused", *ask("e", "write_kill_switch", switch | {"path": f"{box}/.ssh/rc"}, nobody))
         say("refused", *ask("f", "last_kernel_lines", {"path": "/etc/shadow"}))
         say("refused", *ask("g", "follow", follow, 64999))
         say("refused", *ask("h", "follow", follow, 0))
         link.sock.send(b"[1,2,3]")
-        say("lives", *ask("identify", "identify", [[pid, None]]))
+        say("lives", *ask("identify", "identify", {"processes": [[pid, None]]}))
         """,
         str(box),
         str(somebody.pid),
@@ -162,11 +171,11 @@ def test_the_helper_does_what_is_in_its_list_and_refuses_all_else(
     assert error is None
     until(lambda: helper.said.count("refused:") >= before + 8, "every refusal in the log")
     io, call, devices = told["calls"][0]
-    assert io.startswith("rchar:")
-    assert len(call[0].split()) >= 3, "the system call it sleeps in"
-    assert devices[0] >= 3
+    assert io["io"].startswith("rchar:")
+    assert len(call["call"][0].split()) >= 3, "the system call it sleeps in"
+    assert devices["devices"][0] >= 3
     mine, roots = told["follow"][0]["files"]
-    assert [event["step"] for event in mine["events"] if event["step"]] == [3]
+    assert [event["step"] for event in mine["events"] if event.get("step")] == [3]
     assert "EACCES" in roots["error"], "the owner's own rights, no more"
     assert told["write"][1] is None, told
     assert told["made"] == [True, NOBODY]
@@ -206,10 +215,10 @@ def test_a_helper_that_is_killed_or_stopped_holds_nobody_up_and_is_found_again(h
         helper,
         """
         me = os.getpid()
-        say("first", ask("identify", "identify", [[me, None]])[1])
+        say("first", ask("identify", "identify", {"processes": [[me, None]]})[1])
         for line in sys.stdin:
             began = time.monotonic()
-            value, error, *timed_out = ask(line.strip() or "identify", "identify", [[me, None]], deadline_s=1.0)
+            value, error, *timed_out = ask(line.strip() or "identify", "identify", {"processes": [[me, None]]}, deadline_s=1.0)
             say(time.monotonic() - began < 30, value is not None or error is None, error, timed_out, probes.problems(),
                 [each.probe for each in probes.hung(clock.monotonic())])
         """,

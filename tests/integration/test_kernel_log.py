@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
-from slurm_watchdog.agent.kernel import position
+from slurm_watchdog.agent.files import kernel_log_position as position
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock

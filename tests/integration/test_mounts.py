@@ -16,7 +16,7 @@ import pytest
 
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber, Wanted, wanted_mounts
+from slurm_watchdog.agent.mounts.probing import MountProber, ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock, loop
@@ -57,7 +57,7 @@ class Looks:
 
     probes: WorkerPool
     collector: MountProber
-    wanted: dict[str, Wanted]
+    wanted: dict[str, ProbeTarget]
 
     def until(
         self, enough: Callable[[tuple[MountProbe, ...]], bool], seconds: float = 10.0
@@ -157,7 +157,7 @@ def test_a_look_is_at_the_mount_point_and_a_users_closed_or_missing_directory_sa
     closed = ext4 / "closed"
     closed.mkdir(mode=0o700)
     for directory in (closed, ext4 / "gone"):
-        place = {str(ext4): Wanted(str(directory), NOBODY)}
+        place = {str(ext4): ProbeTarget(str(directory), NOBODY)}
         row = Looks(probes, MountProber(probes, "n1", 0.2, stagger=False), place).row()
         assert (row.responding, row.error) == (True, None)
 

@@ -11,11 +11,11 @@ import pytest
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.files import read_file, read_stat
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget, describe_blocked
-from slurm_watchdog.agent.processes.identify import resolve
-from slurm_watchdog.agent.workers.request_types import BlockedCall
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, describe_blocked
+from slurm_watchdog.agent.workers.request_types import BlockedCall, ResolveCalls
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT
+from tests.builders.requests import parts_of
 from tests.integration.silent_server import NOBODY, Silent
 
 READER = """
@@ -67,11 +67,9 @@ def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_
     reader.stdin.flush()
     track = followed(reader.pid)
     assert (track.syscall, track.path) == (PAGE_FAULT, None)
-    (answer,) = resolve(
-        [BlockedCall(reader.pid, reader.pid, track.syscall, list(track.call.args))],
-        {},
-    )
-    track.target = CallTarget(answer["path"], answer["mount"], answer["fs_type"], answer["device"])
+    call = BlockedCall(reader.pid, reader.pid, track.syscall, list(track.call.args))
+    (found,) = parts_of(ResolveCalls([call]))
+    track.target = found.target
     blocked = describe_blocked(reader.pid, track, clock.monotonic())
     assert (blocked.mount, blocked.fs_type, blocked.candidates) == (str(fuse.point), "fuse.silent", ())
     assert blocked.path == str(Path(fuse.point, "data.bin"))

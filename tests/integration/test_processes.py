@@ -290,11 +290,11 @@ def test_proc_is_listed_when_something_was_started_and_otherwise_seldom() -> Non
 LOOK = """
 import json, time
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.processes import identify
+from slurm_watchdog.agent.helper.requests import TASKS, Dispatch
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
-probes = WorkerPool({"identify": identify.identify})
+probes = WorkerPool(Dispatch(TASKS, True, print))
 collector = ProcessReader(probes, read_mounts)
 for _ in range(3):
     processes = collector.collect(clock.monotonic(), 5.0)

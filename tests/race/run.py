@@ -21,13 +21,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from slurm_watchdog.agent.evidence import last_lines
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.become_user import become
-from slurm_watchdog.agent.workers.request_types import Follow, KillSwitch, LastLines
+from slurm_watchdog.agent.workers.request_types import Follow, LastLines, RemoveSwitch, WriteSwitch
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 OWNER, STRANGER = 64983, 64984
 SECRETS = {
@@ -145,7 +147,7 @@ def work_for_ever(place: Place, pipe: int) -> None:
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     path, switch = str(place.box / "logs/train.log"), str(place.box / "run/kill")
-    state: dict[str, Any] = {}
+    state = WorkerState()
     while not stop:
         for name, function, args in (
             (
@@ -154,11 +156,13 @@ def work_for_ever(place: Place, pipe: int) -> None:
                 Follow([("1", path, None), ("1", switch, 0)], globs=[("1", f"{place.box}/*/train.l*")]),
             ),
             ("ends", last_lines.last_lines, LastLines([("1", path), ("2", str(place.box / "logs"))])),
-            ("written", as_owner.write_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
-            ("removed", as_owner.remove_kill_switch, KillSwitch(switch, node="n1", **FIELDS)),
-        ):
+            ("written", as_owner.write_kill_switch, WriteSwitch(switch, node="n1", **FIELDS)),
+            ("removed", as_owner.remove_kill_switch, RemoveSwitch(switch, node="n1", **FIELDS)),
+        ):  # fmt: skip
             try:
-                answer = json.dumps(function(args, state if name == "looks" else {}))
+                answer = json.dumps(
+                    msgspec.to_builtins(function(args, state if name == "looks" else WorkerState()))
+                )
             except OSError:
                 done[f"{name} refused"] += 1
                 continue
@@ -167,10 +171,12 @@ def work_for_ever(place: Place, pipe: int) -> None:
             told |= {
                 str(uid) for uid, text in SECRETS.items() if text[10:18] in answer or text[-10:-1] in answer
             }
-        state.pop("expanded", None)
+        memory = state.memory(follow.FollowMemory)
+        memory.expanded = {}
         if done["looks"] % 50 == 0:
-            for each in state.pop("tails", {}).values():
+            for each in memory.tails.values():
                 each.close()
+            memory.tails = {}
     os.write(pipe, json.dumps([done, sorted(told)]).encode())
 
 

@@ -20,7 +20,14 @@ from slurm_watchdog.agent.commands import Commands, Refused
 from slurm_watchdog.agent.delivery.channel import Proven
 from slurm_watchdog.agent.delivery.replies import parse_reply
 from slurm_watchdog.agent.delivery.sender import ANSWER_S, Spool, backoff_s
-from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.agent.workers.request_types import (
+    DumpProcessStacks,
+    KillSwitch,
+    Request,
+    SwitchDirectory,
+    WriteSwitch,
+)
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
@@ -63,22 +70,16 @@ class _Children:
         pass
 
     def ask(
-        self,
-        key: str,
-        function: str,
-        args: Any,
-        deadline_s: float,
-        now: float,
-        then: Callable[[Answer], None],
+        self, key: str, request: Request[Any], deadline_s: float, now: float, then: Callable[[Answer[Any]], None],
         uid: int = -1,
-    ) -> int | None:
+    ) -> int | None:  # fmt: skip
         self._count += 1
         number, agent = self._count, self._agent
         life = agent.life
 
         def done() -> None:
             if agent.life == life:  # a child dies with its agent
-                value, error = agent.do(function, args)
+                value, error = agent.do(request)
                 then(Answer(number, key, value=value, error=error, timed_out=False, seconds=0.0))
                 agent.push()
 
@@ -297,23 +298,19 @@ class Agent:
 
     # ------------------------------------------------------------------------------------ hands
 
-    def do(self, function: str, args: Any) -> tuple[Any, str | None]:
+    def do(self, request: Request[Any]) -> tuple[Any, str | None]:
         """What a child does: (value, error)."""
-        if function == "write_kill_switch":
-            return None, self.cluster.write_switch(
-                self.node.name, args.path, compose_line(msgspec.structs.asdict(args))
-            )
-        if function == "remove_kill_switch":
-            return None, self.cluster.remove_switch(
-                self.node.name, args.path, compose_line(msgspec.structs.asdict(args))
-            )
-        if function == "dump_stacks":
-            mine = {each.pid for each in args.processes}
-            return [msgspec.to_builtins(each) for each in self._stacks(mine)], None
-        if function in ("prepare_directory", "empty_directory", "remove_directory"):
-            assert args.base == KILL_SWITCH_BASE
+        if isinstance(request, KillSwitch):
+            line = compose_line(msgspec.structs.asdict(request))
+            if isinstance(request, WriteSwitch):
+                return None, self.cluster.write_switch(self.node.name, request.path, line)
+            return None, self.cluster.remove_switch(self.node.name, request.path, line)
+        if isinstance(request, DumpProcessStacks):
+            return list(self._stacks({each.pid for each in request.processes})), None
+        if isinstance(request, SwitchDirectory):
+            assert request.base == KILL_SWITCH_BASE
             return None, None
-        return None, f"no such function: {function}"
+        return None, f"no such task: {request.task}"
 
     def evidence(self, job_id: str, pids: set[int]) -> NodeEvidence:
         ranks = tuple(

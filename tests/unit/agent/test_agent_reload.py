@@ -25,15 +25,20 @@ from slurm_watchdog.agent.processes.jobs_here import JobsMemory
 from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
-from slurm_watchdog.agent.validate_config import look, why_not
+from slurm_watchdog.agent.validate_config import validate, why_not
+from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import frame
-from slurm_watchdog.agent.workers.pool import Answer, InheritedWorker, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.requests import plain_request
 from tests.unit.agent.test_orphan_processes import GRACE_S, Node
 
 MODEST = settings_of(parse_config("agent: {metrics_listen: '', state_directory: ''}"))
@@ -50,7 +55,7 @@ class Asked:
         self.has_children = has_children
 
     def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], *, idle_s: float
+        self, key: str, request: Any, deadline_s: float, now: float, then: Callable[[Answer[Any]], None], *, idle_s: float
     ) -> int | None:  # fmt: skip
         self.then.append(then)
         return len(self.then) if self.has_children else None
@@ -63,17 +68,15 @@ def reload_of(asked: Asked, secrets: list[str], file: str = "/etc/x.yaml") -> Re
     return Reload(file, MODEST, asked, lambda: secrets.append("read"))  # type: ignore[arg-type]
 
 
-def outcome(text: str) -> dict[str, Any]:
-    import msgspec
-
-    return {"problems": [], "settings": msgspec.json.encode(settings_of(parse_config(text))).decode()}
+def outcome(text: str) -> ConfigCheck:
+    return ConfigCheck(settings=msgspec.json.encode(settings_of(parse_config(text))).decode())
 
 
 def test_a_file_with_errors_changes_nothing_and_each_is_said(caplog: pytest.LogCaptureFixture) -> None:
     asked, secrets = Asked(), list[str]()
     reload = reload_of(asked, secrets)
     reload.ask(1.0)
-    asked.answer({"problems": ["x.yaml:1: mode: input should be", "x.yaml:3: interval"], "settings": ""})
+    asked.answer(ConfigCheck(problems=("x.yaml:1: mode: input should be", "x.yaml:3: interval")))
     assert (reload.settings, secrets) == (None, [])
     assert "x.yaml:1: mode" in caplog.text
     assert "not taken (2 errors); the one before stays, whole" in caplog.text
@@ -120,12 +123,12 @@ def test_a_file_that_was_written_again_while_it_was_checked_is_checked_again() -
 def test_a_new_start_waits_for_commands_under_way_and_not_for_ever() -> None:
     asked = Asked()
     reload = reload_of(asked, [])
-    assert not reload.wants_anew(0.0, busy=False)
+    assert not reload.wants_restart(0.0, busy=False)
     reload.ask(1.0)
     asked.answer(outcome("agent: {interval: 7s}"))
-    assert not reload.wants_anew(reload.since, busy=True)
-    assert reload.wants_anew(reload.since, busy=False)
-    assert reload.wants_anew(reload.since + COMMANDS_S, busy=True)
+    assert not reload.wants_restart(reload.since, busy=True)
+    assert reload.wants_restart(reload.since, busy=False)
+    assert reload.wants_restart(reload.since + COMMANDS_S, busy=True)
 
 
 def test_without_a_file_secrets_alone_are_read_again() -> None:
@@ -155,13 +158,13 @@ def test_what_would_keep_an_agent_from_working_is_found_before(tmp_path: Path) -
 def test_a_look_gives_settings_or_every_error(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("mode: obey\nagent: {intervall: 5s}\n")
-    found = look(str(file), MODEST)
+    found = validate(str(file), MODEST)
     assert len(found.problems) == 2
     assert found.settings == ""
     file.write_text(
         "agent: {controller_url: 'http://m:1', interval: 9s, metrics_listen: '', state_directory: ''}\n"
     )
-    assert '"interval":9.0' in look(str(file), MODEST).settings
+    assert '"interval":9.0' in validate(str(file), MODEST).settings
 
 
 # -- what goes over --------------------------------------------------------------------------------------------
@@ -263,11 +266,11 @@ def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it
         hung=True,
         born=True,
     )
-    probes = WorkerPool({}, left=[left])
+    probes = WorkerPool({}, inherited=[left])
     try:
         probes.poll(now)
         assert probes.hung_since("files:/shared:1000", now) == pytest.approx(500)
-        assert probes.ask("files:/shared:1000", "follow", {}, 1.0, now, lambda answer: None, uid=1000) is None
+        assert probes.ask("files:/shared:1000", Follow([]), 1.0, now, lambda answer: None, uid=1000) is None
         child.sendall(frame([41, "late", None]))
         wait_readable(probes.filenos(), 10)
         probes.poll(clock.monotonic())
@@ -281,17 +284,17 @@ def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it
 def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own_end_with_their_spawner() -> (
     None
 ):
-    def sleep(args: Any, state: dict[str, Any]) -> None:
-        wait_readable((), args)
+    def sleep(args: Any, worker: WorkerState) -> None:
+        wait_readable((), args["value"])
 
     before = WorkerPool({"sleep": sleep})
     now = clock.monotonic()
-    before.ask("probe:/a", "sleep", 600.0, 300.0, now, lambda answer: None)
-    left = before.leave()
+    before.ask("probe:/a", plain_request("sleep", 600.0), 300.0, now, lambda answer: None)
+    left = before.hand_off()
     assert [(each.key, each.hung) for each in left] == [("probe:/a", False)]
     assert os.get_inheritable(left[0].fd)
     before.close()  # with it goes the child, for it can be killed
-    after = WorkerPool({"sleep": sleep}, left=left)
+    after = WorkerPool({"sleep": sleep}, inherited=left)
     try:
         assert not os.get_inheritable(left[0].fd)
         deadline = clock.monotonic() + 30

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,9 @@ from slurm_watchdog.agent.files.as_owner import (
     remove_kill_switch,
     write_kill_switch,
 )
+from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, SwitchDirectory
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
 
@@ -52,12 +53,12 @@ OTHERS: list[Callable[[Path], object]] = [
 
 def test_our_switch_is_written_whole_found_again_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "kill"
-    write_kill_switch(arguments(path), {})
-    write_kill_switch(arguments(path), {})
+    write_kill_switch(arguments(path), WorkerState())
+    write_kill_switch(arguments(path), WorkerState())
     assert path.read_text() == CONTENT
     assert os.listdir(tmp_path) == ["kill"]
-    remove_kill_switch(arguments(path), {})
-    remove_kill_switch(arguments(path), {})
+    remove_kill_switch(arguments(path), WorkerState())
+    remove_kill_switch(arguments(path), WorkerState())
     assert os.listdir(tmp_path) == []
 
 
@@ -65,9 +66,9 @@ def test_a_switch_of_the_release_before_is_removed_by_this_one(tmp_path: Path) -
     path = tmp_path / "kill"
     path.write_text(json.dumps(FIELDS) + "\n")
     assert path.read_text() != CONTENT, "it held letters that ours has no more"
-    remove_kill_switch(arguments(path, why="another reason"), {})
+    remove_kill_switch(arguments(path, why="another reason"), WorkerState())
     assert path.exists()
-    remove_kill_switch(arguments(path), {})
+    remove_kill_switch(arguments(path), WorkerState())
     assert not path.exists()
 
 
@@ -94,12 +95,12 @@ def test_what_a_job_has_left_goes_however_deep_and_closed_and_no_link_is_followe
     (mine / "closed" / "file").write_text("x")
     (mine / "closed").chmod(0)
     mine.chmod(0o500)
-    empty_directory(SwitchDirectory(str(tmp_path / "base"), "7.0"), {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "7.0"), WorkerState())
     assert os.listdir(mine) == []
     assert (kept / "file").read_text() == "precious"
-    empty_directory(SwitchDirectory(str(tmp_path / "base"), "8.0"), {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "8.0"), WorkerState())
     (tmp_path / "base" / "9.0").symlink_to(kept)
-    empty_directory(SwitchDirectory(str(tmp_path / "base"), "9.0"), {})
+    empty_directory(SwitchDirectory(str(tmp_path / "base"), "9.0"), WorkerState())
     assert (kept / "file").exists()
 
 
@@ -111,8 +112,8 @@ def test_what_a_user_put_there_stays_and_holds_no_restart_up(
     put(path)
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(FileExistsError, match="not ours"):
-        write_kill_switch(arguments(path), {})
-    remove_kill_switch(arguments(path), {})
+        write_kill_switch(arguments(path), WorkerState())
+    remove_kill_switch(arguments(path), WorkerState())
     assert sorted(os.listdir(tmp_path)) == before
 
 
@@ -121,22 +122,22 @@ def test_a_directory_that_became_a_link_or_a_file_holds_no_switch_of_ours(tmp_pa
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     for directory in ("file", "link", "missing"):
-        remove_kill_switch(arguments(tmp_path / directory / "kill"), {})
+        remove_kill_switch(arguments(tmp_path / directory / "kill"), WorkerState())
         with pytest.raises(OSError, match=r"directory|symbolic links"):
-            write_kill_switch(arguments(tmp_path / directory / "kill"), {})
+            write_kill_switch(arguments(tmp_path / directory / "kill"), WorkerState())
 
 
-def probe(directory: Path, *, write: bool, mount: str | None = None) -> dict[str, Any]:
+def probe(directory: Path, *, write: bool, mount: str | None = None) -> ProbedDirectory:
     here = mount_of(str(directory), read_mounts())
     assert here is not None
     args = ProbeDirectory(directory=str(directory), mount=mount or here.point, write=write, node="n1")
-    return probe_mount(args, {})
+    return probe_mount(args, WorkerState())
 
 
 @pytest.mark.parametrize("write", [False, True])
 def test_a_probe_says_whether_it_wrote_and_leaves_nothing(tmp_path: Path, write: bool) -> None:
     found = probe(tmp_path, write=write)
-    assert (found["mounted"], found["responding"], found["wrote"], found["error"]) == (
+    assert (found.mounted, found.responding, found.wrote, found.error) == (
         True,
         True,
         write,
@@ -147,16 +148,16 @@ def test_a_probe_says_whether_it_wrote_and_leaves_nothing(tmp_path: Path, write:
 
 def test_a_directory_that_is_gone_is_an_answer_of_its_filesystem(tmp_path: Path) -> None:
     found = probe(tmp_path / "gone", write=True)
-    assert (found["responding"], found["wrote"]) == (True, False)
-    assert found["error"].startswith("ENOENT")
+    assert (found.responding, found.wrote) == (True, False)
+    assert (found.error or "").startswith("ENOENT")
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert probe(tmp_path / "file", write=False)["error"].startswith("ENOTDIR")
+    assert (probe(tmp_path / "file", write=False).error or "").startswith("ENOTDIR")
 
 
 def test_another_mount_than_the_one_asked_for_is_not_touched(tmp_path: Path) -> None:
     found = probe(tmp_path, write=True, mount="/nowhere")
-    assert not found["mounted"]
-    assert "not on /nowhere" in found["error"]
+    assert not found.mounted
+    assert "not on /nowhere" in (found.error or "")

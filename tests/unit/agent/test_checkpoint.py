@@ -17,17 +17,21 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.checkpoints import completeness, files, scan
 from slurm_watchdog.agent.checkpoints.files import resolve
 from slurm_watchdog.agent.checkpoints.schedule import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.answer_types import CheckpointMemory, ScannedCheckpoints, ScannedDirectory
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import loop
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import Checkpoint, Event
 from slurm_watchdog.model.protocol import JobWatch
-from tests.builders.requests import do
+from tests.builders.requests import answer_to
 
 
 def put(path: Path, data: bytes | str = b"x" * 100) -> Path:
@@ -62,26 +66,21 @@ class Place:
     """One directory, looked at again and again."""
 
     path: Path
-    before: Any = None
+    before: CheckpointMemory | None = None
 
-    def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> dict[str, Any]:
-        args = {
-            "mount": "/",
-            "others": [str(each) for each in others],
-            "budget_s": budget_s,
-            "directories": [["7", str(self.path), self.before]],
-            "trackers": [],
-        }
-        (row,) = json.loads(json.dumps(do("look_at_checkpoints", args)))[
-            "directories"
-        ]  # as it goes over the pipe
-        self.before = row["before"]
-        return cast("dict[str, Any]", row)
+    def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedDirectory:
+        directories = [("7", str(self.path), self.before)]
+        (row,) = answer_to(
+            ScanCheckpoints("/", [str(each) for each in others], budget_s, directories, [])
+        ).directories
+        assert isinstance(row, ScannedDirectory)
+        self.before = row.memory
+        return row
 
     def steps(self) -> tuple[int | None, int | None, bool]:
         """The newest complete one, the one that is being written, and whether it grows."""
         row = self.look()
-        return row["step"], row["writing_step"], row["writing"]
+        return row.step, row.writing_step, row.writing
 
 
 @pytest.fixture
@@ -243,11 +242,12 @@ def test_a_checkpoint_counts_when_it_is_complete_and_not_before(
     assert place.steps()[0] is None
     end(place.path, 1000)
     row = place.look()
-    assert (row["layout"], row["step"], row["writing"], row["writing_step"]) == (layout, 1000, False, None)
-    assert row["error"] is None
-    assert str(place.path) in row["path"]
-    assert row["size_bytes"] > 0
-    assert 0 <= row["age_s"] < 60
+    assert (row.layout, row.step, row.writing, row.writing_step) == (layout, 1000, False, None)
+    assert row.error is None
+    assert str(place.path) in str(row.path)
+    assert (row.size_bytes or 0) > 0
+    assert row.age_s is not None
+    assert 0 <= row.age_s < 60
     begin(place.path, 2000)
     assert place.steps() == (1000, 2000, True)
     end(place.path, 2000)
@@ -275,8 +275,8 @@ def test_a_run_below_the_directory_is_found(place: Place, layout: str, begin: Ma
         put(place.path / run / "tensorboard" / "events")
     age(place.path / "old", 3600)
     row = place.look()
-    assert (row["layout"], row["step"]) == (layout, 1000000)
-    assert str(place.path / "new") in row["path"]
+    assert (row.layout, row.step) == (layout, 1000000)
+    assert str(place.path / "new") in str(row.path)
 
 
 @pytest.mark.parametrize(("layout", "begin", "end"), LAYOUTS, ids=NAMES)
@@ -294,19 +294,19 @@ def test_rotation_leaves_the_newest(place: Place, layout: str, begin: Maker, end
 
 def test_an_empty_and_a_missing_directory(place: Place) -> None:
     row = place.look()
-    assert (row["layout"], row["step"], row["error"]) == (None, None, None)
+    assert (row.layout, row.step, row.error) == (None, None, None)
     row = Place(place.path / "none").look()
-    assert row["error"].startswith("ENOENT")
+    assert str(row.error).startswith("ENOENT")
     row = Place(put(place.path / "file")).look()
-    assert row["error"].startswith("ENOTDIR")
+    assert str(row.error).startswith("ENOTDIR")
 
 
 def test_a_tracker_that_names_a_step_that_is_not_there_is_told_and_the_rest_counts(place: Place) -> None:
     megatron_begin(place.path, 1000)
     megatron_end(place.path, 2000)
     row = place.look()
-    assert row["step"] == 1000
-    assert row["error"] == f"{place.path}/latest_checkpointed_iteration.txt says 2000, which is not there"
+    assert row.step == 1000
+    assert row.error == f"{place.path}/latest_checkpointed_iteration.txt says 2000, which is not there"
 
 
 @pytest.mark.parametrize("text", ["garbage", "", "-5", "1e9", "9" * 30, "\0\0\0", "12\n13"])
@@ -314,15 +314,15 @@ def test_garbage_in_a_tracker_proves_nothing(place: Place, text: str) -> None:
     megatron_begin(place.path, 1000)
     put(place.path / "latest_checkpointed_iteration.txt", text)
     row = place.look()
-    assert row["step"] is None
-    assert "says no step" in row["error"]
+    assert row.step is None
+    assert "says no step" in str(row.error)
 
 
 def test_a_release_is_no_step(place: Place) -> None:
     put(place.path / "release" / "mp_rank_00" / "model_optim_rng.pt")
     put(place.path / "latest_checkpointed_iteration.txt", "release")
     row = place.look()
-    assert (row["step"], row["error"]) == (None, None)
+    assert (row.step, row.error) == (None, None)
 
 
 def test_a_name_of_the_trainers_own_that_deepspeed_tracks_is_a_checkpoint_without_a_step(
@@ -330,12 +330,12 @@ def test_a_name_of_the_trainers_own_that_deepspeed_tracks_is_a_checkpoint_withou
 ) -> None:
     put(place.path / "after-warmup" / "mp_rank_00_model_states.pt")
     put(place.path / "logs" / "x")
-    assert place.look()["path"] is None
+    assert place.look().path is None
     put(place.path / "latest", "after-warmup")
     row = place.look()
-    assert (row["layout"], row["step"], row["path"]) == ("deepspeed", None, f"{place.path}/after-warmup")
+    assert (row.layout, row.step, row.path) == ("deepspeed", None, f"{place.path}/after-warmup")
     put(place.path / "latest", "../after-warmup")
-    assert place.look()["path"] is None
+    assert place.look().path is None
 
 
 def test_a_tracker_that_was_set_back_is_what_the_trainer_resumes_from(place: Place) -> None:
@@ -345,7 +345,7 @@ def test_a_tracker_that_was_set_back_is_what_the_trainer_resumes_from(place: Pla
     assert place.steps()[0] == 29000
     megatron_end(place.path, 3000)
     row = place.look()
-    assert (row["step"], row["writing"], row["error"]) == (3000, False, None)
+    assert (row.step, row.writing, row.error) == (3000, False, None)
 
 
 def test_names_that_only_look_like_checkpoints(place: Place) -> None:
@@ -355,7 +355,7 @@ def test_names_that_only_look_like_checkpoints(place: Place) -> None:
         put(place.path / name / "trainer_state.json", "{}")
     megatron_begin(place.path, 1000)
     os.rename(place.path / "iter_0001000", place.path / "iter_0001000.tmp")
-    assert place.look()["step"] == 500
+    assert place.look().step == 500
 
 
 def test_a_date_is_no_step_and_a_run_in_it_is_found(place: Place) -> None:
@@ -373,11 +373,11 @@ def test_two_layouts_in_one_directory_the_one_completed_last_counts(place: Place
     huggingface_begin(place.path, 100)
     huggingface_end(place.path, 100)
     row = place.look()
-    assert (row["layout"], row["step"]) == ("huggingface", 100)
+    assert (row.layout, row.step) == ("huggingface", 100)
     megatron_begin(place.path, 9100)
     age(place.path / "checkpoint-100", 5)
     megatron_end(place.path, 9100)
-    assert place.look()["layout"] == "megatron"
+    assert place.look().layout == "megatron"
 
 
 def test_a_directory_that_was_replaced_is_looked_at_anew(place: Place) -> None:
@@ -386,7 +386,7 @@ def test_a_directory_that_was_replaced_is_looked_at_anew(place: Place) -> None:
     dcp_end(inner.path, 500)
     assert inner.steps()[0] == 500
     shutil.rmtree(inner.path)
-    assert inner.look()["error"].startswith("ENOENT")
+    assert str(inner.look().error).startswith("ENOENT")
     dcp_begin(inner.path, 7)
     dcp_end(inner.path, 7)
     assert inner.steps()[0] == 7
@@ -396,14 +396,14 @@ def test_one_file_written_over_and_over_is_a_checkpoint_without_a_step(place: Pl
     file = put_zip(place.path / "ckpt.pt")
     age(file, 100)
     first = place.look()
-    assert (first["layout"], first["step"], first["path"]) == ("plain", None, str(file))
+    assert (first.layout, first.step, first.path) == ("plain", None, str(file))
     put_zip(file, size=5000, cut=3000)
     row = place.look()
-    assert (row["path"], row["writing"], row["writing_step"]) == (None, True, None)
+    assert (row.path, row.writing, row.writing_step) == (None, True, None)
     put_zip(file, size=5000)
     row = place.look()
-    assert (row["path"], row["writing"]) == (str(file), False)
-    assert row["at_ns"] > first["at_ns"]
+    assert (row.path, row.writing) == (str(file), False)
+    assert row.at_ns > first.at_ns
 
 
 def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(
@@ -432,7 +432,7 @@ def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cu
     assert [place.steps()[0] for _ in range(3)] == [None, None, None]
     put_zip(place.path / "step_5" / "model.pt")
     assert [place.steps() for _ in range(2)] == [(None, 5, True), (5, None, False)]
-    assert place.look()["layout"] == "plain"
+    assert place.look().layout == "plain"
 
 
 def test_what_does_not_change_between_two_quick_looks_has_not_settled(
@@ -452,9 +452,9 @@ def test_what_had_settled_before_the_first_look_stays_so(place: Place) -> None:
 def test_of_two_files_without_a_number_the_one_written_last_counts(place: Place) -> None:
     age(put_zip(place.path / "last.pt"), 100)
     put_zip(place.path / "ckpt.pt")
-    assert place.look()["path"] == str(place.path / "ckpt.pt")
+    assert place.look().path == str(place.path / "ckpt.pt")
     age(place.path / "ckpt.pt", 200)
-    assert place.look()["path"] == str(place.path / "last.pt")
+    assert place.look().path == str(place.path / "last.pt")
 
 
 def test_a_date_beside_checkpoints_is_no_checkpoint_that_is_being_written(place: Place) -> None:
@@ -486,9 +486,9 @@ def test_another_mount_below_is_not_touched(place: Place) -> None:
     dcp_end(place.path, 1)
     dcp_begin(place.path, 2)
     dcp_end(place.path, 2)
-    assert place.look(others=(place.path / "step-2",))["step"] == 1
+    assert place.look(others=(place.path / "step-2",)).step == 1
     row = Place(place.path / "step-2").look(others=(place.path / "step-2",))
-    assert row["moved"] == str(place.path / "step-2")
+    assert row.moved == str(place.path / "step-2")
 
 
 def test_a_name_that_leads_to_another_mount_is_told_and_not_followed(tmp_path: Path) -> None:
@@ -517,7 +517,7 @@ def test_the_directory_itself_may_be_named_by_a_link(tmp_path: Path) -> None:
     dcp_end(tmp_path / "real", 3)
     (tmp_path / "link").symlink_to("real")
     row = Place(tmp_path / "link").look()
-    assert (row["step"], row["path"]) == (3, f"{tmp_path}/real/step-3")
+    assert (row.step, row.path) == (3, f"{tmp_path}/real/step-3")
 
 
 def test_a_hundred_thousand_files_cost_no_more_than_ten_thousand(place: Place) -> None:
@@ -526,20 +526,20 @@ def test_a_hundred_thousand_files_cost_no_more_than_ten_thousand(place: Place) -
     megatron_begin(place.path, 1000)
     megatron_end(place.path, 1000)
     row = place.look()
-    assert row["step"] == 1000, "the tracker names it, wherever it stands in the directory"
-    assert "more than 10000 names" in row["error"]
+    assert row.step == 1000, "the tracker names it, wherever it stands in the directory"
+    assert "more than 10000 names" in str(row.error)
 
 
 def test_a_checkpoint_of_very_many_files_has_no_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "MAX_FILES", 10)
     dcp_begin(place.path, 1)
     dcp_end(place.path, 1)
-    assert place.look()["size_bytes"] == 200
+    assert place.look().size_bytes == 200
     for number in range(20):
         put(place.path / "step-2" / f"__{number}_0.distcp")
     put(place.path / "step-2" / ".metadata")
     row = place.look()
-    assert (row["step"], row["size_bytes"]) == (2, None)
+    assert (row.step, row.size_bytes) == (2, None)
 
 
 def test_the_size_is_that_of_all_files_at_any_depth_that_is_reached(place: Place) -> None:
@@ -547,14 +547,14 @@ def test_the_size_is_that_of_all_files_at_any_depth_that_is_reached(place: Place
         put(place.path / "checkpoint-1" / depth / "x", b"x" * 1000)
     huggingface_end(place.path, 1)
     state = len((place.path / "checkpoint-1" / "trainer_state.json").read_bytes())
-    assert place.look()["size_bytes"] == 2000 + state
+    assert place.look().size_bytes == 2000 + state
 
 
 def test_the_time_for_a_look_is_bounded(place: Place) -> None:
     dcp_begin(place.path, 1)
     dcp_end(place.path, 1)
     row = place.look(budget_s=0.0)
-    assert "more to look at" in row["error"]
+    assert "more to look at" in str(row.error)
 
 
 def test_what_vanishes_while_it_is_looked_at_is_passed_over(
@@ -563,14 +563,14 @@ def test_what_vanishes_while_it_is_looked_at_is_passed_over(
     for step in (1, 2, 3):
         dcp_begin(place.path, step)
         dcp_end(place.path, step)
-    real = files.about
+    real = files.stat_of
 
-    def about(name: str, where: int) -> os.stat_result | None:
+    def stat_of(name: str, where: int) -> os.stat_result | None:
         if name == "step-3":
             shutil.rmtree(place.path / "step-3", ignore_errors=True)
         return real(name, where)
 
-    monkeypatch.setattr(files, "about", about)
+    monkeypatch.setattr(files, "stat_of", stat_of)
     assert place.steps() == (2, None, False)
 
 
@@ -587,10 +587,10 @@ def test_the_demo_trainers_checkpoints_are_read_rightly(tmp_path: Path, checkout
     place, seen = Place(directory), []
     while trainer.poll() is None:
         row = place.look()
-        seen.append((row.get("step"), row.get("writing_step")))
+        seen.append((row.step, row.writing_step))
         loop.sleep(0.02)
     row = place.look()
-    assert (row["step"], row["layout"], row["writing_step"], row["error"]) == (6, "deepspeed", None, None)
+    assert (row.step, row.layout, row.writing_step, row.error) == (6, "deepspeed", None, None)
     assert {(None, 2), (2, 4), (4, 6)} <= set(seen)
 
 
@@ -602,28 +602,28 @@ class Children:
     """Stands for Probes: what is asked is answered by the real function when the test says so."""
 
     asked: list[tuple[str, int, dict[str, Any]]] = field(default_factory=list)
-    waiting: dict[str, tuple[Any, Callable[[Answer], None]]] = field(default_factory=dict)
+    waiting: dict[str, tuple[ScanCheckpoints, Callable[[Answer[ScannedCheckpoints]], None]]] = field(
+        default_factory=dict
+    )
     hung: dict[str, float] = field(default_factory=dict)
     changes: dict[str, Any] = field(default_factory=dict)
 
     def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int
+        self, key: str, request: ScanCheckpoints, deadline_s: float, now: float,
+        then: Callable[[Answer[ScannedCheckpoints]], None], uid: int,
     ) -> int | None:  # fmt: skip
         if key in self.waiting:
             return None
-        assert function == "look_at_checkpoints"
-        args = msgspec.to_builtins(args)
-        self.asked.append((key, uid, args))
-        self.waiting[key] = (args, then)
+        self.asked.append((key, uid, msgspec.to_builtins(request)))
+        self.waiting[key] = (request, then)
         return len(self.asked)
 
     def answer(self) -> None:
-        for key, (args, then) in list(self.waiting.items()):
+        for key, (request, then) in list(self.waiting.items()):
             del self.waiting[key]
-            value = do("look_at_checkpoints", args)
-            for row in value["directories"]:
-                row.update(self.changes)
-            then(Answer(1, key, value))
+            value = answer_to(request)
+            rows = tuple(replace(row, **self.changes) for row in value.directories)
+            then(Answer(1, key, replace(value, directories=rows)))
 
     def time_out(self, now: float) -> None:
         for key, (_, then) in self.waiting.items():

@@ -17,6 +17,7 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import KillSwitch
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
@@ -107,7 +108,9 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
     else:
         path.touch()
     refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
-    as_owner.remove_kill_switch(KillSwitch(str(path), "n1", by="", why="", incident="", decision=""), {})
+    as_owner.remove_kill_switch(
+        KillSwitch(str(path), "n1", by="", why="", incident="", decision=""), WorkerState()
+    )
     assert os.path.lexists(path), "only a file that holds exactly our line goes"
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.core_program import notes_of, parse_program, read_program
 from slurm_watchdog.agent.workers.request_types import ReadCore
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 
 def note(kind: int, body: bytes) -> bytes:
@@ -91,5 +92,5 @@ def test_a_core_file_of_a_rank_that_has_no_living_neighbour_has_frames_with_name
     if not found:
         pytest.skip("this kernel leaves no core file in the working directory")
     assert os.path.samefile(read_program(str(found[0])) or "", os.path.realpath(sys.executable))
-    lines = cores.read_core(ReadCore(str(found[0]), None), {})
+    lines = cores.read_core(ReadCore(str(found[0]), None), WorkerState())
     assert any(line.startswith("#") and "??" not in line for line in lines)

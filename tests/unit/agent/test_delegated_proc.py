@@ -6,13 +6,17 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_watchdog.agent.helper.requests import check_request
 from slurm_watchdog.agent.proc.blocked_calls import UNSEEN_S, BlockedThreads, NotSeenError
-from slurm_watchdog.agent.processes.delegated_proc import FarFiles
-from slurm_watchdog.agent.processes.thread_calls import look_at_calls
-from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
+from slurm_watchdog.agent.processes.thread_calls import read_threads
+from slurm_watchdog.agent.workers.answer_types import ThreadCall, ThreadFacts
+from slurm_watchdog.agent.workers.request_types import ReadThreads
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 ME = os.getpid()
 READ = "0 0x3 0x7f00 0x10 0x0 0x0 0x0 0x7ffe 0x7f01\n"
@@ -23,25 +27,25 @@ class Child:
     """Answers as the child would, or not at all; counts the requests."""
 
     def __init__(self, look: Callable[[Any], Any] | None = None) -> None:
-        self.look = look or (lambda items: look_at_calls(items, {"own": os.getuid()}))
+        self.look = look or (lambda items: read_threads(ReadThreads(items), WorkerState(own_uid=os.getuid())))
         self.answers = True
         self.asked: list[list[Any]] = []
 
-    def ask(self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Any) -> int | None:
-        assert (key, function) == ("look", "look_at_calls")
-        check_request(function, [list(each) for each in args], -1)
-        self.asked.append(args)
+    def ask(self, key: str, request: ReadThreads, deadline_s: float, now: float, then: Any) -> int | None:
+        assert key == "look"
+        check_request(request.task, msgspec.to_builtins(request), -1)
+        self.asked.append(request.files)
         if not self.answers:
             return None
-        then(Answer(1, key, self.look(args)))
+        then(Answer(1, key, self.look(request.files)))
         return 1
 
     def settle(self, seconds: float, requests: list[int]) -> None:
         pass
 
 
-def far(child: Child) -> FarFiles:
-    return FarFiles(child, read_clock=lambda: 0.0)  # type: ignore[arg-type]
+def far(child: Child) -> DelegatedFiles:
+    return DelegatedFiles(child, read_clock=lambda: 0.0)  # type: ignore[arg-type]
 
 
 def test_what_is_announced_comes_in_one_request_and_is_asked_once() -> None:
@@ -85,7 +89,10 @@ class Proc(Child):
     def __init__(self) -> None:
         super().__init__(
             lambda items: [
-                [READ, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data"] for _ in items
+                ThreadFacts(
+                    call=ThreadCall(READ, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data")
+                )
+                for _ in items
             ]
         )
         self.files = far(self)
@@ -133,7 +140,7 @@ def test_a_stall_goes_on_where_the_helper_is_away_for_moments_and_grows_by_nothi
 
 
 def test_a_tick_of_a_calm_job_costs_one_request_whoever_has_the_turn() -> None:
-    child = Child(lambda items: [["202 0x1 0x0\n", "", "", None] for _ in items])
+    child = Child(lambda items: [ThreadFacts(call=ThreadCall("202 0x1 0x0\n")) for _ in items])
     files = far(child)
     threads = BlockedThreads("x86_64", files.read, read_calls=files.read_calls, file_of=files.file_of)
     threads.list_threads = lambda pid: list(range(pid, pid + 20))

@@ -29,6 +29,7 @@ from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.processes.environment import choose, parse_settings
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.base.redact import MASK, mask_line
@@ -148,8 +149,8 @@ def test_a_core_file_is_found_only_if_it_is_one_of_the_owner_and_not_older_than_
     os.utime(tmp_path / "core.3", (1, 1))
     (tmp_path / "core.4").symlink_to(tmp_path / "core.1")
     args = finding(places=[(str(tmp_path), "core.*"), ("/does/not/exist", "core")])
-    assert [each["path"] for each in cores.find_cores(args, {})] == [str(tmp_path / "core.1")]
-    assert cores.find_cores(msgspec.structs.replace(args, uid=os.getuid() + 1), {}) == []
+    assert [each.path for each in cores.find_cores(args)] == [str(tmp_path / "core.1")]
+    assert cores.find_cores(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
 def test_a_debuggers_words_are_cut_to_the_frames_of_each_thread() -> None:
@@ -196,12 +197,12 @@ def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
     assert crashed.returncode == -signal.SIGSEGV
     pattern, uses_pid = cores.read_pattern()
     args = finding(places=cores.places(pattern, [str(tmp_path)], uses_pid))
-    found = [each for each in cores.find_cores(args, {}) if Path(each["path"]).is_relative_to(tmp_path)]
+    found = [each for each in cores.find_cores(args) if Path(each.path).is_relative_to(tmp_path)]
     if not found:
         pytest.skip(
             f"this kernel leaves no core file in the working directory (core_pattern {pattern.strip()!r})"
         )
-    lines = cores.read_core(ReadCore(found[0]["path"], os.path.realpath(sys.executable)), {})
+    lines = cores.read_core(ReadCore(found[0].path, os.path.realpath(sys.executable)), WorkerState())
     assert any("SIGSEGV" in line for line in lines)
     assert any(line.startswith("Thread 1 ") for line in lines)
     assert any(line.startswith("#0 ") for line in lines)
@@ -211,13 +212,13 @@ def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Pat
     (tmp_path / "trace_0").write_bytes(b"pickle" * 1000)
     (tmp_path / "trace_1").symlink_to(tmp_path / "trace_0")
     args = finding(files=[(f"{tmp_path}/trace_{rank}", rank, 60.0) for rank in range(3)])
-    (found,) = flight_recorder.read_flight_recorders(args, {})
-    assert (found["rank"], found["size_bytes"]) == (0, 6000)
-    assert zlib.decompress(bytes.fromhex(found["content"])) == b"pickle" * 1000
-    (too_large,) = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10), {})
-    assert too_large["content"] is None
-    assert "stays where it is" in too_large["error"]
-    assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1), {}) == []
+    (found,) = flight_recorder.read_flight_recorders(args)
+    assert (found.rank, found.size_bytes) == (0, 6000)
+    assert zlib.decompress(found.content or b"") == b"pickle" * 1000
+    (too_large,) = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10))
+    assert too_large.content is None
+    assert "stays where it is" in (too_large.error or "")
+    assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
 def test_where_a_rank_writes_its_flight_recorder_dump() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow as tail
 from slurm_watchdog.agent.logs import log_file, position
-from slurm_watchdog.agent.logs.events import condense, event_item
-from slurm_watchdog.agent.logs.follow import expand, follow
+from slurm_watchdog.agent.logs.events import condense, make_event
+from slurm_watchdog.agent.logs.follow import FollowMemory, expand, follow
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.position import LineBuffer
+from slurm_watchdog.agent.workers.answer_types import FollowedLogs
 from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
 
 
-def steps(items: list[dict[str, Any]]) -> list[int | None]:
-    return [item["step"] for item in items]
+def steps(items: Iterable[Event]) -> list[int | None]:
+    return [item.step for item in items]
 
 
 class Log:
@@ -41,14 +44,14 @@ class Log:
         with open(self.path, "ab") as file:
             file.write(text.encode() if isinstance(text, str) else text)
 
-    def read(self, wall: float | None = None) -> list[dict[str, Any]]:
+    def read(self, wall: float | None = None) -> list[Event]:
         self.now += 5
         if wall is None:
             wall = self.path.stat().st_mtime if self.path.exists() else self.now
-        self.tail.look(self.now, wall, {})
+        self.tail.refresh(self.now, wall, {})
         while self.tail.has_more:
             self.tail.read(self.now, wall)
-        items, self.left_out = self.tail.take()
+        items, self.left_out = self.tail.drain_events()
         return items
 
 
@@ -63,7 +66,7 @@ def test_of_a_file_that_says_it_is_empty_nothing_is_read() -> None:
     tail = LogFollower(
         "/proc/version"
     )  # others, such as /proc/kmsg, give each line once: to us instead of to whom it was for
-    tail.look(1000.0, 0.0, {})
+    tail.refresh(1000.0, 0.0, {})
     assert not tail.has_more
     assert tail.place is not None
     assert tail.place.position == 0
@@ -94,7 +97,7 @@ def test_the_end_of_an_old_file_is_no_fresh_progress(tmp_path: Path) -> None:
     )
     log.write("Traceback (most recent call last):\n")
     items = log.read(wall=log.path.stat().st_mtime + 3600)
-    assert [(item["kind"], item["step"], round(item["age_s"])) for item in items] == [
+    assert [(item.kind, item.step, round(item.age_s)) for item in items] == [
         ("progress", 49, 3600),
         ("error", None, 3600),
     ]
@@ -114,7 +117,7 @@ def test_a_run_begins_in_the_middle_of_a_file_that_an_earlier_run_wrote(tmp_path
     log.write("step 90/100\nTraceback (most recent call last):\n")
     log.tail.start = log.path.stat().st_size
     log.write("step 51/100\n")
-    assert [(item["kind"], item["step"]) for item in log.read()] == [("progress", 51)]
+    assert [(item.kind, item.step) for item in log.read()] == [("progress", 51)]
 
 
 def test_rotation_loses_nothing(log: Log) -> None:
@@ -156,34 +159,42 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1/9\n")
-    answer = follow(Follow([("4", f"{tmp_path}/none", None), ("4", f"{tmp_path}/a.log", None)]), {})
-    assert answer["files"][0]["error"].startswith("ENOENT: No such file or directory")
-    assert answer["files"][1]["error"] is None
-    assert steps(answer["files"][1]["events"]) == [1]
+    answer = follow(
+        Follow([("4", f"{tmp_path}/none", None), ("4", f"{tmp_path}/a.log", None)]), WorkerState()
+    )
+    assert str(answer.files[0].error).startswith("ENOENT: No such file or directory")
+    assert answer.files[1].error is None
+    assert steps(answer.files[1].events) == [1]
+
+
+def event(
+    kind: EventKind, step: int | None = None, pattern: str | None = None, rank: int | None = None
+) -> Event:
+    return Event(kind=kind, job_id="", source="", age_s=0.0, step=step, pattern=pattern, rank=rank)
 
 
 def test_of_much_progress_the_last_and_an_even_choice_stay() -> None:
-    items = [{"kind": "progress", "step": n} for n in range(1000)] + [{"kind": "error", "step": None}]
+    items = [event(EventKind.PROGRESS, n) for n in range(1000)] + [event(EventKind.ERROR)]
     kept, dropped = condense(items)
     assert len(kept) == 51
-    assert kept[-2]["step"] == 999
-    assert kept[0]["step"] == 19
+    assert kept[-2].step == 999
+    assert kept[0].step == 19
     assert dropped == 950
 
 
 def test_of_many_errors_the_first_of_each_pattern_stays_wherever_it_stands() -> None:
-    items = [{"kind": "error", "pattern": "nccl_watchdog", "n": n} for n in range(1000)]
-    items[700] = {"kind": "error", "pattern": "disk_full", "n": 700}
+    items = [event(EventKind.ERROR, n, "nccl_watchdog") for n in range(1000)]
+    items[700] = event(EventKind.ERROR, 700, "disk_full")
     kept, dropped = condense(items)
     assert (len(kept), dropped) == (50, 950)
-    assert [item["n"] for item in kept] == [*range(48), 700, 999]
+    assert [item.step for item in kept] == [*range(48), 700, 999]
 
 
 def test_of_a_cascade_as_many_ranks_as_possible_stay() -> None:
-    items = [{"kind": "error", "pattern": "nccl_error", "rank": n // 20, "n": n} for n in range(1000)]
+    items = [event(EventKind.ERROR, n, "nccl_error", n // 20) for n in range(1000)]
     kept, _ = condense(items)
-    assert {item["rank"] for item in kept} >= set(range(49))
-    assert [item["n"] for item in kept] == sorted(item["n"] for item in kept)
+    assert {item.rank for item in kept} >= set(range(49))
+    assert [item.step for item in kept] == sorted(item.step for item in kept)
 
 
 # -- what may happen to a file ---------------------------------------------------------------------------------
@@ -294,7 +305,7 @@ def test_a_file_moved_away_and_back_is_not_read_twice(log: Log) -> None:
 def test_what_was_written_before_a_file_was_removed_is_read(log: Log) -> None:
     log.write("step 1/9\nTraceback (most recent call last):\nOSError: [Errno 28] No space left on device")
     os.unlink(log.path)
-    assert [item["pattern"] for item in log.read()] == ["step_of", "traceback", "disk_full"]
+    assert [item.pattern for item in log.read()] == ["step_of", "traceback", "disk_full"]
     log.write("step 1/9\n")
     assert steps(log.read()) == [1]
 
@@ -419,7 +430,7 @@ def test_the_last_words_of_a_program_may_lack_the_end_of_their_line(log: Log) ->
     log.write("Segmentation fault")
     assert log.read() == []
     log.now += log_file.QUIET_S
-    assert [item["pattern"] for item in log.read()] == ["segmentation_fault"]
+    assert [item.pattern for item in log.read()] == ["segmentation_fault"]
     assert log.read() == []
     log.write(" (core dumped)\nstep 1/9\n")
     assert steps(log.read()) == [1]
@@ -431,7 +442,7 @@ def test_the_last_bar_before_a_silence_counts_once_and_one_that_is_cut_does_not(
     assert steps(log.read()) == [56]
     log.now += log_file.QUIET_S
     (last,) = log.read()
-    assert (last["step"], last["age_s"] >= log_file.QUIET_S) == (57, True)
+    assert (last.step, last.age_s >= log_file.QUIET_S) == (57, True)
     assert log.read() == []
     log.write(bar.format(58) + bar.format(59)[:-12])
     assert steps(log.read()) == [58], "57 was counted"
@@ -451,8 +462,8 @@ def test_a_number_that_is_cut_in_two_is_no_step(log: Log) -> None:
 # -- floods ----------------------------------------------------------------------------------------------------
 
 
-def ask(state: dict[str, Any], *paths: Path, job: str = "4", **more: Any) -> dict[str, Any]:
-    taken = more.pop("taken", state.get("token"))
+def ask(state: WorkerState, *paths: Path, job: str = "4", **more: Any) -> FollowedLogs:
+    taken = more.pop("taken", state.memory(FollowMemory).token)
     return follow(Follow([(job, str(path), None) for path in paths], taken=taken, **more), state)
 
 
@@ -460,25 +471,25 @@ def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_coun
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "LOOK_BYTES", 1 << 20)
-    path, state = tmp_path / "x.log", dict[str, Any]()
+    path, state = tmp_path / "x.log", WorkerState()
     path.touch()
     ask(state, path)
     cascade = "".join(
         f"[rank{n % 64}]: Watchdog caught collective operation timeout {n}\n" for n in range(50_000)
     )
     path.write_text(cascade + "OSError: [Errno 28] No space left on device\n" + cascade + "step 9/100\n")
-    rows = [ask(state, path)["files"][0]]
-    assert rows[0]["lag"] == path.stat().st_size - rows[0]["offset"] > 0
-    assert rows[0]["offset"] >= 1 << 20
-    assert rows[0]["growth_age_s"] < 5
-    while rows[-1]["lag"]:
-        rows.append(ask(state, path)["files"][0])
-    events = [event for row in rows for event in row["events"]]
+    rows = [ask(state, path).files[0]]
+    assert rows[0].lag_bytes == path.stat().st_size - rows[0].offset > 0
+    assert rows[0].offset >= 1 << 20
+    assert rows[0].growth_age_s < 5
+    while rows[-1].lag_bytes:
+        rows.append(ask(state, path).files[0])
+    events = [event for row in rows for event in row.events]
     assert len(rows) >= 6
-    assert {"nccl_watchdog", "disk_full", "step_of"} == {event["pattern"] for event in events}
-    assert len(events) + sum(row["dropped"] for row in rows) == 100_002
-    assert max(len(row["events"]) for row in rows) <= 51
-    assert sum(row["skipped"] for row in rows) == 0
+    assert {"nccl_watchdog", "disk_full", "step_of"} == {event.pattern for event in events}
+    assert len(events) + sum(row.dropped for row in rows) == 100_002
+    assert max(len(row.events) for row in rows) <= 51
+    assert sum(row.skipped_bytes for row in rows) == 0
 
 
 def test_far_behind_reading_goes_on_near_the_end_and_says_what_it_passed_over(
@@ -496,15 +507,15 @@ def test_far_behind_reading_goes_on_near_the_end_and_says_what_it_passed_over(
 def test_a_flooded_file_does_not_starve_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "LOOK_BYTES", 2 * log_file.READ)
     paths = [tmp_path / f"{n}.log" for n in range(4)]
-    state: dict[str, Any] = {}
+    state = WorkerState()
     for path in paths:
         path.touch()
     ask(state, *paths)
     for path in paths[:3]:
         path.write_text("y" * 99 + "\n" + "x\n" * 1_000_000)
     paths[3].write_text("step 1/9\n")
-    assert steps([e for _ in range(2) for e in ask(state, *paths)["files"][3]["events"]]) == [1]
-    offsets = [row["offset"] for row in ask(state, *paths)["files"][:3]]
+    assert steps([e for _ in range(2) for e in ask(state, *paths).files[3].events]) == [1]
+    offsets = [row.offset for row in ask(state, *paths).files[:3]]
     assert min(offsets) >= log_file.READ
 
 
@@ -512,16 +523,16 @@ def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) 
     path = tmp_path / "x.log"
     path.touch()
     one = LogFollower(str(path))
-    one.look(100.0, 100.0, {})
+    one.refresh(100.0, 100.0, {})
     path.write_text("x\n" * log_file.READ + "step 1/9\n" + "x\n" * log_file.READ)
-    one.look(105.0, 105.0, {})
+    one.refresh(105.0, 105.0, {})
     one.read(105.0, 105.0)
     with open(path, "a") as file:
         file.write("x\n" * log_file.READ + "step 2/9\n")
-    one.look(112.0, 112.0, {})
+    one.refresh(112.0, 112.0, {})
     while one.has_more:
         one.read(112.0, 112.0)
-    assert [(item["step"], item["age_s"]) for item in one.take()[0]] == [(1, 7.0), (2, 0.0)]
+    assert [(item.step, item.age_s) for item in one.drain_events()[0]] == [(1, 7.0), (2, 0.0)]
     assert one.grown_at == 112.0
 
 
@@ -530,19 +541,19 @@ def test_hundreds_of_files_give_an_answer_of_bounded_size(
 ) -> None:
     monkeypatch.setattr(tail, "MAX_ANSWER_EVENTS", 600)
     paths = [tmp_path / f"{n}.log" for n in range(300)]
-    state: dict[str, Any] = {}
+    state = WorkerState()
     for path in paths:
         path.touch()
     ask(state, *paths)
     for path in paths:
         path.write_text("".join(f"step {n}/100\n" for n in range(1, 101)))
-    answers = [ask(state, *paths)["files"]]
-    while any(row["lag"] for row in answers[-1]):
-        answers.append(ask(state, *paths)["files"])
-    assert all(sum(len(row["events"]) for row in rows) <= 600 for rows in answers)
-    rows = [row for rows in answers for row in rows if row["events"]]
-    assert [row["events"][-1]["step"] for row in rows] == [100] * 300
-    assert sum(len(row["events"]) + row["dropped"] for row in rows) == 30_000
+    answers = [ask(state, *paths).files]
+    while any(row.lag_bytes for row in answers[-1]):
+        answers.append(ask(state, *paths).files)
+    assert all(sum(len(row.events) for row in rows) <= 600 for rows in answers)
+    rows = [row for rows in answers for row in rows if row.events]
+    assert [row.events[-1].step for row in rows] == [100] * 300
+    assert sum(len(row.events) + row.dropped for row in rows) == 30_000
 
 
 # -- names -----------------------------------------------------------------------------------------------------
@@ -553,69 +564,72 @@ def test_one_file_under_two_names_is_counted_once(tmp_path: Path) -> None:
     out.touch()
     os.link(out, err)
     link.symlink_to(out)
-    state: dict[str, Any] = {}
+    state = WorkerState()
     ask(state, out, err, link)
     with open(out, "a") as file:
         file.write("step 1/9\n")
-    rows = ask(state, out, err, link)["files"]
-    assert [steps(row["events"]) for row in rows] == [[1], [], []]
-    assert [row["offset"] for row in rows] == [9, 9, 9]
-    assert [row["error"] for row in rows] == [None, None, None]
+    rows = ask(state, out, err, link).files
+    assert [steps(row.events) for row in rows] == [[1], [], []]
+    assert [row.offset for row in rows] == [9, 9, 9]
+    assert [row.error for row in rows] == [None, None, None]
     os.unlink(out)
-    found = ask(state, out, err, link)["files"]
+    found = ask(state, out, err, link).files
     with open(err, "a") as file:
         file.write("step 2/9\n")
-    found += ask(state, out, err, link)["files"]
-    assert [steps(row["events"]) for row in found] == [[], [], [], [], [2], []]
+    found += ask(state, out, err, link).files
+    assert [steps(row.events) for row in found] == [[], [], [], [], [2], []]
 
 
 def test_a_file_known_by_its_new_name_goes_on_where_it_was_left(tmp_path: Path) -> None:
     """A program whose log was renamed writes on to it; its open descriptor shows the new name."""
-    old, new, state = tmp_path / "x.log", tmp_path / "x.log.1", dict[str, Any]()
+    old, new, state = tmp_path / "x.log", tmp_path / "x.log.1", WorkerState()
     with open(old, "a", buffering=1) as writer:
         writer.write("begun\nstep 1/9\n")
         ask(state, old)
         os.rename(old, new)
         writer.write("step 2/9\n")
-        assert steps(ask(state, old)["files"][0]["events"]) == [2]
+        assert steps(ask(state, old).files[0].events) == [2]
         writer.write("step 3/9\n")
-        assert steps(ask(state, old, new)["files"][1]["events"]) == [3]
+        assert steps(ask(state, old, new).files[1].events) == [3]
 
 
 def test_two_jobs_that_share_a_file_are_each_told(tmp_path: Path) -> None:
-    path, state = tmp_path / "x.log", dict[str, Any]()
+    path, state = tmp_path / "x.log", WorkerState()
     path.touch()
     files: list[tuple[str, str, int | None]] = [("4", str(path), None), ("5", str(path), None)]
     follow(Follow(files), state)
     path.write_text("step 1/9\n")
-    assert [steps(row["events"]) for row in follow(Follow(files, taken=state["token"]), state)["files"]] == [
+    assert [
+        steps(row.events)
+        for row in follow(Follow(files, taken=state.memory(FollowMemory).token), state).files
+    ] == [
         [1],
         [1],
     ]
 
 
 def test_what_an_answer_held_that_nobody_took_comes_again(tmp_path: Path) -> None:
-    path, state = tmp_path / "x.log", dict[str, Any]()
+    path, state = tmp_path / "x.log", WorkerState()
     path.touch()
     first = ask(state, path)
     path.write_text("step 1/9\n")
-    late = ask(state, path, taken=first["token"])
-    assert steps(late["files"][0]["events"]) == [1]
+    late = ask(state, path, taken=first.token)
+    assert steps(late.files[0].events) == [1]
     with open(path, "a") as file:
         file.write("step 2/9\n")
-    again = ask(state, path, taken=first["token"])
-    assert steps(again["files"][0]["events"]) == [1, 2]
-    assert ask(state, path, taken=again["token"])["files"][0]["events"] == []
+    again = ask(state, path, taken=first.token)
+    assert steps(again.files[0].events) == [1, 2]
+    assert ask(state, path, taken=again.token).files[0].events == ()
 
 
 def test_files_that_are_no_longer_named_are_closed_and_forgotten(tmp_path: Path) -> None:
-    path, state = tmp_path / "x.log", dict[str, Any]()
+    path, state = tmp_path / "x.log", WorkerState()
     path.write_text("step 1/9\n")
     ask(state, path)
     before = len(os.listdir("/proc/self/fd"))
     ask(state)
     assert len(os.listdir("/proc/self/fd")) == before - 1
-    assert state["tails"] == state["left"] == {}
+    assert state.memory(FollowMemory).tails == state.memory(FollowMemory).closed == {}
 
 
 def test_a_pattern_names_the_files_written_last_and_not_hidden_ones(tmp_path: Path) -> None:
@@ -641,13 +655,13 @@ def test_a_pattern_reads_only_so_many_names(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
-    path, state = tmp_path / "log-0", dict[str, Any]()
+    path, state = tmp_path / "log-0", WorkerState()
     globs = [("4", f"{tmp_path}/log-*")]
-    assert ask(state, globs=globs)["globs"] == [["4", f"{tmp_path}/log-*", []]]
+    assert ask(state, globs=globs).globs == (("4", f"{tmp_path}/log-*", ()),)
     path.touch()
-    assert ask(state, globs=globs)["globs"] == []
-    state["expanded"]["4", f"{tmp_path}/log-*"] -= tail.EXPAND_EVERY_S
-    assert ask(state, globs=globs)["globs"] == [["4", f"{tmp_path}/log-*", [str(path)]]]
+    assert ask(state, globs=globs).globs == ()
+    state.memory(FollowMemory).expanded["4", f"{tmp_path}/log-*"] -= tail.EXPAND_EVERY_S
+    assert ask(state, globs=globs).globs == (("4", f"{tmp_path}/log-*", (str(path),)),)
 
 
 @given(st.lists(st.binary(max_size=20)))
@@ -661,6 +675,6 @@ def test_lines_do_not_depend_on_how_the_bytes_were_cut(chunks: list[bytes]) -> N
 
 def test_a_loss_that_is_no_number_is_said_so_that_json_can_carry_it() -> None:
     lines = ("iteration 7/ 10 | lm loss: nan |", "iteration 8/ 10 | lm loss: 2.5 |", "iteration 9/ 10 |")
-    items = [event_item(line, fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
-    said = [(item["loss"], item["loss_is_no_number"]) for item in items]
+    items = [make_event(line, fact, 0.0) for line in lines if (fact := parse_line(line)) is not None]
+    said = [(item.loss, item.loss_is_no_number) for item in items]
     assert said == [(None, True), (2.5, False), (None, False)]

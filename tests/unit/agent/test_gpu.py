@@ -5,39 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.convert import (
     ECC_EVENT,
     THROTTLE,
     XID_EVENT,
+    make_gpu,
     parse_bus_id,
     parse_event,
-    parse_gpu,
-    parse_health,
-    parse_processes,
     parse_throttle,
     without_values,
 )
 from slurm_watchdog.agent.gpu.nvml_health import TABLE
+from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuRow
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
 
-ROW: dict[str, Any] = {
-    "index": 0,
-    "uuid": "GPU-aaaa",
-    "bus_id": "00000000:C1:00.0",
-    "minor": 5,
-    "name": "NVIDIA H100 80GB HBM3",
-    "utilization_percent": 97,
-    "sm_clock_mhz": 1980,
-    "power_mw": 653_250,
-    "temperature_c": 61,
-    "memory_bytes": [40, 80],
-    "throttle_mask": 0x44,
-}
-PROCESSES = [[4712, 7], [4711, 5]]
+ROW = GpuRow(
+    index=0, uuid="GPU-aaaa", bus_id="00000000:C1:00.0", minor=5, name="NVIDIA H100 80GB HBM3",
+    utilization_percent=97, sm_clock_mhz=1980, power_mw=653_250, temperature_c=61, memory_bytes=(40, 80),
+    throttle_mask=0x44,
+)  # fmt: skip
+PROCESSES = ((4712, 7), (4711, 5))
 HEALTH: dict[str, Any] = {
     "memory_clock_mhz": 2619,
     "ecc_corrected": 3,
@@ -56,12 +48,16 @@ HEALTH: dict[str, Any] = {
     "nvlinks_active": 17,
     "nvlinks_down": 1,
     "nvlink_errors": 12,
-    "mig": [{"uuid": "MIG-a", "gpu_instance": 1, "compute_instance": 0, "memory_bytes": [10, 20]}],
+    "mig": (
+        MigInstance(
+            uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20
+        ),
+    ),
 }
 
 
 def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
-    assert parse_gpu(ROW, parse_processes(PROCESSES)) == Gpu(
+    assert make_gpu(ROW, PROCESSES) == Gpu(
         uuid="GPU-aaaa",
         index=0,
         pci_bus_id="0000:c1:00.0",
@@ -80,12 +76,11 @@ def test_a_whole_row_has_si_units_and_the_kernels_address() -> None:
 
 
 def test_what_is_absent_is_unknown_and_not_zero() -> None:
-    gpu = parse_gpu({"index": 3, "error": "NVML_ERROR_GPU_IS_LOST: GPU is lost"})
+    gpu = make_gpu(GpuRow(index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost"))
     assert gpu == Gpu(uuid="", index=3, error="NVML_ERROR_GPU_IS_LOST: GPU is lost")
     assert (gpu.utilization_ratio, gpu.throttle, gpu.pids, gpu.minor) == (None, None, None, None)
-    idle = parse_gpu({**ROW, "utilization_percent": 0, "throttle_mask": 0}, parse_processes([]))
+    idle = make_gpu(replace(ROW, utilization_percent=0, throttle_mask=0), ())
     assert (idle.utilization_ratio, idle.throttle, idle.pids, idle.process_memory_bytes) == (0.0, (), (), ())
-    assert parse_processes(None) == {} == parse_health(None)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +94,13 @@ def test_what_is_absent_is_unknown_and_not_zero() -> None:
     ],
 )
 def test_processes_are_in_the_order_of_their_memory(listed: Any, pids: Any, held: Any) -> None:
-    gpu = parse_gpu(ROW, parse_processes(listed))
+    gpu = make_gpu(ROW, listed)
     assert (gpu.pids, gpu.process_memory_bytes) == (pids, held)
 
 
 @pytest.mark.parametrize("name", sorted(name for names, _ in TABLE for name in names))
 def test_every_slow_value_has_its_field(name: str) -> None:
-    gpu = parse_gpu(ROW, parse_health({name: HEALTH[name]}))
+    gpu = make_gpu(ROW, health=GpuHealth(**{name: HEALTH[name]}))
     if name == "memory_clock_mhz":
         assert gpu.memory_clock_hz == 2.619e9
     elif name == "mig":
@@ -122,7 +117,7 @@ def test_every_slow_value_has_its_field(name: str) -> None:
 @pytest.mark.parametrize("number", sorted(XIDS))
 def test_an_xid_event_carries_what_the_table_says_of_it(number: int) -> None:
     row = describe_xid(number)
-    event = parse_event(XID_EVENT, number, parse_gpu(ROW), age_s=1.5, repeats=2)
+    event = parse_event(XID_EVENT, number, make_gpu(ROW), age_s=1.5, repeats=2)
     assert event == NodeEvent(
         source="nvml",
         name="xid",
@@ -142,13 +137,13 @@ def test_an_event_without_a_known_gpu_or_of_another_kind_accuses_nobody() -> Non
     assert parse_event(XID_EVENT, 4242, None, 0.0).gpu_uuid is None
     assert parse_event(XID_EVENT, 4242, None, 0.0).may_exclude_node is False
     assert parse_event(XID_EVENT, 13, None, 0.0, uuid="MIG-x").gpu_uuid == "MIG-x"
-    ecc = parse_event(ECC_EVENT, 0, parse_gpu(ROW), 0.0)
+    ecc = parse_event(ECC_EVENT, 0, make_gpu(ROW), 0.0)
     assert (ecc.name, ecc.severity, ecc.xid) == ("gpu_ecc_uncorrected", FaultSeverity.ERROR, None)
     assert parse_event(0x40, 0, None, 0.0).name == "nvml_event_0x40"
 
 
 def test_a_gpu_without_values_keeps_only_who_it_is() -> None:
-    assert without_values(parse_gpu(ROW), "gone") == Gpu(
+    assert without_values(make_gpu(ROW), "gone") == Gpu(
         uuid="GPU-aaaa",
         index=0,
         pci_bus_id="0000:c1:00.0",
@@ -192,9 +187,9 @@ def test_a_pci_address_is_written_as_the_kernel_does(nvml: str, kernel: str) -> 
 
 def test_a_report_with_gpus_survives_the_wire() -> None:
     gpus = (
-        parse_gpu(ROW),
-        parse_gpu({**ROW, "throttle_mask": 0}, parse_processes([])),
-        parse_gpu(ROW, {**parse_processes(PROCESSES), **parse_health(HEALTH)}),
+        make_gpu(ROW),
+        make_gpu(replace(ROW, throttle_mask=0), ()),
+        make_gpu(ROW, PROCESSES, GpuHealth(**HEALTH)),
         Gpu(uuid="", index=2, error="lost"),
     )
     report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=gpus)

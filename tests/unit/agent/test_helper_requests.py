@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -15,11 +15,13 @@ from slurm_watchdog.agent.helper.requests import (
     TASKS,
     Dispatch,
     RefusedError,
+    Task,
     check_request,
 )
 from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
-from slurm_watchdog.agent.workers.child import OVER
+from slurm_watchdog.agent.workers.request_types import ListMounts, answer_type
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.model.observations import Process, Role
 
 USER = 4242
@@ -32,13 +34,13 @@ ENDING = {
 RANK = Process(pid=7, start_ticks=9, job_id="1", role=Role.RANK, comm="python", state="D", uid=USER)
 
 ALLOWED: dict[str, tuple[Any, int]] = {
-    "identify": ([[7, 9], [8, None]], -1),
-    "resolve": ([{"pid": 7, "thread": 7, "syscall": "read", "args": [3, 2**64 - 1]}], -1),
-    "list_mounts": ([], -1),
-    "list_open_logs": ([["1", 7, True]], -1),
-    "list_open_mounts": ([["1", 7, True]], -1),
-    "look_at_calls": ([["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]], -1),
-    "look_at_processes": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
+    "identify": ({"processes": [[7, 9], [8, None]]}, -1),
+    "resolve_calls": ({"calls": [{"pid": 7, "thread": 7, "syscall": "read", "args": [3, 2**64 - 1]}]}, -1),
+    "list_mounts": ({}, -1),
+    "list_open_logs": ({"processes": [["1", 7, True]]}, -1),
+    "list_open_mounts": ({"processes": [["1", 7, True]]}, -1),
+    "read_threads": ({"files": [["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]]}, -1),
+    "read_process_states": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
     "dump_stacks": ({"node": "n1", "budget_s": 50.0, "processes": [msgspec.to_builtins(RANK)]}, -1),
     "end_process": (ENDING, -1),
     "last_kernel_lines": ({"path": "/dev/kmsg"}, -1),
@@ -55,9 +57,9 @@ ALLOWED: dict[str, tuple[Any, int]] = {
         USER,
     ),
     "read_core": ({"path": "/home/u/core.7", "program": "/usr/bin/python3"}, USER),
-    "look_at_checkpoints": (
+    "scan_checkpoints": (
         {
-            "mount": "/home", "others": [], "budget_s": 2.0, "directories": [["1", "/home/u/c", None], ["1", "/home/u/d", {"size": 1}]],
+            "mount": "/home", "others": [], "budget_s": 2.0, "directories": [["1", "/home/u/c", None], ["1", "/home/u/d", {"size": ["/home/u/d", 7, None]}]],
             "trackers": [["1", "/home/u/latest"]], "clocks": [],
         },
         USER,
@@ -66,6 +68,13 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     "write_kill_switch": (SWITCH, USER),
     "remove_kill_switch": (SWITCH, USER),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("task", OWN_TASKS.values(), ids=OWN_TASKS)
+def test_the_function_of_a_task_takes_its_request_and_returns_its_answer(task: Task) -> None:
+    hints = get_type_hints(task.do)
+    assert issubclass(task.request, hints["request"])
+    assert hints["return"] == answer_type(task.request)
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -93,7 +102,7 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
         "name_users",
         "read_node_settings",
         "check_config",
-        "look_at_mount",
+        "probe_mount_point",
     }
     assert own == set(OWN_TASKS) - set(TASKS)
     assert not any(OWN_TASKS[name].as_owner for name in own)
@@ -101,7 +110,7 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
 
 REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("eval", "1", -1, "nothing that can be asked"),
-    ("write_state", ["/etc/passwd", "x"], -1, "nothing that can be asked"),
+    ("write_state", {"path": "/etc/passwd", "text": "x"}, -1, "nothing that can be asked"),
     ("follow", ALLOWED["follow"][0], 0, "is no ordinary user"),
     ("write_kill_switch", SWITCH, 0, "is no ordinary user"),
     ("write_kill_switch", SWITCH, 33, "is no ordinary user"),
@@ -131,9 +140,9 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("write_kill_switch", SWITCH | {"by": ""}, USER, "says who wrote it"),
     ("write_kill_switch", SWITCH | {"why": "y" * 70_000}, USER, "length <= 300"),
     ("write_kill_switch", SWITCH | {"node": "../x"}, USER, "no name of a node"),
-    ("identify", [[0, None]], -1, ">= 1"),
-    ("identify", [[1, None]] * 1000, -1, "length <= 512"),
-    ("look_at_calls", [["environ", 1, 1]], -1, "Invalid enum value"),
+    ("identify", {"processes": [[0, None]]}, -1, ">= 1"),
+    ("identify", {"processes": [[1, None]] * 1000}, -1, "length <= 512"),
+    ("read_threads", {"files": [["environ", 1, 1]]}, -1, "Invalid enum value"),
 )  # fmt: skip
 
 
@@ -172,11 +181,11 @@ def test_a_refusal_is_told_and_the_function_is_not_called() -> None:
     called: list[Any] = []
     noted = replace(TASKS["list_mounts"], do=lambda args, state: called.append(args))
     functions = Dispatch({"list_mounts": noted}, True, told.append)
-    functions.get("list_mounts")([], {"uid": -1})
+    functions.get("list_mounts")({}, WorkerState())
     for name, args in (("list_mounts", [1]), ("secret", "x"), ("eval", "1")):
         with pytest.raises(OSError, match="the helper refuses"):
-            functions.get(name)(args, {"uid": -1})
-    assert called == [[]]
+            functions.get(name)(args, WorkerState())
+    assert called == [ListMounts()]
     assert len(told) == 3
 
 
@@ -196,7 +205,7 @@ def test_no_task_is_done_as_root_a_system_account_or_nobody(name: str, uid: int)
 
 @pytest.mark.parametrize("uid", NO_USERS)
 @pytest.mark.parametrize(
-    "name", sorted(n for n, task in TASKS.items() if not task.as_owner and "uid" in getattr(task.type, "__struct_fields__", ()))
+    "name", sorted(n for n, task in TASKS.items() if not task.as_owner and "uid" in task.request.__struct_fields__)
 )  # fmt: skip
 def test_no_task_names_root_a_system_account_or_nobody_as_the_one_it_is_about(name: str, uid: int) -> None:
     args, _ = ALLOWED[name]
@@ -212,13 +221,13 @@ def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
 def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:
     # A job's prolog may take minutes: the child that was started for its log before that is not the one to
     # say no for ever.
-    state: dict[str, Any] = {"uid": USER}
+    worker = WorkerState(uid=USER)
     absent = Dispatch(TASKS, False, lambda reason: None)
     with pytest.raises(OSError, match="has no process on this node"):
-        absent.get("last_lines")({"files": []}, state)
-    assert state[OVER]
-    state = {"uid": USER}
+        absent.get("last_lines")({"files": []}, worker)
+    assert worker.ends
+    worker = WorkerState(uid=USER)
     present = Dispatch(TASKS, True, lambda reason: None)
     with pytest.raises(OSError, match="nothing that can be asked"):
-        present.get("anything")({}, state)
-    assert not state[OVER]
+        present.get("anything")({}, worker)
+    assert not worker.ends

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, ProcessFacts
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget, SystemCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
@@ -17,107 +12,17 @@ from slurm_watchdog.agent.processes.identity_cache import (
     MAX_AT_ONCE,
     MAX_SET_ASIDE,
     MAX_SET_ASIDE_OF_USER,
-    Identities,
 )
-from slurm_watchdog.agent.workers.pool import Answer
+from slurm_watchdog.agent.workers.answer_types import ResolvedCall
+from slurm_watchdog.agent.workers.request_types import IdentifyProcesses, ResolveCalls
 from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Role
-
-
-@dataclass
-class Request:
-    key: str
-    function: str
-    args: list[Any]
-    then: Callable[[Answer], None]
-    on_part: Callable[[Any], None]
-
-
-@dataclass
-class FakeProbes:
-    """Children by name that are busy until the test lets them answer, hang or return."""
-
-    busy: dict[str, Request] = field(default_factory=dict)
-    hung: set[str] = field(default_factory=set)
-
-    def ask(
-        self, key: str, function: str, args: list[Any], deadline_s: float, now: float,
-        then: Callable[[Answer], None], *, on_part: Callable[[Any], None],
-    ) -> int | None:  # fmt: skip
-        if key in self.busy:
-            return None
-        self.busy[key] = Request(key, function, args, then, on_part)
-        return len(self.busy)
-
-    def rename(self, key: str, new_key: str) -> bool:
-        if key not in self.hung or new_key in self.busy:
-            return False
-        self.hung.remove(key)
-        self.hung.add(new_key)
-        self.busy[new_key] = self.busy.pop(key)
-        return True
-
-    def is_free(self, key: str) -> bool:
-        return key not in self.busy
-
-    def hang(self, key: str) -> None:
-        """The deadline passes."""
-        self.hung.add(key)
-        request = self.busy[key]
-        request.then(Answer(1, key, None, "no answer", timed_out=True))
-
-    def finish(self, key: str, error: str | None = None) -> None:
-        self.busy.pop(key).then(Answer(1, key, [], error))
-
-    def come_back(self, key: str) -> None:
-        """A hung child returns; its answer is dropped."""
-        self.hung.discard(key)
-        del self.busy[key]
-
-
-class World:
-    """A table of processes, none of which is real."""
-
-    def __init__(self, *pids: int, state: str = "S") -> None:
-        self.probes = FakeProbes()
-        self.table = ProcessTable()
-        self.identities = Identities(self.probes, self.table)  # type: ignore[arg-type]
-        for pid in pids:
-            self.add(pid, state)
-
-    def add(self, pid: int, state: str = "S") -> None:
-        known = ProcessFacts(pid, pid * 10, 1, "python", 1000)
-        self.table.entries[pid] = Entry(known, Stat("python", state, 1, 0, 0, pid * 10))
-        self.table.to_identify.add(pid)
-
-    def give(self, pid: int, uid: int) -> None:
-        """The process is this user's."""
-        entry = self.table.entries[pid]
-        entry.known = replace(entry.known, uid=uid)
-
-    def ask(self) -> dict[str, list[int]]:
-        """One tick: the pids that each child was asked about just now."""
-        before = {key: id(request) for key, request in self.probes.busy.items()}
-        self.identities.ask(0.0, 1.0)
-        return {
-            key: sorted(pid for pid, _ in request.args)
-            for key, request in self.probes.busy.items()
-            if before.get(key) != id(request)
-        }
-
-    def answer(self, key: str, *pids: int) -> None:
-        """The child tells of these."""
-        request = self.probes.busy[key]
-        for index, (pid, start) in enumerate(request.args):
-            if pid in pids:
-                request.on_part(
-                    {"index": index, "pid": pid, "start": start, "environ": {"RANK": "1"}, "exe": "python", "title": ""}
-                )  # fmt: skip
+from tests.builders.identities import World
 
 
 def test_the_first_without_an_answer_is_to_blame_and_the_rest_is_asked_about_again() -> None:
     world = World(1, 2, 3, 4)
     assert world.ask() == {IDENTIFY: [1, 2, 3, 4]}
-    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
     world.answer(IDENTIFY, order[0])
     world.probes.hang(IDENTIFY)
     assert world.probes.hung == {f"identify:{order[1]}"}
@@ -174,7 +79,7 @@ def test_one_users_thousands_of_new_processes_cost_another_none_of_his_few() -> 
     for pid in (2990, 3000):
         world.give(pid, 1001)
     asked = world.ask()[IDENTIFY]
-    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
     assert (len(asked), {2990, 3000} <= set(asked)) == (MAX_AT_ONCE, True)
     assert {2990, 3000} <= set(order[:4]), "users take turns within a question, too"
     (problem,) = world.identities.problems()
@@ -185,7 +90,7 @@ def test_a_process_on_which_a_child_spends_its_time_is_given_up_and_its_user_ask
     world = World(1, 2, 3)
     world.give(3, 1001)
     world.ask()
-    order = [pid for pid, _ in world.probes.busy[IDENTIFY].args]
+    order = [pid for pid, _ in world.asked_about(IDENTIFY)]
     world.answer(IDENTIFY, order[0])
     world.probes.finish(IDENTIFY, "given up after 5 s of CPU time")
     bad = order[1]
@@ -197,7 +102,7 @@ def test_a_process_on_which_a_child_spends_its_time_is_given_up_and_its_user_ask
 
 def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:
     world = World(1)
-    world.probes.ask(IDENTIFY, "list_open_logs", [], 1.0, 0.0, lambda _: None, on_part=lambda _: None)
+    world.probes.ask(IDENTIFY, IdentifyProcesses([]), 1.0, 0.0, lambda _: None, on_part=lambda _: None)
     assert world.ask() == {}
     world.probes.hung.add(IDENTIFY)
     assert world.ask()[IDENTIFY] == [1]
@@ -213,7 +118,7 @@ def track(syscall: str, state: str = "D") -> BlockedCallHistory:
 def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_paths_are_not() -> None:
     world = World(1, 2)
     world.ask()
-    first, second = (pid for pid, _ in world.probes.busy[IDENTIFY].args)
+    first, second = (pid for pid, _ in world.asked_about(IDENTIFY))
     world.probes.hang(IDENTIFY)
     world.ask()
     world.answer(IDENTIFY, second)
@@ -224,9 +129,13 @@ def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_pa
         (second, 0, second): track("openat"),
     }
     assert world.identities.resolve(tracks, 0.0, 1.0) is not None
-    request = world.probes.busy[IDENTIFY]
-    assert [(each.pid, each.syscall) for each in request.args] == [(first, "write"), (second, "openat")]
-    request.on_part({"index": 1, "path": "/shared/x", "mount": "/shared"})
+    asked = world.probes.busy[IDENTIFY]
+    assert isinstance(asked.request, ResolveCalls)
+    assert [(each.pid, each.syscall) for each in asked.request.calls] == [
+        (first, "write"),
+        (second, "openat"),
+    ]
+    asked.on_part(ResolvedCall(index=1, target=CallTarget("/shared/x", "/shared")))
     target = tracks[second, 0, second].target
     assert target is not None
     assert (target.path, target.mount) == ("/shared/x", "/shared")

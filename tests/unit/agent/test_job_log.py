@@ -19,7 +19,10 @@ from msgspec.structs import replace as replace_value
 
 from slurm_watchdog.agent.logs import job_logs
 from slurm_watchdog.agent.logs.job_logs import MAX_FILES, JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ListOpenLogs
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import Mount, MountNews
 from slurm_watchdog.knowledge.ray_train import WorkerRank
@@ -30,19 +33,19 @@ from tests.builders.requests import do
 ROOT = Mount("/", "ext4", "/dev/sda1")
 
 
-def no_mounts(args: Any, state: dict[str, Any]) -> list[list[str]]:
+def no_mounts(fields: Any, worker: WorkerState) -> list[Mount]:
     return []
 
 
-def list_open(args: Any, state: dict[str, Any]) -> dict[str, list[str]]:
+def list_open(fields: Any, worker: WorkerState) -> dict[str, list[str]]:
     """The processes of these tests have the files open that their job's name says."""
-    return {job_id: job_id.split("+")[1:] for job_id, _, _ in args}
+    return {job_id: job_id.split("+")[1:] for job_id, _, _ in fields["processes"]}
 
 
-def follow(silent: Path, args: Any, state: dict[str, Any]) -> Any:
-    while (place := silent.read_text()) and any(path.startswith(place) for _, path, _ in args["files"]):
+def follow(silent: Path, fields: Any, worker: WorkerState) -> Any:
+    while (place := silent.read_text()) and any(path.startswith(place) for _, path, _ in fields["files"]):
         time.sleep(0.02)
-    return do("follow", args, state)
+    return do("follow", fields, worker)
 
 
 class Node:
@@ -256,9 +259,9 @@ class Answering:
         self.asked: list[tuple[str, float, list[int]]] = []
 
     def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[..., None]
+        self, key: str, request: ListOpenLogs, deadline_s: float, now: float, then: Callable[..., None]
     ) -> int:
-        self.asked.append((function, now, [pid for _, pid, _ in args]))
+        self.asked.append((request.task, now, [pid for _, pid, _ in getattr(request, "processes", ())]))
         return 1
 
     def settle(self, seconds: float, requests: Any) -> None:
@@ -277,7 +280,7 @@ def listing(ticks: int, open_files: dict[int, int]) -> list[tuple[float, list[in
         if tick == 20 and 2 in open_files:
             open_files[2] += 1
         logs.open_logs.ask(ranks, 5.0 * tick, 1.0)
-        logs.open_logs.take(Answer(1, "identify", {}))
+        logs.open_logs.apply(Answer(1, "identify", {}))
     logs.open_logs.ask([*ranks, process("4", 9)], 5.0 * ticks, 1.0)
     assert probes.asked[-1][2] == [9], "a new one at once"
     return [(now, pids) for _, now, pids in probes.asked]

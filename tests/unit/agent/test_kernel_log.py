@@ -7,17 +7,21 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
-from slurm_watchdog.agent.kernel import position
+from slurm_watchdog.agent.files import kernel_log_position as position
+from slurm_watchdog.agent.files.kernel_log_position import parse_state
 from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
-from slurm_watchdog.agent.kernel.position import parse_state, read_state, write_state
-from slurm_watchdog.agent.workers.pool import Answer, Then, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ReadState, Request, WriteState
+from slurm_watchdog.agent.workers.worker import Answer, Then
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.line import parse_message
+from tests.builders.requests import answer_to
 
 BOOT = "b001"
 XID_79 = "NVRM: Xid (PCI:0000:c1:00): 79, pid=12, name=python, GPU has fallen off the bus."
@@ -91,37 +95,35 @@ class Child(WorkerPool):
 
     def __init__(self) -> None:  # no process is forked
         self.asked: list[tuple[str, str]] = []
-        self.waiting: list[tuple[str, object, Then]] = []
+        self.waiting: list[tuple[Request[Any], Then]] = []
         self.frozen = False
 
     def ask(
         self,
         key: str,
-        function: str,
-        args: object,
+        request: Request[Any],
         deadline_s: float,
         now: float,
         then: Then,
         uid: int = -1,
         **_: object,
     ) -> int | None:
-        self.asked.append((key, function))
+        self.asked.append((key, request.task))
         if self.waiting:
             return None
-        self.waiting.append((function, args, then))
+        self.waiting.append((request, then))
         return len(self.asked)
 
     def settle(self, seconds: float, requests: object) -> None:
         while self.waiting and not self.frozen:
-            function, args, then = self.waiting.pop()
-            functions = {"read_state": read_state, "write_state": write_state}
+            request, then = self.waiting.pop()
             try:
-                then(Answer(1, "state", functions[function](args, {})))
+                then(Answer(1, "state", answer_to(request)))
             except OSError as error:
                 then(Answer(1, "state", None, f"{errno.errorcode[error.errno or 0]}: x"))
 
     def time_out(self) -> None:
-        then = self.waiting.pop()[2]
+        then = self.waiting.pop()[1]
         then(Answer(1, "state", None, "no answer within 3 s", True, 3.0))
 
 
@@ -599,16 +601,16 @@ def test_a_silent_kernel_costs_one_read_a_tick(ring: Ring, child: Child) -> None
 
 def test_the_state_file_is_replaced_in_one_step_and_no_link_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "new" / "kernel_log.json"
-    write_state([str(path), "one"], {})
+    answer_to(WriteState(str(path), "one"))
     assert path.read_text() == "one"
     assert path.stat().st_mode & 0o777 == 0o600
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.with_name("kernel_log.json.new").symlink_to(victim)
     with pytest.raises(OSError):
-        write_state([str(path), "two"], {})
+        answer_to(WriteState(str(path), "two"))
     assert victim.read_text() == "precious"
-    assert read_state(str(path), {}) == "one"
-    assert read_state(str(tmp_path / "missing"), {}) is None
+    assert answer_to(ReadState(str(path))) == "one"
+    assert answer_to(ReadState(str(tmp_path / "missing"))) is None
     path.write_bytes(b"\xff" * 10**6)
-    assert len(read_state(str(path), {}) or "") == position.MAX_STATE_BYTES
+    assert len(answer_to(ReadState(str(path))) or "") == position.MAX_STATE_BYTES

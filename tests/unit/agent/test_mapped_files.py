@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.mapped_files import fault_target, parse_maps
+from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.mounts import Mount
 
 MAPS = """\
@@ -31,29 +32,24 @@ def test_parse_maps_gives_files_of_filesystems_and_which_of_them_are_programs() 
 
 def test_fault_target_names_the_one_filesystem_with_a_server_and_its_one_file_of_data() -> None:
     found = fault_target(parse_maps(MAPS).items(), [ROOT, DATA, SOFT])
-    assert found == {
-        "path": "/data/set one/shard.bin",
-        "mount": "/data",
-        "fs_type": "nfs4",
-        "device": "nas:/d",
-    }
+    assert found == CallTarget("/data/set one/shard.bin", "/data", "nfs4", "nas:/d")
 
 
 def test_fault_target_names_no_file_where_several_could_be_meant() -> None:
     files = {"/data/a.bin": False, "/data/b.bin": False, "/usr/lib/libc.so.6": True}
     found = fault_target(files.items(), [ROOT, DATA])
-    assert (found["path"], found["mount"]) == (None, "/data")
+    assert (found.path, found.mount) == (None, "/data")
 
 
 def test_fault_target_names_candidates_where_files_of_two_filesystems_are_mapped() -> None:
     files = {"/data/a.bin": False, "/soft/lib/libtorch.so": True, "/usr/lib/libc.so.6": True}
     found = fault_target(files.items(), [ROOT, DATA, SOFT])
-    assert found == {"path": None, "candidates": ["/data", "/soft"]}
+    assert found == CallTarget(candidates=("/data", "/soft"))
 
 
 def test_fault_target_falls_back_to_the_local_disk_and_knows_nothing_without_a_file() -> None:
-    assert fault_target({"/usr/x": True}.items(), [ROOT, DATA])["mount"] == "/"
-    assert fault_target({}.items(), [ROOT, DATA]) == {"path": None, "candidates": []}
+    assert fault_target({"/usr/x": True}.items(), [ROOT, DATA]).mount == "/"
+    assert fault_target({}.items(), [ROOT, DATA]) == CallTarget()
 
 
 def look(state: str, syscall: bytes, wchan: bytes) -> list[str | None]:

@@ -10,9 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.mounts.probing import MAX_MOUNTS, MountProber, Wanted, first_due, wanted_mounts
+from slurm_watchdog.agent.mounts.probing import MAX_MOUNTS, MountProber, ProbeTarget, first_due, wanted_mounts
+from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.child_state import STOPPED
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import Request
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import MAX_OF_USERS, NOT_PROBED, Mount, parse_mountinfo
 from slurm_watchdog.model.observations import MountProbe
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
@@ -23,7 +26,7 @@ FINE = {
     "mounted": True, "responding": True, "seconds": 0.01, "error": None, "device": "srv:/x", "fs_type": "nfs4",
     "wrote": False,
 }  # fmt: skip
-WANTED = {MOUNT: Wanted("/scratch/job", 1000, "srv:/x", "nfs4")}
+WANTED = {MOUNT: ProbeTarget("/scratch/job", 1000, "srv:/x", "nfs4")}
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Children:
     """Hung, and not seen to stand in a call."""
 
     def ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None],
+        self, key: str, request: Request[Any], deadline_s: float, now: float, then: Callable[[Answer[Any]], None],
         uid: int = -1, **_: Any,
     ) -> int | None:  # fmt: skip
         if key in self.busy:
@@ -48,10 +51,10 @@ class Children:
         self.asked.append(
             {
                 "key": key,
-                "function": function,
+                "function": request.task,
                 "uid": uid,
                 "at": now,
-                **(msgspec.structs.asdict(args) if isinstance(args, msgspec.Struct) else {"args": args}),
+                **msgspec.structs.asdict(request),
             }
         )
         return len(self.asked)
@@ -59,6 +62,8 @@ class Children:
     def answer(self, value: Any = FINE, error: str | None = None, key: str = "") -> None:
         key = key or list(self.busy)[-1]
         _, then = self.busy.pop(key)
+        if isinstance(value, dict) and "mounted" in value:
+            value = ProbedDirectory(**value)
         if key in self.hung:
             self.hung.discard(key)  # too late: nobody is told
         else:
@@ -98,7 +103,7 @@ class Watch:
     collector: MountProber
     now: float = 1000.0
 
-    def look(self, after_s: float = 5.0, wanted: dict[str, Wanted] = WANTED) -> tuple[MountProbe, ...]:
+    def look(self, after_s: float = 5.0, wanted: dict[str, ProbeTarget] = WANTED) -> tuple[MountProbe, ...]:
         self.now += after_s
         return self.collector.collect(self.now, 10.0, wanted)
 
@@ -422,9 +427,9 @@ def test_the_first_directory_on_each_mount_is_where_it_is_asked() -> None:
         ("relative", 5),
     ]
     assert wanted_mounts(places, TABLE) == {
-        "/scratch": Wanted("/scratch/a", 1, "mgs:/s", "lustre"),
-        "/scratch/inner": Wanted("/scratch/inner/c", 3, "srv:/i", "nfs4"),
-        "/auto/me": Wanted("/auto/me/d", 4, "srv:/me", "nfs4"),
+        "/scratch": ProbeTarget("/scratch/a", 1, "mgs:/s", "lustre"),
+        "/scratch/inner": ProbeTarget("/scratch/inner/c", 3, "srv:/i", "nfs4"),
+        "/auto/me": ProbeTarget("/auto/me/d", 4, "srv:/me", "nfs4"),
     }
 
 

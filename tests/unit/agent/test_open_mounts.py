@@ -23,8 +23,9 @@ from slurm_watchdog.agent.mounts.open_mounts import (
 from slurm_watchdog.agent.mounts.probing import MountProber, wanted_mounts
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
 from slurm_watchdog.agent.processes.open_mounts import list_open_mounts, open_paths, points_of
-from slurm_watchdog.agent.processes.owner import OWN
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ListOpenMounts
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from tests.unit.agent.test_mount import Children
@@ -76,7 +77,9 @@ def test_files_of_a_living_process_count_open_or_mapped(tmp_path: Path) -> None:
         child.stdout.readline()
         assert str(tmp_path / "open") in open_paths(child.pid)
         assert str(tmp_path / "mapped") in read_mapped(child.pid)
-        found = list_open_mounts([["7", child.pid, True], ["7", 2**22 - 1, True]], {OWN: os.getuid()})
+        found = list_open_mounts(
+            ListOpenMounts([("7", child.pid, True), ("7", 2**22 - 1, True)]), WorkerState(own_uid=os.getuid())
+        )
         own = read_mounts()
         points = points_of(open_paths(child.pid) | read_mapped(child.pid), own, own)
         child.communicate()
@@ -98,7 +101,7 @@ def test_ranks_and_workers_are_looked_at_soon_and_then_seldom_and_helpers_never(
     mounts, children = make()
     rows = [process(7), process(8, Role.WORKER), process(9, Role.HELPER)]
     for second in range(0, 1200, 5):
-        mounts.look(rows, 100.0 + second, 10.0)
+        mounts.request_due(rows, 100.0 + second, 10.0)
         if children.busy:
             children.answer({"7": ["/data"]})
     asked = [(each["at"] - 100.0, pid) for each in children.asked for pid in pids(each)]
@@ -111,7 +114,7 @@ def test_ranks_and_workers_are_looked_at_soon_and_then_seldom_and_helpers_never(
 
 
 def pids(question: dict[str, Any]) -> list[int]:
-    return [pid for _, pid, _ in question["args"]]
+    return [pid for _, pid, _ in question["processes"]]
 
 
 def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at() -> None:
@@ -120,7 +123,7 @@ def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at
         process(7, job_id="2", uid=1001)
     ]
     for second in (0, 60):
-        mounts.look(rows, 100.0 + second, 10.0)
+        mounts.request_due(rows, 100.0 + second, 10.0)
     assert len(children.asked) == 1
     assert 7 in pids(children.asked[0])
     assert len(pids(children.asked[0])) == AT_ONCE
@@ -129,21 +132,21 @@ def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at
 def test_a_job_keeps_a_bounded_number_for_a_while_and_jobs_take_turns() -> None:
     mounts, children = make()
     rows = [process(7, job_id="1"), process(14, job_id="2", uid=1001)]
-    mounts.look(rows, 100.0, 10.0)
-    mounts.look(rows, 160.0, 10.0)
+    mounts.request_due(rows, 100.0, 10.0)
+    mounts.request_due(rows, 160.0, 10.0)
     children.answer({"1": [f"/m{each}" for each in range(40)], "2": ["/other"]})
     assert mounts.places()[:2] == ["/m0", "/other"]
     assert len(mounts.places()) == MAX_OF_JOB + 1
-    mounts.look([], 165.0, 10.0)
+    mounts.request_due([], 165.0, 10.0)
     assert mounts.places() == []
 
 
 def test_a_filesystem_that_no_look_has_found_for_long_is_not_probed_any_more() -> None:
     mounts, children = make()
-    mounts.look([process(7)], 100.0, 10.0)
-    mounts.look([process(7)], 160.0, 10.0)
+    mounts.request_due([process(7)], 100.0, 10.0)
+    mounts.request_due([process(7)], 160.0, 10.0)
     children.answer({"7": ["/data"]})
-    mounts.look([process(7)], 160.0 + KEPT_S + 1, 10.0)
+    mounts.request_due([process(7)], 160.0 + KEPT_S + 1, 10.0)
     assert mounts.places() == []
 
 

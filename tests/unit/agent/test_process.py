@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, BlockedThreads
@@ -30,8 +31,9 @@ from slurm_watchdog.agent.proc.system_call import (
     parse_syscall,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
-from slurm_watchdog.agent.processes.identify import identify, parse_environ, parse_fd_flags
+from slurm_watchdog.agent.processes.identify import parse_environ, parse_fd_flags
 from slurm_watchdog.agent.processes.reader import may_look_into_all
+from slurm_watchdog.agent.workers.request_types import IdentifyProcesses
 from slurm_watchdog.base.mounts import Mount, mount_of, parse_mountinfo
 from slurm_watchdog.knowledge.syscalls import (
     AARCH64,
@@ -42,6 +44,7 @@ from slurm_watchdog.knowledge.syscalls import (
     idle_numbers,
     name_of,
 )
+from tests.builders.requests import parts_of
 
 STAT = b"12174 (tmux: ) (x) R) D 11998 11998 8853 0 -1 4194304 98 0 0 0 7 5 0 0 20 0 1 0 218270 3133440 380 18446744073709551615 0 0 0\n"
 IO = b"rchar: 100\nwchar: 20\nsyscr: 3\nsyscw: 4\nread_bytes: 0\nwrite_bytes: 0\ncancelled_write_bytes: 0\n"
@@ -120,9 +123,10 @@ def test_only_roots_slurmstepd_is_believed_and_by_anybody() -> None:
         for process in (forged, real):
             assert process.stdout is not None
             process.stdout.readline()
-        assert identify([[forged.pid, None]], {"own": os.getuid()})[0]["title"] == ""
-        assert identify([[real.pid, None]], {"own": os.getuid()})[0]["title"] == "slurmstepd: [4.0]"
-        answer = as_user(64998, lambda: identify([[real.pid, None]], {"own": os.getuid()})[0])
+        assert parts_of(IdentifyProcesses([(forged.pid, None)]))[0].title == ""
+        assert parts_of(IdentifyProcesses([(real.pid, None)]))[0].title == "slurmstepd: [4.0]"
+        request = IdentifyProcesses([(real.pid, None)])
+        answer = as_user(64998, lambda: msgspec.to_builtins(parts_of(request)[0]))
         assert (answer["environ"], answer["foreign"], answer["title"]) == ({}, True, "slurmstepd: [4.0]")
     finally:
         for process in (forged, real):

@@ -18,7 +18,9 @@ from slurm_watchdog.agent.helper.requests import TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
+from slurm_watchdog.agent.workers.answer_types import ProcessState
 from slurm_watchdog.agent.workers.become_user import MIN_UID
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.model.observations import Process, Role
 from tests.builders.requests import do
 
@@ -87,12 +89,14 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         uid=USER,
     )
     return {
-        "identify": ([[pid, None]], None),
-        "resolve": ([{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}], None),
-        "list_open_logs": ([["7", pid, True]], {"7": []}),
-        "list_open_mounts": ([["7", pid, True]], {"7": []}),
-        "look_at_calls": ([[what, pid, pid] for what in ("io", "call")], [None, None]),
-        "look_at_processes": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
+        "identify": ({"processes": [[pid, None]]}, None),
+        "resolve_calls": (
+            {"calls": [{"pid": pid, "thread": pid, "syscall": "write", "args": [1, 0, 0, 0, 0, 0]}]}, None
+        ),
+        "list_open_logs": ({"processes": [["7", pid, True]]}, {"7": []}),
+        "list_open_mounts": ({"processes": [["7", pid, True]]}, {"7": []}),
+        "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call")]}, [None, None]),
+        "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
         "end_process": (
             {"pid": pid, "start_ticks": row.start_ticks, "uid": USER, "comm": "python3", "job_id": "7", "minors": [0], "how": "kill",
@@ -116,20 +120,19 @@ def test_nothing_is_learnt_of_and_nothing_done_to_root_the_system_and_set_user_i
 ) -> None:
     args, nothing = asked(stranger)[name]
     told: list[Any] = []
-    answer = do(name, args, {"tell": told.append} if name in ("identify", "look_at_processes") else {})
-    text = json.dumps([answer, told])
+    answer = do(name, args, WorkerState(send_part=told.append))
+    text = json.dumps(msgspec.to_builtins([answer, told]))
     assert SECRET not in text and "SLURM_JOB_ID" not in text and "/dev/null" not in text
     if nothing is not None:
         assert answer == nothing
     if name == "identify":
-        assert told[0]["foreign"] and told[0]["environ"] == {} and told[0]["exe"] == ""
-    elif name == "look_at_processes":
-        assert set(told[0]) == {"pid", "error", "problems", "index"} and told[0]["error"]
+        assert told[0].foreign and told[0].environ == {} and told[0].exe == ""
+    elif name == "read_process_states":
+        assert told[0].error and told[0] == ProcessState(pid=stranger, error=told[0].error)
     elif name == "dump_stacks":
-        assert (
-            not answer[0].get("threads") and "no ordinary user" in answer[0]["error"]
-        ) or "set-user-id" in answer[0]["error"]
-        assert not any(answer[0].get(each) for each in ("wchan", "syscall", "io_bytes", "resident_bytes"))
-    elif name == "resolve":
-        assert answer[0].get("path") is None
+        (stack,) = answer
+        assert (not stack.threads and "no ordinary user" in stack.error) or "set-user-id" in stack.error
+        assert not any((stack.wchan, stack.syscall, stack.io_bytes, stack.resident_bytes))
+    elif name == "resolve_calls":
+        assert told[0].target.path is None
     assert read_stat(stranger).state != "Z", "it lives on"

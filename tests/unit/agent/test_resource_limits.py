@@ -17,20 +17,23 @@ import pytest
 from slurm_watchdog.agent.evidence import last_lines, tool
 from slurm_watchdog.agent.processes import environment
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.resource_limits import CPU_OF_S, CPU_S
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock, redact
 from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
+from tests.builders.requests import plain_request
 
 MEANS = tool.Means(seconds=20.0, output_bytes=10_000, address_space=1 << 30, cpu_s=5, processes=4096)
 
 
-def spin(args: Any, state: dict[str, Any]) -> None:
+def spin(args: Any, worker: WorkerState) -> None:
     while True:
         pass
 
 
-def spin_and_forgive(args: Any, state: dict[str, Any]) -> None:
+def spin_and_forgive(args: Any, worker: WorkerState) -> None:
     while True:
         try:
             while True:
@@ -39,11 +42,11 @@ def spin_and_forgive(args: Any, state: dict[str, Any]) -> None:
             continue
 
 
-def eat(args: Any, state: dict[str, Any]) -> int:
+def eat(args: Any, worker: WorkerState) -> int:
     return len(b"x" * (4 << 30))
 
 
-def say_limits(args: Any, state: dict[str, Any]) -> list[int]:
+def say_limits(args: Any, worker: WorkerState) -> list[int]:
     return [resource.getrlimit(resource.RLIMIT_CORE)[1], resource.getrlimit(resource.RLIMIT_CPU)[0]]
 
 
@@ -59,7 +62,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
 
 def answer(probes: WorkerPool, function: str) -> Answer:
     answers: list[Answer] = []
-    request = probes.ask("a", function, None, 60.0, clock.monotonic(), answers.append)
+    request = probes.ask("a", plain_request(function), 60.0, clock.monotonic(), answers.append)
     assert request is not None
     probes.settle(60.0, [request])
     return answers[0]

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from slurm_watchdog.agent.evidence.stacks import _Dump, _look, _thread_cpu_s, choose, parse_dump
+from slurm_watchdog.agent.evidence.stacks import _Dump, _read_before, _thread_cpu_s, choose, parse_dump
 from slurm_watchdog.agent.evidence.tool import Ran
-from slurm_watchdog.agent.processes.owner import OWN
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
@@ -110,14 +110,14 @@ def test_the_main_thread_of_a_process_has_its_own_cpu_time_in_each_dump() -> Non
     the main thread."""
     end = time.process_time() + 0.3
     helper = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() > end, True)])
-    before = _look(os.getpid())
+    before = _read_before(os.getpid())
     helper.start()
     helper.join()
-    after = _look(os.getpid())
-    assert after["cpu_s"] - before["cpu_s"] >= 0.2
-    assert after["main_cpu_s"] - before["main_cpu_s"] <= 0.1
-    dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", {}, before=after)
-    assert dump.stack().main_cpu_s == after["main_cpu_s"]
+    after = _read_before(os.getpid())
+    assert after.cpu_s - before.cpu_s >= 0.2
+    assert (after.main_cpu_s or 0.0) - (before.main_cpu_s or 0.0) <= 0.1
+    dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", WorkerState(), before=after)
+    assert dump.stack().main_cpu_s == after.main_cpu_s
 
 
 def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> None:
@@ -131,7 +131,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
         done.wait(20)
 
     train = threading.Thread(target=burn, name="TrainingThread(worker)")
-    before = _look(os.getpid())
+    before = _read_before(os.getpid())
     train.start()
     try:
         thread = {
@@ -140,10 +140,12 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
             "os_thread_id": train.native_id,
             "thread_name": train.name,
         }
-        dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", {OWN: os.getuid()}, before=before)
+        dump = _Dump(
+            process(os.getpid(), Role.RANK, 0), "n1", WorkerState(own_uid=os.getuid()), before=before
+        )
         while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
             time.sleep(0.02)
-        dump.take(
+        dump.finish(
             Ran(
                 code=0,
                 out=json.dumps([thread | {"active": True, "owns_gil": False, "frames": []}]).encode(),

@@ -16,7 +16,7 @@ import pytest
 from slurm_watchdog.agent.helper.requests import RefusedError, check_request
 from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.processes import terminate
-from slurm_watchdog.agent.processes.terminate import BOOT_ID, LeftAloneError, Wanted, end
+from slurm_watchdog.agent.processes.terminate import BOOT_ID, NotEndedError, ProcessToEnd, end
 from slurm_watchdog.agent.workers.become_user import MIN_UID
 from slurm_watchdog.model.protocol import ProcessEnd
 
@@ -73,8 +73,8 @@ class Orphans:
             program or STEPD, *words, title=title, uid=0, holds=holds, executable=str(executable)
         )
 
-    def wanted(self, pid: int, comm: str = "train") -> Wanted:
-        return Wanted(
+    def wanted(self, pid: int, comm: str = "train") -> ProcessToEnd:
+        return ProcessToEnd(
             pid=pid, start_ticks=read_stat(pid).start_ticks, uid=UID, comm=comm, boot_id=read_file(BOOT_ID).decode().strip(),
             job_id=JOB, minors=frozenset({0}), devices=str(self.gpu.with_name("gpu")),
         )  # fmt: skip
@@ -97,7 +97,7 @@ def orphans(tmp_path: Path) -> Iterator[Orphans]:
         process.stdin.close()
 
 
-def refusal_of(orphans: Orphans, wanted: Wanted) -> str:
+def refusal_of(orphans: Orphans, wanted: ProcessToEnd) -> str:
     """Why nothing is sent, by either signal; the process lives on."""
     term, kill = end(wanted, "term"), end(wanted, "kill")
     assert (term.sent, kill.sent, term.gone, kill.gone) == (False, False, False, False)
@@ -189,7 +189,7 @@ def test_who_ends_between_the_look_and_the_signal_is_gone_and_not_refused(
 ) -> None:
     wanted = orphans.wanted(orphans.start())
 
-    def ends_now(_: Wanted) -> None:
+    def ends_now(_: ProcessToEnd) -> None:
         orphans.started[0].kill()
         orphans.started[0].wait()
 
@@ -235,7 +235,7 @@ def test_a_process_of_root_is_never_ended(orphans: Orphans) -> None:
 
 def test_we_never_end_ourselves(orphans: Orphans) -> None:
     mine = replace(orphans.wanted(os.getpid()), uid=UID, comm=read_stat(os.getpid()).comm)
-    with pytest.raises(LeftAloneError):
+    with pytest.raises(NotEndedError):
         terminate.check(mine)
 
 
@@ -248,7 +248,7 @@ def test_we_never_end_ourselves(orphans: Orphans) -> None:
     ],
 )
 def test_a_place_in_the_system_or_in_another_job_protects(orphans: Orphans, cgroup: str, why: str) -> None:
-    with pytest.raises(LeftAloneError, match=why):
+    with pytest.raises(NotEndedError, match=why):
         terminate._check_place(orphans.wanted(os.getpid()), cgroup)
 
 
@@ -288,7 +288,7 @@ def test_a_process_below_a_slurmstepd_is_part_of_a_job_whatever_its_environment_
         other = orphans.wanted(orphans.start())
         assert "its user has job 987654300 here now" in refusal_of(orphans, other)
         # What stands in the control group of a job that is over is of that job.
-        with pytest.raises(LeftAloneError, match="its user has job"):
+        with pytest.raises(NotEndedError, match="its user has job"):
             terminate._check_place(other, "0::/user.slice/user-64985.slice\n")
         terminate._check_place(other, f"0::/system.slice/slurmstepd.scope/job_{JOB}/step_0/user/task_0\n")
     finally:

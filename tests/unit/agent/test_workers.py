@@ -16,98 +16,13 @@ import pytest
 
 from slurm_watchdog.agent.workers.admission import MAX_HUNG_OF_GROUP, MAX_HUNG_OF_USER
 from slurm_watchdog.agent.workers.child import _work_for_ever, child_main, frame
-from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, stands
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED, Look, hangs_in_call
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-
-
-def echo(args: Any, state: dict[str, Any]) -> Any:
-    state["count"] = state.get("count", 0) + 1
-    return [args, state["count"], os.getpid(), os.getuid()]
-
-
-def hang(args: Any, state: dict[str, Any]) -> None:
-    time.sleep(args)
-
-
-def fail(args: Any, state: dict[str, Any]) -> None:
-    raise OSError(13, "Permission denied", "/x")
-
-
-def die(args: Any, state: dict[str, Any]) -> None:
-    os._exit(1)
-
-
-def large(args: Any, state: dict[str, Any]) -> str:
-    return "x" * args
-
-
-def tell(args: Any, state: dict[str, Any]) -> str:
-    for each in args:
-        state["tell"](each)
-        time.sleep(each)
-    return "all"
-
-
-def spin(args: Any, state: dict[str, Any]) -> None:
-    while True:
-        pass
-
-
-def babble(args: Any, state: dict[str, Any]) -> None:
-    while True:
-        state["tell"]("x" * 60_000)
-
-
-FUNCTIONS = {
-    "echo": echo,
-    "hang": hang,
-    "fail": fail,
-    "die": die,
-    "large": large,
-    "tell": tell,
-    "babble": babble,
-    "spin": spin,
-}
-
-
-class Asker:
-    def __init__(self, max_workers: int = 3) -> None:
-        self.probes = WorkerPool(FUNCTIONS, max_workers)
-        self.answers: list[Answer] = []
-        self.parts: list[Any] = []
-
-    def ask(
-        self, key: str, function: str, args: Any = None, deadline_s: float = 5.0, uid: int = -1
-    ) -> int | None:
-        return self.probes.ask(
-            key,
-            function,
-            args,
-            deadline_s,
-            clock.monotonic(),
-            self.answers.append,
-            uid,
-            on_part=self.parts.append,
-        )
-
-    def hang(self, key: str, seconds: float = 60.0) -> None:
-        """Leaves the worker of `key` hung, once it has begun."""
-        if self.probes.is_free(key):
-            self.answer(key, "echo")
-        request = self.ask(key, "hang", seconds, deadline_s=0.01)
-        assert request is not None
-        time.sleep(0.02)
-        self.probes.poll(clock.monotonic())
-        assert self.probes.hung_since(key, clock.monotonic()) is not None
-
-    def answer(self, key: str, function: str, args: Any = None, uid: int = -1) -> Answer:
-        request = self.ask(key, function, args, uid=uid)
-        assert request is not None
-        self.probes.settle(10, [request])
-        return self.answers[-1]
+from tests.builders.requests import plain_request
+from tests.builders.workers import FUNCTIONS, Asker, everything_of
 
 
 @pytest.fixture
@@ -206,7 +121,7 @@ def test_an_answer_that_cannot_be_used_stops_nothing(asker: Asker) -> None:
     def then(answer: Answer) -> None:
         raise RuntimeError("x")
 
-    request = asker.probes.ask("a", "echo", 1, 5, clock.monotonic(), then)
+    request = asker.probes.ask("a", plain_request("echo", 1), 5, clock.monotonic(), then)
     assert request is not None
     asker.probes.settle(5, [request])
     assert asker.answer("a", "echo").error is None
@@ -302,7 +217,7 @@ def test_the_hung_of_one_kind_are_limited_and_the_others_go_on() -> None:
 
 def test_a_child_that_is_rarely_needed_ends_when_it_has_answered(asker: Asker) -> None:
     now = clock.monotonic()
-    request = asker.probes.ask("a", "echo", 1, 5, now, asker.answers.append, idle_s=0)
+    request = asker.probes.ask("a", plain_request("echo", 1), 5, now, asker.answers.append, idle_s=0)
     assert request is not None
     asker.probes.settle(5, [request])
     assert asker.answers[-1].error is None
@@ -455,16 +370,7 @@ FAULT = "-1 0x7ffd 0x7f11"
 def test_a_look_only_a_call_about_files_that_does_not_return_convicts(
     first: Look, second: Look, expected: bool
 ) -> None:
-    assert stands(first, second) is expected
-
-
-def everything_of(uid: int) -> list[tuple[str, int]]:
-    """A child of every kind that works for a user, on more mounts than there are places."""
-    return [
-        (f"{kind}:/m{n}:{uid}", uid)
-        for n in range(40)
-        for kind in ("files", "probe", "checkpoints", "evidence")
-    ]
+    assert hangs_in_call(first, second) is expected
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="children become users")
@@ -529,14 +435,14 @@ def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> No
     asker.answer("a", "echo")
     asker.answers.clear()
     now = clock.monotonic()
-    asker.probes.ask("a", "hang", 0.3, 10.0, now, asker.answers.append)
+    asker.probes.ask("a", plain_request("hang", 0.3), 10.0, now, asker.answers.append)
     asker.probes.poll(now + 5)
     asker.probes.poll(now + 65)
     assert asker.probes.hung(now + 65) == ()
     time.sleep(0.4)
     asker.probes.poll(now + 66)
     assert [answer.timed_out for answer in asker.answers] == [False]
-    asker.probes.ask("a", "hang", 60, 10.0, now + 70, asker.answers.append)
+    asker.probes.ask("a", plain_request("hang", 60), 10.0, now + 70, asker.answers.append)
     time.sleep(0.4)
     asker.probes.poll(now + 130)
     asker.probes.poll(now + 135)
@@ -545,12 +451,12 @@ def test_after_a_pause_of_its_own_the_agent_accuses_no_child(asker: Asker) -> No
 
 def test_a_child_whose_answer_nobody_waits_for_goes_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     ours, theirs = socket.socketpair()
-    ours.sendall(frame([1, "echo", "x"]))
+    ours.sendall(frame([1, "echo", plain_request("echo", "x")]))
     parent, child = os.getpid(), os.fork()
     if child == 0:
         ours.close()
         logging.getLogger().handlers.clear()  # pytest's: what is logged goes to standard error now
-        child_main(lambda: _work_for_ever(theirs.detach(), "a", -1, {"echo": echo}, parent))
+        child_main(lambda: _work_for_ever(theirs.detach(), "a", -1, {"echo": FUNCTIONS["echo"]}, parent))
     theirs.close()
     ours.recv(1, socket.MSG_PEEK)  # its answer is there
     ours.close()

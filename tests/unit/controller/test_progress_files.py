@@ -9,30 +9,31 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent.checkpoints.scan import look
 from slurm_watchdog.agent.checkpoints.schedule import CLOCK_PATTERN, CLOCK_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer
-from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
+from slurm_watchdog.agent.workers.answer_types import ScannedClock
+from slurm_watchdog.agent.workers.request_types import Request, ScanCheckpoints
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_step, read_progress
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.requests import answer_to
 
 
-def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> dict[str, Any]:
-    args = LookAtCheckpoints(mount, [], budget_s, [], [], [("7", str(path))])
-    (found,) = look(args, {})["clocks"]
+def clock_of(path: Path, mount: str = "/", budget_s: float = 5.0) -> ScannedClock:
+    (found,) = answer_to(ScanCheckpoints(mount, [], budget_s, [], [], [("7", str(path))])).clocks
+    assert isinstance(found, ScannedClock)
     return found
 
 
 def test_a_file_tells_when_it_was_written_and_how_large_it_is(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
-    assert "at_ns" not in clock_of(path)
+    assert clock_of(path).at_ns is None
     path.write_bytes(b"step 5")
     os.utime(path, (1000, 1000))
-    assert (clock_of(path)["at_ns"], clock_of(path)["size_bytes"]) == (1000 * 10**9, 6)
+    assert (clock_of(path).at_ns, clock_of(path).size_bytes) == (1000 * 10**9, 6)
 
 
 def test_a_directory_tells_of_the_newest_file_in_it(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_directory_tells_of_the_newest_file_in_it(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(b"x" * 10)
         os.utime(tmp_path / name, (at, at))
-    assert (clock_of(tmp_path / "runs")["at_ns"], clock_of(tmp_path / "runs")["size_bytes"]) == (
+    assert (clock_of(tmp_path / "runs").at_ns, clock_of(tmp_path / "runs").size_bytes) == (
         4 * 10**18,
         20,
     )
@@ -49,14 +50,14 @@ def test_a_directory_tells_of_the_newest_file_in_it(tmp_path: Path) -> None:
 def test_a_name_that_is_a_link_is_followed_within_its_mount_and_told_of_beyond(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    assert clock_of(tmp_path / "link")["size_bytes"] == 1
+    assert clock_of(tmp_path / "link").size_bytes == 1
     beyond = tmp_path / "beyond"
     beyond.symlink_to("/proc/self/stat")
-    assert clock_of(beyond, str(tmp_path))["moved"] == "/proc/self/stat"
+    assert clock_of(beyond, str(tmp_path)).moved == "/proc/self/stat"
 
 
 def test_a_directory_that_takes_too_long_says_nothing(tmp_path: Path) -> None:
-    assert "at_ns" not in clock_of(tmp_path, budget_s=-1.0)
+    assert clock_of(tmp_path, budget_s=-1.0).at_ns is None
 
 
 class Children:
@@ -66,9 +67,9 @@ class Children:
         self.answers: list[Any] = []
 
     def ask(
-        self, child: str, function: str, args: Any, deadline_s: float, now: float, then: Any, uid: int
+        self, child: str, request: Request[Any], deadline_s: float, now: float, then: Any, uid: int
     ) -> int:
-        answer = Answer(request=1, key=child, value=look(args, {}))
+        answer = Answer(request=1, key=child, value=answer_to(request))
         self.answers.append(lambda: then(answer))
         return 1
 

@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.events import event_item
+from slurm_watchdog.agent.logs.events import make_event
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock
 from slurm_watchdog.controller.state.step_history import MAX_BLOCKS, DatedLines, StepHistory
@@ -16,7 +17,6 @@ from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
-from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.builders.views import cluster, job
 
@@ -103,9 +103,7 @@ def clock_of(lines: Iterable[str], look_s: float = 5.0, in_one_look: int = 7) ->
     for number, line in enumerate(lines):
         fact = parse_line(line)
         assert fact is not None
-        item = event_item(line, fact, 0.0)
-        fields = {name: value for name, value in item.items() if name != "kind"}
-        event = Event(kind=EventKind.PROGRESS, job_id="1", source="/log", **fields)
+        event = replace(make_event(line, fact, 0.0), job_id="1", source="/log")
         apply_step(clocks, event, look_s * (number // in_one_look), float("-inf"))
     found = main_clock(clocks)
     assert found is not None

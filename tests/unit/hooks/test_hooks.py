@@ -514,8 +514,8 @@ def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
     assert events[1].loss_is_no_number
 
 
-def nothing(args: Any, state: dict[str, Any]) -> list[Any]:
-    return []
+def nothing(fields: Any, worker: Any) -> Any:
+    return [] if not fields else {}
 
 
 def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.processes.identify import identify
+from slurm_watchdog.agent.workers.request_types import IdentifyProcesses
 from slurm_watchdog.knowledge.collective_timeouts import (
     MAX_S,
     NAMES,
@@ -20,6 +19,7 @@ from slurm_watchdog.knowledge.collective_timeouts import (
     Timeout,
     timeout_in,
 )
+from tests.builders.requests import parts_of
 
 CASES = [
     ("python pretrain_gpt.py --bf16 --distributed-timeout-minutes 60 --save /c", 3600.0),
@@ -111,8 +111,8 @@ def test_a_real_rank_is_read_at_discovery_and_its_secrets_are_not_kept() -> None
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            answer = identify([[process.pid, None]], {"own": os.getuid()})[0]
+            answer = parts_of(IdentifyProcesses([(process.pid, None)]))[0]
         finally:
             process.kill()
-    assert answer["collective_timeout"] == Timeout(2700.0, assumed=False)
-    assert answer["environ"] == {"RANK": "0"}
+    assert answer.collective_timeout == Timeout(2700.0, assumed=False)
+    assert answer.environ == {"RANK": "0"}

@@ -56,7 +56,7 @@ def test_tail_a_log_without_steps_names_its_framework_to_the_controller(tmp_path
     log = tmp_path / "out"
     log.write_bytes((WHOLE / "lightning_rich.log").read_bytes())
     tail = LogFollower(str(log), start=0)
-    tail.look(0.0, 0.0, {})
+    tail.refresh(0.0, 0.0, {})
     while tail.has_more:
         tail.read(0.0, 0.0)
     tail.close()

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.logs.events import event_item
+from slurm_watchdog.agent.logs.events import make_event
 from slurm_watchdog.controller.state.counter_clock import CounterClock
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, read_progress
 from slurm_watchdog.knowledge.checkpoint_layouts import parse_tracker, recognise
 from slurm_watchdog.knowledge.collective_timeouts import _seconds
-from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.learned_format import Learner
@@ -73,8 +73,7 @@ def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str)
         *(fact for _, fact in scan(line.encode() + b"\n", own=OWN).facts),
     ]
     for fact in filter(None, facts):
-        item = event_item(line, fact, 1.0)
-        event = Event(job_id="1", source="/log", **item)
+        event = replace(make_event(line, fact, 1.0), job_id="1", source="/log")
         report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, events=(event,))
         (told,) = decode_report(encode_report(report)).events
         if told.step is not None or told.count is not None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +13,8 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow as tail
 from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.model.observations import Event
 from slurm_watchdog.parse.training_log.learned_format import MAX_FORMS, Learner
 
 LOSSES = [f"{2 + 3 / (1 + n) + random.Random(n).uniform(-0.3, 0.3):.4f}" for n in range(2000)]
@@ -132,16 +133,16 @@ def test_a_log_of_ever_new_forms_holds_no_memory() -> None:
     assert len(learner._forms) <= MAX_FORMS
 
 
-def follow(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def follow(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Event]:
     """Events of a log that gets a line every 12 s."""
-    state: dict[str, Any] = {}
+    state = WorkerState()
     events = []
     path.touch()
     for number, line in enumerate(lines):
         monkeypatch.setattr(tail.clock, "monotonic", lambda at=12.0 * number: at)
         with path.open("a") as file:
             file.write(line + "\n")
-        events += tail.follow(Follow([("1", str(path), 0)]), state)["files"][0]["events"]
+        events += tail.follow(Follow([("1", str(path), 0)]), state).files[0].events
     return events
 
 
@@ -149,9 +150,9 @@ def test_a_followed_log_of_unknown_format_tells_its_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = follow(tmp_path / "log", [f"part {n} ppl {LOSSES[n]}" for n in range(20)], monkeypatch)
-    assert {event["pattern"] for event in events} == {"learnt"}
-    assert [event["step"] for event in events] == [None] * len(events)
-    assert events[-1]["count"] == 19
+    assert {event.pattern for event in events} == {"learnt"}
+    assert [event.step for event in events] == [None] * len(events)
+    assert events[-1].count == 19
 
 
 def test_where_a_known_format_is_written_nothing_is_learnt(
@@ -159,4 +160,4 @@ def test_where_a_known_format_is_written_nothing_is_learnt(
 ) -> None:
     lines = [f"step {n}/100\npart {n} ppl {LOSSES[n]}" for n in range(20)]
     events = follow(tmp_path / "log", lines, monkeypatch)
-    assert {event["pattern"] for event in events} == {"step_of"}
+    assert {event.pattern for event in events} == {"step_of"}

@@ -4,7 +4,6 @@ for ever."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
@@ -118,11 +118,11 @@ def test_only_so_many_are_used() -> None:
 
 def test_the_child_that_follows_a_log_is_given_them(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    state: dict[str, Any] = {}
+    state = WorkerState()
     path.write_text("it 5/50 L=2.5 t=0.5s\n")
     question = Follow([("1", str(path), 0)], own={"1": [OURS, "("]})
-    events = follow.follow(question, state)["files"][0]["events"]
-    assert [(each["pattern"], each["step"], each["total_steps"]) for each in events] == [("own_1", 5, 50)]
+    events = follow.follow(question, state).files[0].events
+    assert [(each.pattern, each.step, each.total_steps) for each in events] == [("own_1", 5, 50)]
 
 
 def test_the_configuration_refuses_such_patterns_by_name() -> None:

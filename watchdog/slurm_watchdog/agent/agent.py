@@ -164,7 +164,7 @@ class Agent:
     def memory(self, reports: tuple[Waiting, ...], controller_id: str) -> Handover:
         """What this agent knows; its children that have something to do are the next one's from now on."""
         return Handover(
-            children=self.probes.leave(),
+            children=self.probes.hand_off(),
             reports=reports,
             memories=self.collectors.memories(),
             jobs=self.jobs.memory(),

@@ -11,9 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-import msgspec
 
 from slurm_watchdog.agent.collectors.collector import Sections
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
@@ -25,12 +22,14 @@ from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.switch_directories import SwitchDirectories
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
-    KillSwitch,
+    RemoveSwitch,
     SignalProcess,
+    WriteSwitch,
 )
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import FIELDS, parse_line, problem_of_path
@@ -175,7 +174,7 @@ class Commands:
         done = {result.command_id for result in self._results}
         return [each for each in self._seen if each not in self._answered and each not in done]
 
-    def leave(self) -> None:
+    def answer_pending(self) -> None:
         """Answers those that are under way: who asks hears that nobody knows what became of them, and none is
         done twice."""
         for each in self.under_way:
@@ -214,13 +213,12 @@ class Commands:
         if since_s is not None:
             raise Refused(f"the child that reads stacks has not come back for {since_s:.0f} s")
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
-        args = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
-        return self._ask(
-            "stacks", "dump_stacks", args, budget_s + 2.0, now, partial(self._take_stacks, command)
-        )
+        request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
+        then = partial(self._answer_stacks, command)
+        return self.probes.ask("stacks", request, budget_s + 2.0, now, then) is not None
 
-    def _take_stacks(self, command: DumpStacks, answer: Answer) -> None:
-        stacks = tuple(msgspec.convert(each, ProcessStack) for each in answer.value or ())
+    def _answer_stacks(self, command: DumpStacks, answer: Answer[list[ProcessStack]]) -> None:
+        stacks = tuple(answer.value or ())
         self._results.append(
             CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error, stacks=stacks)
         )
@@ -277,17 +275,16 @@ class Commands:
                 return False
             if problem := self._directories.problem_of(directory):
                 raise Refused(f"{directory} could not be made: {problem}")
-        function = "write_kill_switch" if isinstance(command, WriteKillSwitch) else "remove_kill_switch"
-        args = KillSwitch(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
+        kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
+        request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
         key = self.logs.key_of(path, uid)
         since_s = self.probes.hung_since(key, now)
         if since_s is not None:
             raise Refused(f"the filesystem of {path} has not answered for {since_s:.0f} s")
-        return self._ask(
-            key, function, args, self.deadline_s, now, partial(self._take_kill_switch, command), uid
-        )
+        then = partial(self._answer_kill_switch, command)
+        return self.probes.ask(key, request, self.deadline_s, now, then, uid) is not None
 
-    def _take_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer) -> None:
+    def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer[None]) -> None:
         log.info(
             "%s %s for job %s: %s",
             type(command).__name__,
@@ -311,20 +308,22 @@ class Commands:
         if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
             self._answer_ending(command, ProcessEnd(refusal=objection))
             return True
-        args = SignalProcess(
-            pid=command.pid, start_ticks=command.start_ticks, uid=command.uid, comm=command.comm, boot_id=command.boot_id,
-            job_id=command.job_id, minors=list(command.minors), how=command.how,  # type: ignore[arg-type]  # the worker refuses any other word
+        request = SignalProcess(
+            pid=command.pid, start_ticks=command.start_ticks, uid=command.uid, comm=command.comm,
+            boot_id=command.boot_id, job_id=command.job_id, minors=list(command.minors),
+            how=command.how,  # type: ignore[arg-type]  # the worker refuses any other word
         )  # fmt: skip
         since_s = self.probes.hung_since("end_process", now)
         if since_s is not None:
             refusal = f"the child that ends processes has not come back for {since_s:.0f} s"
             self._answer_ending(command, ProcessEnd(refusal=refusal))
             return True
-        return self._ask("end_process", "end_process", args, END_S, now, partial(self._take_ending, command))
+        then = partial(self._answer_end_of_process, command)
+        return self.probes.ask("end_process", request, END_S, now, then) is not None
 
-    def _take_ending(self, command: EndProcess, answer: Answer) -> None:
+    def _answer_end_of_process(self, command: EndProcess, answer: Answer[ProcessEnd]) -> None:
         if answer.error is None and answer.value is not None:
-            self._answer_ending(command, msgspec.convert(answer.value, ProcessEnd))
+            self._answer_ending(command, answer.value)
             return
         log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
         self._results.append(CommandResult(command_id=command.id, ok=False, error=answer.error))
@@ -339,11 +338,6 @@ class Commands:
         self._results.append(
             CommandResult(command_id=command.id, ok=error is None, error=error, process=said)
         )
-
-    def _ask(
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Callable[[Answer], None], uid: int = -1
-    ) -> bool:  # fmt: skip
-        return self.probes.ask(key, function, args, deadline_s, now, then, uid) is not None
 
     # -- may it be done ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.proc.files import Files
-from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
@@ -31,19 +31,18 @@ log = logging.getLogger(__name__)
 
 
 def make_context(
-    config: Settings, node: str, boot_id: str, once: bool, left: Iterable[InheritedWorker] = ()
+    config: Settings, node: str, boot_id: str, once: bool, inherited: Iterable[InheritedWorker] = ()
 ) -> CollectorContext:
-    """Forks the parent of all workers: to be called from the main thread, before any other thread. `left` are
-    workers of the agent that
-    this process was until now."""
+    """Forks the parent of all workers: to be called from the main thread, before any other thread. `inherited` are
+    workers of the agent that this process was until now."""
     settings = config.agent
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
     personal = config.personal or (helper is None and why_too_mighty() is None)
     dispatch = Dispatch(
         OWN_TASKS, True, _log_refusal, config.kill_switch_prefixes, os.getuid() if personal else None
     )
-    workers = WorkerPool(dispatch, helper=helper, helped=TASKS, left=left)
-    far = FarFiles(workers) if helper is not None else None
+    workers = WorkerPool(dispatch, helper=helper, helped=TASKS, inherited=inherited)
+    far = DelegatedFiles(workers) if helper is not None else None
     jobs = JobsHere()
     becomes = helper is not None or (not personal and may_become_others())
     logs = JobLogs(workers, read_mounts(), node, settings.log_patterns, become_owner=becomes, here=jobs)

@@ -78,7 +78,7 @@ class Service:
 
     def last_tick(self) -> None:
         """What is known and not told yet goes out before this process restarts."""
-        self.agent.commands.leave()
+        self.agent.commands.answer_pending()
         self._tick(clock.monotonic())
 
     def _tick(self, now: float) -> bool:
@@ -131,7 +131,7 @@ class Service:
         if self.signals.reload:
             self.signals.reload = False
             self.reload.ask(now)
-        if self.reload.wants_anew(now, busy=bool(self.agent.commands.under_way)):
+        if self.reload.wants_restart(now, busy=bool(self.agent.commands.under_way)):
             self.signals.restart = True
 
     def wake_fds(self) -> list[int]:

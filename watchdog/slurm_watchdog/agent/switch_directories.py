@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
-from slurm_watchdog.agent.workers.request_types import PrepareDirectory, SwitchDirectory
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import EmptyDirectory, PrepareDirectory, RemoveDirectory
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import JobWatch
 
@@ -68,12 +69,12 @@ class SwitchDirectories:
     def _prepare(self, directory: str, uid: int, now: float) -> None:
         key = self.logs.key_of(KILL_SWITCH_BASE, 0)
         request = PrepareDirectory(KILL_SWITCH_BASE, os.path.basename(directory), uid)
-        then = partial(self._note_prepared, directory, uid)
-        if self.probes.ask(key, "prepare_directory", request, self.deadline_s, now, then) is not None:
+        then = partial(self._apply_prepared, directory, uid)
+        if self.probes.ask(key, request, self.deadline_s, now, then) is not None:
             self._busy.add(directory)
             self.probes.settle(0.05, [])
 
-    def _note_prepared(self, directory: str, uid: int, answer: Answer) -> None:
+    def _apply_prepared(self, directory: str, uid: int, answer: Answer[None]) -> None:
         self._busy.discard(directory)
         self._owner_of[directory] = uid
         self._problems[directory] = answer.error
@@ -83,16 +84,13 @@ class SwitchDirectories:
     def _clear(self, directory: str, now: float) -> None:
         """Two requests, one after the other: its owner empties the directory, and the user who made it removes it."""
         base, name = os.path.split(directory)
-        request = SwitchDirectory(base, name)
 
-        def remove(answer: Answer) -> None:
+        def remove(answer: Answer[None]) -> None:
             if answer.error is not None:
                 log.warning("%s could not be emptied: %s", directory, answer.error)
+            request = RemoveDirectory(base, name)
             maker = self.logs.key_of(base, 0)
-            asked = self.probes.ask(
-                maker, "remove_directory", request, self.deadline_s, now, lambda answer: None
-            )
-            if asked is not None:
+            if self.probes.ask(maker, request, self.deadline_s, now, lambda answer: None) is not None:
                 self._problems.pop(directory, None)
                 self._owner_of.pop(directory, None)
             self._busy.discard(directory)
@@ -101,5 +99,5 @@ class SwitchDirectories:
         if directory in self._busy or uid is None:
             return
         key = f"switch:{directory}:{uid}"
-        if self.probes.ask(key, "empty_directory", request, self.deadline_s, now, remove, uid) is not None:
+        if self.probes.ask(key, EmptyDirectory(base, name), self.deadline_s, now, remove, uid) is not None:
             self._busy.add(directory)

@@ -15,29 +15,22 @@ import sys
 import msgspec
 
 import slurm_watchdog.agent.service  # noqa: F401 -- what is installed now has to be loadable
+from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of, split_listen
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it."""
-
-    problems: tuple[str, ...] = ()
-    settings: str = ""
-    """As JSON; empty with problems."""
-
-
-def look(file: str, running: Settings) -> Outcome:
+def validate(file: str, running: Settings) -> ConfigCheck:
     """Reads and checks everything that could keep an agent with `running` from going on as one with `file`."""
     try:
         settings = settings_of(load_config(file))
     except ConfigError as error:
-        return Outcome(problems=tuple(error.lines()))
+        return ConfigCheck(problems=tuple(error.lines()))
     problems = why_not(settings, running)
     if problems:
-        return Outcome(problems=tuple(problems))
-    return Outcome(settings=msgspec.json.encode(settings).decode())
+        return ConfigCheck(problems=tuple(problems))
+    return ConfigCheck(settings=msgspec.json.encode(settings).decode())
 
 
 def why_not(settings: Settings, running: Settings) -> list[str]:
@@ -94,7 +87,7 @@ def why_not_address(address: str) -> str | None:
 def main(argv: list[str]) -> int:
     """Answers on standard output; gives 0."""
     running = msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)
-    sys.stdout.write(msgspec.json.encode(look(argv[0], running)).decode())
+    sys.stdout.write(msgspec.json.encode(validate(argv[0], running)).decode())
     return 0
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
+from slurm_watchdog.agent.workers.answer_types import KnownFootprint
 from slurm_watchdog.knowledge.checkpoint_layouts import Candidate, has_zip_end
 
 MAX_FILES = 2000
 """Of a checkpoint whose bytes are added up, once: 500 GB in shards of 250 MB. Beyond, its size is not said."""
-MAX_PRINT_FILES = 500
+MAX_FOOTPRINT_FILES = 500
 """Of one that is not complete, at each look: enough to see that it grows."""
 MAX_NAMES = 64
 MAX_DEPTH = 3
@@ -35,7 +36,7 @@ _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 
 
 @dataclass(frozen=True)
-class Print:
+class Footprint:
     """What shows that something was written to: how many files, their bytes, and when the newest was changed."""
 
     files: int
@@ -44,12 +45,16 @@ class Print:
     whole: bool = True
     """False: there were more files than were counted."""
 
-    def packed(self) -> list[int]:
-        """For the way to the agent and back."""
-        return [self.files, self.size_bytes, self.newest_ns]
+    def equals(self, known: KnownFootprint) -> bool:
+        """Whether nothing has changed since the scan before."""
+        return (self.files, self.size_bytes, self.newest_ns) == (
+            known.files,
+            known.size_bytes,
+            known.newest_ns,
+        )
 
 
-def about(name: str, where: int) -> os.stat_result | None:
+def stat_of(name: str, where: int) -> os.stat_result | None:
     """What a name is, links themselves; None if it is not there."""
     try:
         return os.stat(name, dir_fd=where, follow_symlinks=False)
@@ -76,7 +81,7 @@ def read_small(name: str, where: int) -> tuple[str, int] | None:
 
 def marker_is_whole(name: str, where: int) -> bool:
     """Whether a marker is there; one that is itself written in pieces counts when its end is there."""
-    found = about(name, where)
+    found = stat_of(name, where)
     if found is None or not stat.S_ISREG(found.st_mode):
         return False
     if not name.endswith(".json"):
@@ -170,20 +175,22 @@ def has_shards(name: str, where: int) -> bool:
 
 def _first_names(fd: int) -> list[str]:
     with os.scandir(fd) as entries:
-        return [entry.name for entry in islice(entries, MAX_PRINT_FILES)]
+        return [entry.name for entry in islice(entries, MAX_FOOTPRINT_FILES)]
 
 
-def take_print(candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]) -> Print:
+def take_footprint(
+    candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]
+) -> Footprint:
     """Files, bytes and newest change of all that a candidate consists of, at most `max_files` of them."""
     found = [0, 0, 0]
     whole = len(candidate.names) <= MAX_NAMES
     for name in candidate.names[:MAX_NAMES]:
-        it = about(name, where)
+        it = stat_of(name, where)
         if it is not None:
             _add(found, it)
             if stat.S_ISDIR(it.st_mode):
                 whole &= _add_directory(found, name, where, MAX_DEPTH, max_files, check_time)
-    return Print(found[0], found[1], found[2], whole)
+    return Footprint(found[0], found[1], found[2], whole)
 
 
 def _add(found: list[int], it: os.stat_result) -> None:
@@ -208,7 +215,7 @@ def _add_directory(
             for entry in islice(entries, max_files + 1):
                 if found[0] >= max_files:
                     return False
-                it = about(entry.name, fd)
+                it = stat_of(entry.name, fd)
                 if it is None:
                     continue
                 _add(found, it)

@@ -13,13 +13,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
-from slurm_watchdog.agent.workers.request_types import LookAtCheckpoints
+from slurm_watchdog.agent.workers.answer_types import (
+    CheckpointMemory,
+    ScannedCheckpoints,
+    ScannedClock,
+    ScannedDirectory,
+    ScannedTracker,
+)
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
 
@@ -45,7 +52,7 @@ MAX_MOVES = 8
 
 @dataclass
 class _Place:
-    """One directory or tracker of one job. `path` is where it lies, `told` what of it was told last."""
+    """One directory or tracker of one job. `path` is where it lies, `reported` what of it was reported last."""
 
     path: str
     tracker: bool
@@ -55,10 +62,10 @@ class _Place:
     at: float = 0.0
     """When the child was asked for `row`."""
     asked_at: float = 0.0
-    looked_at: float | None = None
-    before: dict[str, Any] | None = None
-    told: tuple[Any, ...] | None = None
-    told_ns: int = 0
+    scanned_at: float | None = None
+    memory: CheckpointMemory | None = None
+    reported: tuple[object, ...] | None = None
+    reported_ns: int = 0
     moves: int = 0
 
 
@@ -147,12 +154,12 @@ class CheckpointSchedule:
         for (child, uid, mount), keys in plan.items():
             if child in self._asked:
                 continue
-            args = LookAtCheckpoints(
+            request = ScanCheckpoints(
                 mount=mount,
                 others=sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
                 budget_s=BUDGET_S,
                 directories=[
-                    (job, self._places[job, named].path, self._places[job, named].before)
+                    (job, self._places[job, named].path, self._places[job, named].memory)
                     for job, named in keys
                     if not self._places[job, named].tracker and not self._places[job, named].clock
                 ],
@@ -161,16 +168,15 @@ class CheckpointSchedule:
                     (job, self._places[job, path].path) for job, path in keys if self._places[job, path].clock
                 ],
             )
-            question = partial(self._take, child, now, tuple(keys))
-            if (
-                self.probes.ask(child, "look_at_checkpoints", args, deadline_s, now, question, uid)
-                is not None
-            ):
+            then = partial(self._apply, child, now, tuple(keys))
+            if self.probes.ask(child, request, deadline_s, now, then, uid) is not None:
                 self._asked.add(child)
 
     # -- what came of it ---------------------------------------------------------------------------------------
 
-    def _take(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer) -> None:
+    def _apply(
+        self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[ScannedCheckpoints]
+    ) -> None:
         """The answer of a child about `keys`."""
         self._asked.discard(child)
         for key in keys:
@@ -178,86 +184,76 @@ class CheckpointSchedule:
                 place = self._places[key]
                 every_s = min(CLOCK_S, self.interval_s) if place.clock else self.interval_s
                 place.asked_at, place.due = asked_at, asked_at + every_s
-        if answer.error is not None:
+        if answer.value is None:
             for key in () if answer.timed_out else keys:
                 if key in self._places:
-                    self._fail(self._places[key], asked_at, answer.error)
+                    self._fail(self._places[key], asked_at, answer.error or "")
             return  # one that hangs shows in every row, for as long as it does
-        found = {(each["job"], each["directory"]): each for each in answer.value["directories"]}
-        found |= {(each["job"], each["path"]): each for each in answer.value["trackers"]}
-        clocks = {(each["job"], each["path"]): each for each in answer.value.get("clocks", ())}
+        directories = {(each.job, each.directory): each for each in answer.value.directories}
+        trackers = {(each.job, each.path): each for each in answer.value.trackers}
+        clocks = {(each.job, each.path): each for each in answer.value.clocks}
         for key in keys:
             if key not in self._places:
                 continue
             place = self._places[key]
-            row = (clocks if place.clock else found).get((key[0], place.path))
-            if row is not None:
-                if place.clock:
-                    self._take_clock(key, place, asked_at, row)
-                elif place.tracker:
-                    self._take_tracker(key, place, asked_at, row)
-                else:
-                    self._take_directory(key, place, asked_at, row)
+            at = (key[0], place.path)
+            if place.clock and at in clocks:
+                self._apply_clock(key, place, asked_at, clocks[at])
+            elif place.tracker and at in trackers:
+                self._apply_tracker(key, place, asked_at, trackers[at])
+            elif not place.clock and not place.tracker and at in directories:
+                self._apply_directory(key, place, asked_at, directories[at])
 
     def _fail(self, place: _Place, at: float, error: str) -> None:
         place.row, place.at = replace(self._aged(place, at), error=error), at
 
-    def _take_directory(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
-        if found["moved"] is not None:
-            self._move(place, at, found["moved"])
-            return
-        if "step" not in found:  # it could not be read: what was known before stays, with the reason
-            self._fail(place, at, found["error"])
-            place.path, place.moves = key[1], 0
+    def _apply_directory(self, key: Key, place: _Place, at: float, found: ScannedDirectory) -> None:
+        if found.moved is not None:
+            self._move(place, at, found.moved)
             return
         place.path, place.moves = key[1], 0  # next time from its name again: links may be changed
-        # A new place is compared from its second look on; what stood there at the first has its true age.
-        first, since_s = place.looked_at is None, at - (place.looked_at or at)
-        place.before, place.looked_at, place.at = found["before"], at, at
-        place.row = Checkpoint(
-            job_id=key[0],
-            directory=key[1],
-            layout=found["layout"],
-            step=found["step"],
-            path=found["path"],
-            age_s=found["age_s"],
-            size_bytes=found["size_bytes"],
-            writing_step=found["writing_step"],
-            writing=found["writing"],
-            writing_bytes=found["writing_bytes"],
-            error=found["error"],
-        )
-        if found["writing"]:
-            place.due = at + min(SOON_S, self.interval_s)
-        told = (found["path"], found["step"], found["at_ns"])
-        if found["path"] is None or told == place.told:
+        if not found.was_read:  # what was known before stays, with the reason
+            self._fail(place, at, found.error or "")
             return
-        age_s = found["age_s"]
-        if not first and found["at_ns"] > place.told_ns:
+        # A new place is compared from its second scan on; what was there at the first has its true age.
+        first, since_s = place.scanned_at is None, at - (place.scanned_at or at)
+        place.memory, place.scanned_at, place.at = found.memory, at, at
+        place.row = Checkpoint(
+            job_id=key[0], directory=key[1], layout=found.layout, step=found.step, path=found.path,
+            age_s=found.age_s, size_bytes=found.size_bytes, writing_step=found.writing_step,
+            writing=found.writing, writing_bytes=found.writing_bytes, error=found.error,
+        )  # fmt: skip
+        if found.writing:
+            place.due = at + min(SOON_S, self.interval_s)
+        newest = (found.path, found.step, found.at_ns)
+        if found.path is None or newest == place.reported:
+            return
+        age_s = found.age_s or 0.0
+        if not first and found.at_ns > place.reported_ns:
             age_s = min(age_s, since_s + CACHED_S)  # the server's clock may be slow; it was not there then
-        place.told, place.told_ns = told, found["at_ns"]
-        self._tell(key, at, found["path"], found["step"], age_s, "directory")
+        place.reported, place.reported_ns = newest, found.at_ns
+        self._add_event(key, at, found.path, found.step, age_s, "directory")
 
-    def _take_tracker(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
-        if place.told != (found["step"],):
-            place.told = (found["step"],)
-            self._tell(key, at, key[1], found["step"], found["age_s"], "tracker")
+    def _apply_tracker(self, key: Key, place: _Place, at: float, found: ScannedTracker) -> None:
+        if place.reported != (found.step,):
+            place.reported = (found.step,)
+            self._add_event(key, at, key[1], found.step, found.age_s, "tracker")
 
-    def _take_clock(self, key: Key, place: _Place, at: float, found: dict[str, Any]) -> None:
-        """A file that was changed since the look before. At the first look nobody knows when: it tells where
-        the count stands."""
-        if found["moved"] is not None:
-            self._move(place, at, found["moved"])
+    def _apply_clock(self, key: Key, place: _Place, at: float, found: ScannedClock) -> None:
+        """A file that was changed since the scan before. At the first scan its age is not known: the event only
+        says where the count begins."""
+        if found.moved is not None:
+            self._move(place, at, found.moved)
             return
         place.path, place.moves = key[1], 0
-        first, place.looked_at = place.looked_at is None, at
-        told = (found.get("at_ns"), found.get("size_bytes"))
-        if told[0] is None or told == place.told:
+        first, place.scanned_at = place.scanned_at is None, at
+        newest = (found.at_ns, found.size_bytes)
+        if found.at_ns is None or newest == place.reported:
             return
-        place.told = told
+        place.reported = newest
         event = Event(
-            kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found["at_ns"] / 1e9, pattern=CLOCK_PATTERN,
-            backlog=first,
+            kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found.at_ns / 1e9,
+            pattern=CLOCK_PATTERN, backlog=first,
         )  # fmt: skip
         self._events.append((at, event))
         del self._events[: -4 * MAX_PLACES]
@@ -271,7 +267,9 @@ class CheckpointSchedule:
         else:
             place.path, place.due = path, at
 
-    def _tell(self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str) -> None:
+    def _add_event(
+        self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str
+    ) -> None:
         event = Event(
             kind=EventKind.CHECKPOINT, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern
         )  # fmt: skip

@@ -26,10 +26,12 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import Family, Row, Series, Table, seconds
+from slurm_watchdog.agent.files.kernel_log_position import parse_state
 from slurm_watchdog.agent.kernel.deduplicate import Deduplicator, KernelClock, Reported
 from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
-from slurm_watchdog.agent.kernel.position import parse_state
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ReadState, WriteState
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.report import GpuSection, KernelLogSection, Report
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
@@ -173,7 +175,7 @@ class KernelLogReader:
         if self._asked_at is None:
             self._asked_at = now
             request = self._probes.ask(
-                KEY, "read_state", self._state_file, STATE_DEADLINE_S, now, self._take_state, idle_s=0.0
+                KEY, ReadState(self._state_file), STATE_DEADLINE_S, now, self._apply_state, idle_s=0.0
             )
             if request is None:
                 self._position_known = True
@@ -183,7 +185,7 @@ class KernelLogReader:
             self._position_known = True
         return self._position_known
 
-    def _take_state(self, answer: Answer) -> None:
+    def _apply_state(self, answer: Answer[str | None]) -> None:
         if self._position_known:
             return
         self._position_known = True
@@ -197,14 +199,12 @@ class KernelLogReader:
         if not self._state_file or position is None or position == self._saved or not due:
             return
         text = msgspec.json.encode({"boot_id": self._boot_id, "sequence": position}).decode()
-        args = [self._state_file, text]
-        request = self._probes.ask(
-            KEY, "write_state", args, STATE_DEADLINE_S, now, self._take_saved, idle_s=0.0
-        )
-        if request is not None:
-            self._request, self._saved_at, self._saving, self._told = request, now, position, False
+        request = WriteState(self._state_file, text)
+        number = self._probes.ask(KEY, request, STATE_DEADLINE_S, now, self._apply_saved, idle_s=0.0)
+        if number is not None:
+            self._request, self._saved_at, self._saving, self._told = number, now, position, False
 
-    def _take_saved(self, answer: Answer) -> None:
+    def _apply_saved(self, answer: Answer[None]) -> None:
         self._request = None
         self._say_state(answer.error)
         if answer.error is None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, largest
 from slurm_watchdog.agent.mounts.open_mounts import OpenMounts
-from slurm_watchdog.agent.mounts.probing import Wanted, wanted_mounts
+from slurm_watchdog.agent.mounts.probing import ProbeTarget, wanted_mounts
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import LogFile, Process
 from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection, Report
@@ -32,14 +32,14 @@ class MountCollector:
         self._jobs, self._sections = context.jobs, context.sections
         self._deadline_s = context.settings.probe_deadline
         self._open_mounts = OpenMounts(context.workers)
-        self._wanted: dict[str, Wanted] = {}
+        self._wanted: dict[str, ProbeTarget] = {}
         self._wanted_for: tuple[Places, tuple[Mount, ...]] = ((), ())
         """The places and mounts from which `_wanted` follows."""
 
     def collect(self, now: float) -> MountSection:
         """The answers since the last call, and a row for each filesystem whose answer is overdue."""
         processes = self._sections.of(ProcessSection).processes
-        self._open_mounts.look(processes, now, self._deadline_s)
+        self._open_mounts.request_due(processes, now, self._deadline_s)
         question = (self._places(self._sections.of(LogSection).logs, processes), self._logs.mounts)
         if question != self._wanted_for:  # a node has hundreds of mounts, and neither changes in most ticks
             self._wanted_for = question

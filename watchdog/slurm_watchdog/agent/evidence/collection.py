@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence import cores
@@ -23,15 +22,19 @@ from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.answer_types import LeftoverFiles, LogEnd, ProcessState
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     FindFiles,
     LastKernelLines,
     LastLines,
-    LookAtProcesses,
     ReadCore,
+    ReadNodeSettings,
+    ReadProcessStates,
+    Request,
 )
+from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
@@ -50,6 +53,7 @@ FILES_BYTES: Final = 1 << 20
 IDLE_S: Final = 5.0
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 LOG_FILES: Final = 8
+NOT_ASKED: Final = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,10 @@ class Collection:
     chosen: list[Process] = field(default_factory=list)
     left_out: int = 0
     _dumps: list[tuple[float, dict[tuple[int, int], ProcessStack]]] = field(default_factory=list)
-    _seen: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _seen: dict[int, ProcessState] = field(default_factory=dict)
     """By pid: what the child found out about it."""
     _unseen: list[Process] = field(default_factory=list)
-    _settings: list[list[str]] = field(default_factory=list)
+    _settings: list[tuple[str, str]] = field(default_factory=list)
     _kernel_lines: list[str] = field(default_factory=list)
     _log_lines: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _files: list[FoundFile] = field(default_factory=list)
@@ -134,13 +138,12 @@ class Collection:
         return max(1, min(self.command.dumps, MAX_DUMPS))
 
     def _ask(
-        self, key: str, function: str, args: Any, now: float, then: Callable[[Answer], None], uid: int = -1,
+        self, key: str, request: Request[Value], now: float, then: Callable[[Answer[Value]], None], uid: int = -1,
         deadline_s: float = PART_S, on_part: Callable[[Any], None] | None = None,
     ) -> bool:  # fmt: skip
         left_s = max(1.0, min(deadline_s, self._end - now))
-        asked = self.sources.probes.ask(
-            key, function, args, left_s, now, then, uid, on_part=on_part, idle_s=IDLE_S if key.startswith("evidence:") else None
-        )  # fmt: skip
+        idle_s = IDLE_S if key.startswith("evidence:") else None
+        asked = self.sources.probes.ask(key, request, left_s, now, then, uid, on_part=on_part, idle_s=idle_s)
         return asked is not None
 
     def _ask_dump(self, now: float) -> None:
@@ -155,63 +158,57 @@ class Collection:
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))
-        args = DumpProcessStacks(node=self.sources.node, budget_s=budget_s, processes=self.chosen)
-        then = partial(self._take_dump, now - self.began)
-        if self._ask("stacks", "dump_stacks", args, now, then, deadline_s=budget_s + 2.0):
+        request = DumpProcessStacks(node=self.sources.node, budget_s=budget_s, processes=self.chosen)
+        then = partial(self._apply_dump, now - self.began)
+        if self._ask("stacks", request, now, then, deadline_s=budget_s + 2.0):
             self._dumps_asked += 1
             self._out.add("stacks")
 
-    def _take_dump(self, after_s: float, answer: Answer) -> None:
+    def _apply_dump(self, after_s: float, answer: Answer[list[ProcessStack]]) -> None:
         self._out.discard("stacks")
         if answer.error is not None:
             self._problems.append(f"stacks: {answer.error}")
-        stacks = [msgspec.convert(each, ProcessStack) for each in answer.value or ()]
-        self._dumps.append((after_s, {(stack.pid, stack.start_ticks): stack for stack in stacks}))
+        stacks = {(stack.pid, stack.start_ticks): stack for stack in answer.value or ()}
+        self._dumps.append((after_s, stacks))
 
     def _ask_processes(self, now: float) -> bool:
-        questions = list(self._unseen)
-        args = LookAtProcesses(
-            processes=[(each.pid, each.start_ticks) for each in questions],
+        request = ReadProcessStates(
+            processes=[(each.pid, each.start_ticks) for each in self._unseen],
             silent_mounts=sorted(self.silent_mounts),
         )
-        return self._ask(
-            PROCESSES, "look_at_processes", args, now, self._end_processes, on_part=self._take_process
-        )
+        return self._ask(PROCESSES, request, now, self._end_processes, on_part=self._apply_process)
 
-    def _take_process(self, each: dict[str, Any]) -> None:
-        self._seen[each["pid"]] = each
-        self._unseen = [process for process in self._unseen if process.pid != each["pid"]]
+    def _apply_process(self, found: ProcessState) -> None:
+        self._seen[found.pid] = found
+        self._unseen = [process for process in self._unseen if process.pid != found.pid]
 
-    def _end_processes(self, answer: Answer) -> None:
+    def _end_processes(self, answer: Answer[None]) -> None:
         self._out.discard("processes")
         if not answer.timed_out or not self._unseen:
             if answer.error is not None:
                 self._problems.append(f"processes: {answer.error}")
             return
         culprit = self._unseen.pop(0)
-        self._seen[culprit.pid] = {
-            "problems": [f"the kernel did not answer about it within {answer.seconds:.0f} s"]
-        }
+        problem = f"the kernel did not answer about it within {answer.seconds:.0f} s"
+        self._seen[culprit.pid] = ProcessState(pid=culprit.pid, problems=(problem,))
         if self._unseen and self.sources.probes.rename(PROCESSES, f"evidence:{culprit.pid}"):
             self._todo["processes"] = self._ask_processes
 
     def _ask_settings(self, now: float) -> bool:
-        return self._ask(NODE, "read_node_settings", None, now, self._take_settings)
+        return self._ask(NODE, ReadNodeSettings(), now, self._apply_settings)
 
-    def _take_settings(self, answer: Answer) -> None:
+    def _apply_settings(self, answer: Answer[list[tuple[str, str]]]) -> None:
         self._settings = answer.value or []
         self._done("settings", answer)
 
     def _ask_kernel_log(self, now: float) -> bool:
-        return self._ask(
-            KERNEL, "last_kernel_lines", LastKernelLines(self.sources.kernel_log), now, self._take_kernel_log
-        )
+        return self._ask(KERNEL, LastKernelLines(self.sources.kernel_log), now, self._apply_kernel_log)
 
-    def _take_kernel_log(self, answer: Answer) -> None:
+    def _apply_kernel_log(self, answer: Answer[list[str]]) -> None:
         self._kernel_lines = answer.value or []
         self._done("kernel log", answer)
 
-    def _done(self, part: str, answer: Answer) -> None:
+    def _done(self, part: str, answer: Answer[Any]) -> None:
         self._out.discard(part)
         if answer.error is not None:
             self._problems.append(f"{part}: {answer.error}")
@@ -232,16 +229,16 @@ class Collection:
             self._problems.append(f"log {paths[0]}: its filesystem has not answered for {since_s:.0f} s")
             self._out.discard(f"log {key}")
             return True
-        args = LastLines([(self.command.job_id, path) for path in paths])
-        return self._ask(key, "last_lines", args, now, partial(self._take_log, key), self.uid)
+        request = LastLines([(self.command.job_id, path) for path in paths])
+        return self._ask(key, request, now, partial(self._apply_log, key), self.uid)
 
-    def _take_log(self, key: str, answer: Answer) -> None:
+    def _apply_log(self, key: str, answer: Answer[list[LogEnd]]) -> None:
         self._done(f"log {key}", answer)
-        for path, lines, error in answer.value or ():
-            if error is not None:
-                self._problems.append(f"log {path}: {error}")
-            elif lines:
-                self._log_lines.append((path, tuple(lines)))
+        for each in answer.value or ():
+            if each.error is not None:
+                self._problems.append(f"log {each.path}: {each.error}")
+            elif each.lines:
+                self._log_lines.append((each.path, each.lines))
 
     def _ask_files(self, now: float) -> bool:
         owner = self.chosen[0].uid if self.chosen else self.uid
@@ -260,7 +257,7 @@ class Collection:
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
         pattern, uses_pid = cores.read_pattern()
-        args = FindFiles(
+        request = FindFiles(
             files=wanted,
             uid=owner,
             max_bytes=FILES_BYTES,
@@ -268,47 +265,32 @@ class Collection:
             max_age_s=oldest_s + 60.0,
             pids=[process.pid for process in self.chosen],
         )
-        return self._ask(f"evidence:{owner}", "find_files", args, now, self._take_files, self.uid, PART_S)
+        return self._ask(f"evidence:{owner}", request, now, self._apply_files, self.uid)
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
 
-    def _take_files(self, answer: Answer) -> None:
+    def _apply_files(self, answer: Answer[LeftoverFiles]) -> None:
         self._done("files", answer)
-        found = answer.value or {"flight_recorder": [], "core": [], "program": None}
-        for each in found["flight_recorder"]:
-            content = bytes.fromhex(each["content"]) if each["content"] else None
-            self._files.append(
-                FoundFile(
-                    kind="flight_recorder", path=each["path"], size_bytes=each["size_bytes"], age_s=each["age_s"],
-                    rank=each["rank"], content=content, error=each["error"],
-                )
-            )  # fmt: skip
-        for each in found["core"]:
-            self._files.append(FoundFile(kind="core", **each))
-        if found["core"] and not self.sources.core_debugger:
-            self._files[-len(found["core"])] = replace(
-                self._files[-len(found["core"])], error="frames are not read: agent.core_debugger is off"
-            )
-        elif found["core"]:
-            self._todo["core file"] = partial(self._ask_core, found["core"][0]["path"], found["program"])
+        found = answer.value or LeftoverFiles()
+        self._files += found.flight_recorder
+        if not found.core:
+            return
+        newest = found.core[0]
+        if not self.sources.core_debugger:
+            newest = replace(newest, error="frames are not read: agent.core_debugger is off")
+        else:
+            self._todo["core file"] = partial(self._ask_core, newest.path, found.program)
+        self._files += (newest, *found.core[1:])
 
     def _ask_core(self, path: str, program: str | None, now: float) -> bool:
         owner = self.chosen[0].uid if self.chosen else self.uid
         deadline_s = cores.DEBUGGER_S + 5.0
-        then = partial(self._take_core, path)
-        return self._ask(
-            f"evidence:{owner}",
-            "read_core",
-            ReadCore(path, program),
-            now,
-            then,
-            self.uid,
-            deadline_s,
-        )
+        then = partial(self._apply_core, path)
+        return self._ask(f"evidence:{owner}", ReadCore(path, program), now, then, self.uid, deadline_s)
 
-    def _take_core(self, path: str, answer: Answer) -> None:
+    def _apply_core(self, path: str, answer: Answer[list[str]]) -> None:
         self._out.discard("core file")
         frames, error = tuple(answer.value or ()), answer.error
         self._files = [
@@ -329,7 +311,7 @@ class Collection:
                 files=tuple(self._files),
                 log_lines=tuple(self._log_lines),
                 kernel_lines=tuple(self._kernel_lines),
-                settings=tuple((name, value) for name, value in self._settings),
+                settings=tuple(self._settings),
                 problems=tuple(dict.fromkeys(self._problems)),
             )
         )
@@ -337,41 +319,17 @@ class Collection:
     def _rank(self, process: Process) -> RankEvidence:
         key = (process.pid, process.start_ticks)
         dumps = join_dumps([(after_s, stacks.get(key)) for after_s, stacks in self._dumps])
-        seen = self._seen.get(process.pid, {"problems": ["the kernel was not asked about it in time"]})
+        seen = self._seen.get(process.pid, NOT_ASKED)
         known = self.sources.details_of(*key)
-        plain = {
-            name: seen[name]
-            for name in (
-                "threads",
-                "threads_seen",
-                "silent_files",
-                "sockets",
-                "sockets_seen",
-                "lock",
-                "status",
-                "state",
-            )
-            if name in seen
-        }
-        identity: dict[str, Any] = {
-            "pid": process.pid,
-            "start_ticks": process.start_ticks,
-            "role": process.role,
-        }
-        row = msgspec.convert(identity | plain, RankEvidence)
         last = dumps[-1] if dumps else None
-        problems = tuple(seen["problems"]) + ((seen["error"],) if seen.get("error") else ())
-        return replace(
-            row,
-            comm=process.comm,
-            rank=process.rank,
-            local_rank=process.local_rank,
-            state=row.state or (last.state if last is not None else None) or process.state,
+        settings = known.settings if known is not None and process.role is Role.RANK else ()
+        return RankEvidence(
+            pid=process.pid, start_ticks=process.start_ticks, role=process.role, comm=process.comm,
+            rank=process.rank, local_rank=process.local_rank,
+            state=seen.state or (last.state if last is not None else None) or process.state,
             error=last.error if last is not None else "no dump came in time",
-            dumps=dumps,
-            blocked=process.blocked,
-            environment=tuple(sorted(known.settings))
-            if known is not None and process.role is Role.RANK
-            else (),
-            problems=problems,
-        )
+            dumps=dumps, threads=seen.threads, threads_seen=seen.threads_seen, blocked=process.blocked,
+            lock=seen.lock, silent_files=seen.silent_files, sockets=seen.sockets,
+            sockets_seen=seen.sockets_seen, environment=tuple(sorted(settings)), status=seen.status,
+            problems=(*seen.problems, seen.error) if seen.error else seen.problems,
+        )  # fmt: skip

@@ -18,12 +18,14 @@ import re
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from slurm_watchdog.agent.evidence.core_program import read_program, usable
 from slurm_watchdog.agent.evidence.tool import Means, run_tool
 from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.model.evidence import FoundFile
 
 MAX_ENTRIES: Final = 8192
 """Names that are looked at in one directory."""
@@ -60,14 +62,12 @@ def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> 
     return [(where, each) for where in directories for each in patterns] if not directory else []
 
 
-def find_cores(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Given {"places": [[directory, pattern]…], "uid": owner, "max_age_s": …}: {path, size_bytes, age_s} of
-    every core file
-    of that owner that is not older than the job, newest first. A directory that cannot be read is no error:
-    nothing is there."""
+def find_cores(request: FindFiles) -> list[FoundFile]:
+    """Every core file of the owner that is not older than the job, newest first. A directory that cannot be read
+    is no error: nothing is there."""
     wall = clock.wall()
-    found: dict[str, dict[str, Any]] = {}
-    for directory, pattern in args.places:
+    found: dict[str, FoundFile] = {}
+    for directory, pattern in request.places:
         try:
             with os.scandir(directory) as entries:
                 for number, entry in enumerate(entries):
@@ -77,16 +77,19 @@ def find_cores(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
                         continue
                     about = entry.stat(follow_symlinks=False)
                     age_s = wall - about.st_mtime
-                    mine = about.st_uid == args.uid or f".{args.uid}." in entry.name
-                    if stat.S_ISREG(about.st_mode) and mine and age_s <= args.max_age_s and _is_core(entry):
-                        found[entry.path] = {
-                            "path": entry.path,
-                            "size_bytes": about.st_size,
-                            "age_s": max(0.0, age_s),
-                        }
+                    mine = about.st_uid == request.uid or f".{request.uid}." in entry.name
+                    if (
+                        stat.S_ISREG(about.st_mode)
+                        and mine
+                        and age_s <= request.max_age_s
+                        and _is_core(entry)
+                    ):
+                        found[entry.path] = FoundFile(
+                            kind="core", path=entry.path, size_bytes=about.st_size, age_s=max(0.0, age_s)
+                        )
         except OSError:
             continue
-    return sorted(found.values(), key=lambda each: float(each["age_s"]))[:MAX_FOUND]
+    return sorted(found.values(), key=lambda each: each.age_s)[:MAX_FOUND]
 
 
 def _is_core(entry: os.DirEntry[str]) -> bool:
@@ -104,10 +107,8 @@ def _is_core(entry: os.DirEntry[str]) -> bool:
     return head[:4] == b"\x7fELF" and head[16:18] in (b"\x04\x00", b"\x00\x04")
 
 
-def read_core(args: ReadCore, state: dict[str, Any]) -> list[str]:
-    """The top frames of each thread of the core file {"path": …, "program": … or None}, as gdb prints them.
-
-    The program is the one that the core file names; `program` is that of a rank that lives, for one that names none.
+def read_core(request: ReadCore, worker: WorkerState) -> list[str]:
+    """The top frames of each thread of a core file, as gdb prints them, with the program that the file names.
 
     Raises OSError with the reason: no debugger, no answer in time.
     """
@@ -116,9 +117,9 @@ def read_core(args: ReadCore, state: dict[str, Any]) -> list[str]:
         raise OSError(0, "no debugger (gdb) is installed here")
     safe = ["-nx", "-nh", "-batch", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off"]
     command = [gdb, *safe, "-ex", f"thread apply all bt {FRAMES}"]
-    program, why_not = _program_of(args.path, args.program)
+    program, why_not = _program_of(request.path, request.program)
     command += [program] if program is not None else []
-    command += ["-c", args.path]
+    command += ["-c", request.path]
     environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "LC_ALL": "C"}
     ran = run_tool(command, DEBUGGER_MEANS, environment)
     if ran.problem is not None:

@@ -1,7 +1,6 @@
 """Dumps of PyTorch's Flight Recorder: where each rank writes its own, read as the job's owner and never unpacked here.
 
-They are pickles, which can run code when they are opened: whoever wants to look into one does so with
-PyTorch's own tool.
+They are pickles, which can run code when they are opened: PyTorch's own tool reads them.
 """
 
 from __future__ import annotations
@@ -11,10 +10,13 @@ import pwd
 import stat
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
+
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
+from slurm_watchdog.model.evidence import FoundFile
 
 PREFIX_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Prefix of the file, to which the rank is appended; the newer name first. Both are still read
@@ -40,18 +42,15 @@ def prefixes(environ: Mapping[str, str]) -> list[str]:
     return [OLD_PREFIX, *([f"{cache}/{NEW_NAME}"] if cache.startswith(("/", "~/")) else [])]
 
 
-def read_flight_recorders(args: FindFiles, state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Given {"files": [[path, rank, max_age_s]…], "uid": owner, "max_bytes": all together, compressed}: for
-    each that is there,
-    belongs to that owner and is not older than the job {path, rank, size_bytes, age_s, content (hex of zlib)
-    or None, error}."""
-    left, wall = args.max_bytes, clock.wall()
+def read_flight_recorders(request: FindFiles) -> list[FoundFile]:
+    """The dumps that are there, belong to the owner and are not older than the job."""
+    left, wall = request.max_bytes, clock.wall()
     found = []
-    for path, rank, max_age_s in args.files:
-        each = _read(_at_home(path, args.uid), args.uid, max_age_s, min(left, MAX_KEPT_BYTES), wall)
+    for path, rank, max_age_s in request.files:
+        each = _read(_at_home(path, request.uid), request.uid, max_age_s, min(left, MAX_KEPT_BYTES), wall)
         if each is not None:
-            left -= len(each["content"] or "") // 2
-            found.append(each | {"rank": rank})
+            left -= len(each.content or b"")
+            found.append(replace(each, rank=rank))
     return found
 
 
@@ -64,7 +63,7 @@ def _at_home(path: str, uid: int) -> str:
         return path
 
 
-def _read(path: str, uid: int, max_age_s: float, max_bytes: int, wall: float) -> dict[str, Any] | None:
+def _read(path: str, uid: int, max_age_s: float, max_bytes: int, wall: float) -> FoundFile | None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -74,21 +73,14 @@ def _read(path: str, uid: int, max_age_s: float, max_bytes: int, wall: float) ->
         age_s = wall - about.st_mtime
         if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s > max_age_s:
             return None
-        each = {
-            "path": path,
-            "size_bytes": about.st_size,
-            "age_s": max(0.0, age_s),
-            "content": None,
-            "error": None,
-        }
+        each = FoundFile(kind="flight_recorder", path=path, size_bytes=about.st_size, age_s=max(0.0, age_s))
         if about.st_size > MAX_FILE_BYTES:
-            return each | {"error": f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is"}
+            return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")
         packed = zlib.compress(_whole(fd), 6)
         if len(packed) > max_bytes:
-            return each | {
-                "error": f"{len(packed)} bytes compressed are too many to be sent: it stays where it is"
-            }
-        return each | {"content": packed.hex()}
+            error = f"{len(packed)} bytes compressed are too many to be sent: it stays where it is"
+            return replace(each, error=error)
+        return replace(each, content=packed)
     finally:
         os.close(fd)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Final
+from typing import Final
 
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.kernel.kmsg import BUFFER_BYTES
+from slurm_watchdog.agent.logs.follow import FollowMemory
+from slurm_watchdog.agent.workers.answer_types import LogEnd
 from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
 LOG_BYTES: Final = 64 * 1024
@@ -19,18 +22,18 @@ MAX_RECORDS: Final = 200_000
 MAX_LINE: Final = 500
 
 
-def last_lines(args: LastLines, state: dict[str, Any]) -> list[list[Any]]:
-    """Given {"files": [[job, path]…]}: [path, lines or None, error] of each. Runs in the child that follows
-    these files, and
-    reads through its open descriptors, so that a file is had whose name has gone."""
-    tails = state.get("tails", {})
-    found: list[list[Any]] = []
-    for job, path in args.files:
+def last_lines(request: LastLines, worker: WorkerState) -> list[LogEnd]:
+    """The last lines of each log. Runs in the child that follows these files, and reads through its open
+    descriptors, so that a file is found whose name has gone."""
+    tails = worker.memory(FollowMemory).tails
+    found = []
+    for job, path in request.files:
         tail = tails.get((job, path))
         try:
-            found.append([path, _end_of(path, tail.fd if tail is not None else -1), None])
+            lines = _end_of(path, tail.fd if tail is not None else -1)
+            found.append(LogEnd(path=path, lines=tuple(lines)))
         except OSError as error:
-            found.append([path, None, error.strerror or str(error)])
+            found.append(LogEnd(path=path, error=error.strerror or str(error)))
     return found
 
 
@@ -52,16 +55,14 @@ def clean_end(data: bytes, whole: bool) -> list[str]:
     return [line[:MAX_LINE] for line in masked[-LOG_LINES:]]
 
 
-def last_kernel_lines(args: LastKernelLines, state: dict[str, Any]) -> list[str]:
-    """The last records of the device {"path": …} that are not mere information, `[seconds since boot] text`.
-    Raises OSError.
+def last_kernel_lines(request: LastKernelLines, worker: WorkerState) -> list[str]:
+    """The last records of the kernel's log above level "info", as `[seconds since boot] text`. Raises OSError.
 
     Where this machine keeps the kernel's log from ordinary users (kernel.dmesg_restrict), only lines that our
-    knowledge names as a
-    fault: evidence is for the job's owner, who may not read the others.
+    knowledge names as a fault: evidence is for the job's owner, who may not read the others.
     """
     restricted = is_restricted()
-    fd = os.open(args.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(request.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     found: list[str] = []
     try:
         for _ in range(MAX_RECORDS):

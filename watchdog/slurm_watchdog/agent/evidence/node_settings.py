@@ -1,5 +1,4 @@
-"""What of a node may differ from its neighbour's: kernel, driver, network, memory. A few small files, read in
-a child."""
+"""Settings of a node that may differ from its neighbour's: kernel, driver, network, memory. For children."""
 
 from __future__ import annotations
 
@@ -7,7 +6,10 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from slurm_watchdog.agent.workers.request_types import ReadNodeSettings
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 MAX_PORTS: Final = 32
 PLAIN_FILES: Final = {
@@ -25,8 +27,8 @@ PLAIN_FILES: Final = {
 _DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)")
 
 
-def read_node_settings(args: Any, state: dict[str, Any]) -> list[list[str]]:
-    """[name, value] of everything that this node has of the settings; what is not there is left out."""
+def read_node_settings(request: ReadNodeSettings, worker: WorkerState) -> list[tuple[str, str]]:
+    """(name, value) of everything that this node has of the settings."""
     found: dict[str, str] = {
         "kernel": os.uname().release,
         "machine": os.uname().machine,
@@ -48,7 +50,7 @@ def read_node_settings(args: Any, state: dict[str, Any]) -> list[list[str]]:
             found |= part()
         except (OSError, ValueError):
             continue
-    return [[name, value[:300]] for name, value in found.items()]
+    return [(name, value[:300]) for name, value in found.items()]
 
 
 def _text(path: str) -> str | None:

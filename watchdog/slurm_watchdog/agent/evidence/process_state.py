@@ -1,7 +1,7 @@
 """One process of a job as the kernel sees it, read in a child: threads, kernel stacks, locks, open files, sockets.
 
-Nothing here stops a process or asks ptrace for more than a look. Each process is told as soon as it was read: when one
-hangs, the others are known.
+Nothing here stops a process or asks ptrace for more than a look. Each process is sent as soon as it was read:
+when one hangs, the others are known.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence.sockets import Tables, choose
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process
-from slurm_watchdog.agent.workers.request_types import LookAtProcesses
+from slurm_watchdog.agent.workers.answer_types import ProcessState
+from slurm_watchdog.agent.workers.request_types import ReadProcessStates
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
@@ -42,55 +45,50 @@ LIMIT_LINES: Final = (
     "Max core file size",
     "Max address space",
 )
+ENDED: Final = "the process has ended"
 _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
 
 
-def look_at_processes(args: LookAtProcesses, state: dict[str, Any]) -> None:
-    """Given {"processes": [[pid, start_ticks]…], "silent_mounts": [mount point…]}, tells of each process in this order
-    {index, pid, error, threads, threads_seen, sockets, sockets_seen, silent_files, lock, status, problems}."""
-    tables, silent = Tables(), frozenset(args.silent_mounts)
+def read_process_states(request: ReadProcessStates, worker: WorkerState) -> None:
+    """Sends a ProcessState for each process, in their order."""
+    tables, silent = Tables(), frozenset(request.silent_mounts)
     locks = _read_locks()
-    for index, (pid, start_ticks) in enumerate(args.processes):
+    for pid, start_ticks in request.processes:
         try:
-            check_process(pid, state)
-            found = _look_at(pid, start_ticks, tables, silent, locks)
+            check_process(pid, worker)
+            found = _read_process(pid, start_ticks, tables, silent, locks)
         except OSError as error:
-            gone = not isinstance(error, PermissionError)
-            found = {
-                "pid": pid,
-                "error": "the process has ended" if gone else str(error.strerror),
-                "problems": [],
-            }
-        state["tell"](found | {"index": index})
+            refused = isinstance(error, PermissionError)
+            found = ProcessState(pid=pid, error=str(error.strerror) if refused else ENDED)
+        worker.send_part(found)
 
 
-def _look_at(
+def _read_process(
     pid: int, start_ticks: int, tables: Tables, silent: frozenset[str], locks: dict[int, LockWait]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {"pid": pid, "error": None, "problems": []}
+) -> ProcessState:
+    found = ProcessState(pid=pid, lock=locks.get(pid))
     try:
         stat = parse_stat(read_file(f"/proc/{pid}/stat"))
-        if stat.start_ticks != start_ticks:
-            return found | {"error": "the process has ended"}
-        found["state"] = stat.state
     except (OSError, ValueError):
-        return found | {"error": "the process has ended"}
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "threads": lambda: _threads(pid),
-        "status": lambda: _status(pid),
-        "files": lambda: _files(pid, tables, silent),
+        return ProcessState(pid=pid, error=ENDED)
+    if stat.start_ticks != start_ticks:
+        return ProcessState(pid=pid, error=ENDED)
+    found = replace(found, state=stat.state)
+    parts: dict[str, Callable[[ProcessState], ProcessState]] = {
+        "threads": _with_threads,
+        "status": _with_status,
+        "files": partial(_with_files, tables=tables, silent=silent),
     }
     for name, part in parts.items():
         try:
-            found |= part()
+            found = part(found)
         except (OSError, ValueError) as error:
-            found["problems"].append(f"{name}: {error}")
-    if pid in locks:
-        found["lock"] = msgspec.to_builtins(locks[pid])
+            found = replace(found, problems=(*found.problems, f"{name}: {error}"))
     return found
 
 
-def _threads(pid: int) -> dict[str, Any]:
+def _with_threads(found: ProcessState) -> ProcessState:
+    pid = found.pid
     names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     shown: list[ThreadState] = []
     for name in names[:MAX_THREADS]:
@@ -102,7 +100,7 @@ def _threads(pid: int) -> dict[str, Any]:
         except (OSError, ValueError):  # it ended
             continue
     shown.sort(key=lambda thread: (thread.thread_id != pid, thread.state != "D", thread.thread_id))
-    return {"threads": [msgspec.to_builtins(each) for each in shown], "threads_seen": len(names)}
+    return replace(found, threads=tuple(shown), threads_seen=len(names))
 
 
 def _thread(base: str, thread_id: int, comm: str, state: str) -> ThreadState:
@@ -140,28 +138,29 @@ def parse_kernel_stack(text: str) -> tuple[str, ...]:
     return tuple(found[:MAX_STACK])
 
 
-def _status(pid: int) -> dict[str, Any]:
+def _with_status(found: ProcessState) -> ProcessState:
     lines = dict(
         line.split(":", 1)
-        for line in read_file(f"/proc/{pid}/status").decode(errors="replace").splitlines()
+        for line in read_file(f"/proc/{found.pid}/status").decode(errors="replace").splitlines()
         if ":" in line
     )
-    found = [[name, lines[name].strip()] for name in STATUS_LINES if name in lines]
+    status: list[tuple[str, str]] = [(name, lines[name].strip()) for name in STATUS_LINES if name in lines]
     try:
-        limits = Path(f"/proc/{pid}/limits").read_text()
+        limits = Path(f"/proc/{found.pid}/limits").read_text()
     except OSError:
         limits = ""
-    found += [
-        [name, line[26:].split("  ")[0].strip()]
+    status += [
+        (name, line[26:].split("  ")[0].strip())
         for line in limits.splitlines()
         for name in LIMIT_LINES
         if line.startswith(name)
     ]
-    return {"status": found}
+    return replace(found, status=tuple(status))
 
 
-def _files(pid: int, tables: Tables, silent: frozenset[str]) -> dict[str, Any]:
+def _with_files(found: ProcessState, tables: Tables, silent: frozenset[str]) -> ProcessState:
     """Descriptors by the names of their links alone: no file is touched."""
+    pid = found.pid
     inodes: set[int] = set()
     paths: list[str] = []
     for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)[:MAX_FILES]:
@@ -181,11 +180,12 @@ def _files(pid: int, tables: Tables, silent: frozenset[str]) -> dict[str, Any]:
             mount = mount_of(path, mounts)
             if mount is not None and mount.point in silent:
                 silent_files.append(path)
-    return {
-        "sockets": [msgspec.to_builtins(each) for each in sockets[0]],
-        "sockets_seen": sockets[1],
-        "silent_files": silent_files[:MAX_SILENT_FILES],
-    }
+    return replace(
+        found,
+        sockets=sockets[0],
+        sockets_seen=sockets[1],
+        silent_files=tuple(silent_files[:MAX_SILENT_FILES]),
+    )
 
 
 def parse_locks(text: str) -> list[tuple[int, str, str, int]]:

@@ -14,10 +14,9 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +25,7 @@ from slurm_watchdog.agent.proc.system_call import parse_state_and_cpu, parse_sys
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.knowledge.syscalls import name_of
@@ -121,24 +121,38 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
     return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
 
 
-def dump_stacks(args: DumpProcessStacks, state: dict[str, Any]) -> list[Any]:
-    """Given {node, budget_s, processes: [Process as JSON…]}: a ProcessStack (as JSON) for each, in this order."""
-    looks = [_Dump(each, args.node, state) for each in args.processes]
-    end, py_spy = clock.monotonic() + args.budget_s, find_py_spy()
+@dataclass(frozen=True)
+class Before:
+    """What the kernel says of a process just before its dump; None: it may not be read."""
+
+    start_ticks: int | None = None
+    state: str | None = None
+    wchan: str | None = None
+    syscall: str | None = None
+    cpu_s: float = 0.0
+    main_cpu_s: float | None = None
+    io_bytes: int | None = None
+    resident_bytes: int | None = None
+
+
+def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[ProcessStack]:
+    """A ProcessStack for each process, in their order."""
+    dumps = [_Dump(each, request.node, worker) for each in request.processes]
+    end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
     missing = (
         "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
     )
-    wanted = (look for look in looks if look.begin(end, missing))
+    wanted = (dump for dump in dumps if dump.begin(end, missing))
     started: list[_Dump] = []
 
     def jobs() -> Iterator[Callable[[], tuple[list[str], Means]]]:
-        for look in wanted:
-            started.append(look)
-            yield partial(look.job, str(py_spy), end)
+        for dump in wanted:
+            started.append(dump)
+            yield partial(dump.command, str(py_spy), end)
 
     for number, ran in enumerate(run_tools(jobs())):
-        started[number].take(ran)
-    return [msgspec.to_builtins(look.stack()) for look in looks]
+        started[number].finish(ran)
+    return [dump.stack() for dump in dumps]
 
 
 @dataclass
@@ -147,21 +161,20 @@ class _Dump:
 
     process: Process
     node: str
-    state: dict[str, Any]
-    """The child's: whose processes it may look into."""
+    worker: WorkerState
     error: str | None = None
     threads: tuple[ThreadStack, ...] = ()
-    before: dict[str, Any] = field(default_factory=dict)
+    before: Before = Before()
 
     def begin(self, end: float, missing: str | None = None) -> bool:
         """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
         if (refusal := self._refusal()) is not None:
-            self.before, self.error = dict(_UNSEEN), refusal
+            self.error = refusal
             return False
-        self.before = _look(self.process.pid)
-        if self.before["start_ticks"] != self.process.start_ticks:
+        self.before = _read_before(self.process.pid)
+        if self.before.start_ticks != self.process.start_ticks:
             self.error = "the process has ended"
-        elif self.before["state"] in ("Z", "X"):
+        elif self.before.state in ("Z", "X"):
             self.error = "the process is dead (a zombie)"
         elif clock.monotonic() >= end:
             self.error = "no time was left for it"
@@ -171,11 +184,11 @@ class _Dump:
 
     def _refusal(self) -> str | None:
         try:
-            return read_refusal(self.process.pid, self.state)
+            return read_refusal(self.process.pid, self.worker)
         except OSError:
             return "the process has ended"
 
-    def job(self, py_spy: str, end: float) -> tuple[list[str], Means]:
+    def command(self, py_spy: str, end: float) -> tuple[list[str], Means]:
         """What is to be run, with what is left of the time."""
         seconds = max(0.1, min(ONE_DUMP_S, end - clock.monotonic()))
         means = Means(
@@ -184,9 +197,9 @@ class _Dump:
         )  # fmt: skip
         return [py_spy, "dump", "--nonblocking", "--json", "--pid", str(self.process.pid)], means
 
-    def take(self, ran: Ran) -> None:
-        """What py-spy has printed, or why that is no answer; nothing of a program that it has become
-        meanwhile and that is another's."""
+    def finish(self, ran: Ran) -> None:
+        """Parses what py-spy has printed; nothing of a program that the process has become meanwhile and that is
+        another user's."""
         if (refusal := self._refusal()) is not None:
             self.error = refusal
         elif ran.problem is not None:
@@ -203,11 +216,12 @@ class _Dump:
                 self.error = str(problem)
             trains = next((each for each in self.threads if re.match(TRAINING_THREAD, each.name)), None)
             if trains is not None:
-                self.before["main_cpu_s"] = _thread_cpu_s(self.process.pid, trains.thread_id)
+                cpu_s = _thread_cpu_s(self.process.pid, trains.thread_id)
+                self.before = replace(self.before, main_cpu_s=cpu_s)
 
     def stack(self) -> ProcessStack:
         """The answer."""
-        process, before = self.process, self.before or _UNSEEN
+        process, before = self.process, self.before
         return ProcessStack(
             node=self.node,
             pid=process.pid,
@@ -218,36 +232,32 @@ class _Dump:
             local_rank=process.local_rank,
             threads=self.threads,
             error=self.error,
-            state=before["state"],
-            wchan=before["wchan"],
-            syscall=before["syscall"],
-            cpu_s=before["cpu_s"],
-            main_cpu_s=before["main_cpu_s"],
-            io_bytes=before["io_bytes"],
-            resident_bytes=before["resident_bytes"],
+            state=before.state,
+            wchan=before.wchan,
+            syscall=before.syscall,
+            cpu_s=before.cpu_s,
+            main_cpu_s=before.main_cpu_s,
+            io_bytes=before.io_bytes,
+            resident_bytes=before.resident_bytes,
         )
 
 
-_UNSEEN: Final[dict[str, Any]] = {
-    "state": None, "wchan": None, "syscall": None, "cpu_s": 0.0, "main_cpu_s": None, "start_ticks": None, "io_bytes": None, "resident_bytes": None,
-}  # fmt: skip
-
-
-def _look(pid: int) -> dict[str, Any]:
-    found = dict(_UNSEEN)
+def _read_before(pid: int) -> Before:
+    found = Before()
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        found["state"], ticks = parse_state_and_cpu(stat)
-        found["start_ticks"] = int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19])
-        found["cpu_s"] = ticks / os.sysconf("SC_CLK_TCK")
-        found["main_cpu_s"] = _thread_cpu_s(pid, pid)
+        state, ticks = parse_state_and_cpu(stat)
+        found = replace(
+            found, state=state, start_ticks=int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19]),
+            cpu_s=ticks / os.sysconf("SC_CLK_TCK"), main_cpu_s=_thread_cpu_s(pid, pid),
+        )  # fmt: skip
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-        found["resident_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
-        found["io_bytes"] = _read_io(pid)
+        found = replace(found, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid))
         wchan = Path(f"/proc/{pid}/wchan").read_text()
-        found["wchan"] = wchan if wchan not in ("", "0") else None
+        found = replace(found, wchan=wchan if wchan not in ("", "0") else None)
         call = parse_syscall(Path(f"/proc/{pid}/syscall").read_bytes())
-        found["syscall"] = name_of(call.number, os.uname().machine) if call and call.number >= 0 else None
+        if call is not None and call.number >= 0:
+            found = replace(found, syscall=name_of(call.number, os.uname().machine))
     except (OSError, ValueError, IndexError):
         pass  # what is missing stays None
     return found

@@ -6,17 +6,18 @@ import ctypes
 import errno
 import os
 import stat
-from typing import Any
 
 import msgspec
 
 from slurm_watchdog.agent.files.safe_open import open_directory
+from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.request_types import (
     KillSwitch,
     PrepareDirectory,
     ProbeDirectory,
     SwitchDirectory,
 )
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.base.os_errors import describe
@@ -39,41 +40,38 @@ MAX_LEFT = 5000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def probe_mount(args: ProbeDirectory, state: dict[str, Any]) -> dict[str, Any]:
-    """Asks the filesystem's server about `directory` on `mount`; with `write` writes one block there, syncs
-    it, reads it back.
+def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory:
+    """Asks a filesystem's server about a directory; with `write` writes one block there, syncs it, reads it back.
 
-    Leaves nothing behind when it answers. Returns {mounted, responding, seconds, error, device, fs_type, wrote};
-    `mounted` is false where the directory lies on another mount here, or on one that is not probed (mounts.NOT_PROBED).
+    Leaves nothing behind when it answers. Nothing is asked where the directory lies on another mount here, or on
+    one that is not probed (mounts.NOT_PROBED). Raises OSError with an error that is this process's own.
     """
-    directory, began = args.directory, clock.monotonic()
+    directory, began = request.directory, clock.monotonic()
     mount = mount_of(directory, read_mounts())
-    if mount is None or mount.point != args.mount:
+    if mount is None or mount.point != request.mount:
         where = mount.point if mount else "nothing"
-        return {"mounted": False, "error": f"{directory} lies on {where} here, not on {args.mount}"}
+        return ProbedDirectory(
+            mounted=False, error=f"{directory} lies on {where} here, not on {request.mount}"
+        )
     if mount.fs_type == "autofs":
-        return {"mounted": False, "error": f"nothing is mounted on {mount.point} now (autofs)"}
+        return ProbedDirectory(mounted=False, error=f"nothing is mounted on {mount.point} now (autofs)")
     error, responding, wrote = None, True, False
     try:
         if not _lies_on(directory, mount.point):
-            return {"mounted": False, "error": f"{directory} leads to another filesystem than {mount.point}"}
-        _look(directory)
-        if args.write:
-            _write_block(directory, args.node)
+            error = f"{directory} leads to another filesystem than {mount.point}"
+            return ProbedDirectory(mounted=False, error=error)
+        _ask_server(directory)
+        if request.write:
+            _write_block(directory, request.node)
             wrote = True
     except OSError as problem:
         if problem.errno in OUR_OWN:
             raise
         error, responding = describe(problem), problem.errno not in DEAD
-    return {
-        "mounted": True,
-        "responding": responding,
-        "seconds": clock.monotonic() - began,
-        "error": error,
-        "device": mount.device,
-        "fs_type": mount.fs_type,
-        "wrote": wrote,
-    }
+    return ProbedDirectory(
+        mounted=True, responding=responding, seconds=clock.monotonic() - began, error=error, device=mount.device,
+        fs_type=mount.fs_type, wrote=wrote,
+    )  # fmt: skip
 
 
 def _lies_on(directory: str, point: str) -> bool:
@@ -90,7 +88,7 @@ def _lies_on(directory: str, point: str) -> bool:
     return not found or found == [point]
 
 
-def _look(directory: str) -> None:
+def _ask_server(directory: str) -> None:
     """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
 
     statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC has the
@@ -140,17 +138,17 @@ def _write_block(directory: str, node: str) -> None:
         os.close(where)
 
 
-def write_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
+def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     """Creates `path` with the line composed of `by`, `why`, `incident`, `decision`, whole or not at all. It
     is fine if it is there already.
 
     Raises OSError, FileExistsError if another switch is there.
     """
-    directory, name = os.path.split(args.path)
-    data = compose_line(msgspec.structs.asdict(args)).encode()
+    directory, name = os.path.split(request.path)
+    data = compose_line(msgspec.structs.asdict(request)).encode()
     where = open_directory(directory)
     try:
-        temporary = f".{name}.{args.node}.{os.getpid()}"
+        temporary = f".{name}.{request.node}.{os.getpid()}"
         flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
         _forget(temporary, where)
         fd = os.open(temporary, flags, 0o644, dir_fd=where)
@@ -164,7 +162,7 @@ def write_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
         except FileExistsError:
             if not _is_ours(name, where, data):
                 raise FileExistsError(
-                    errno.EEXIST, "a kill switch that is not ours is there", args.path
+                    errno.EEXIST, "a kill switch that is not ours is there", request.path
                 ) from None
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
             _create_directly(name, where, flags, data)
@@ -183,19 +181,19 @@ def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
         os.close(fd)
 
 
-def remove_kill_switch(args: KillSwitch, state: dict[str, Any]) -> None:
+def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or
     another one. Raises OSError.
 
     Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
     """
-    directory, name = os.path.split(args.path)
+    directory, name = os.path.split(request.path)
     try:
         where = open_directory(directory)
     except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
         return
     try:
-        if _is_ours(name, where, compose_line(msgspec.structs.asdict(args)).encode()):
+        if _is_ours(name, where, compose_line(msgspec.structs.asdict(request)).encode()):
             _forget(name, where)
     except FileNotFoundError:
         return
@@ -240,38 +238,40 @@ def _forget(name: str, where: int) -> None:
         pass
 
 
-def prepare_directory(args: PrepareDirectory, state: dict[str, Any]) -> None:
+def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
 
     Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can
     write. Raises OSError.
     """
-    os.makedirs(args.base, mode=0o755, exist_ok=True)
-    base = os.open(args.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.makedirs(request.base, mode=0o755, exist_ok=True)
+    base = os.open(request.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
-            os.mkdir(args.name, 0o755, dir_fd=base)
+            os.mkdir(request.name, 0o755, dir_fd=base)
         except FileExistsError:
             pass
-        inner = os.open(args.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
+        inner = os.open(
+            request.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
+        )
         try:
-            if os.fstat(inner).st_uid != args.uid:
+            if os.fstat(inner).st_uid != request.uid:
                 os.fchmod(inner, 0o755)  # before it is his: then only he may
-                os.fchown(inner, args.uid, -1)
+                os.fchown(inner, request.uid, -1)
         finally:
             os.close(inner)
     finally:
         os.close(base)
 
 
-def empty_directory(args: SwitchDirectory, state: dict[str, Any]) -> None:
+def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
     """Removes whatever a job has left in `base`/`name`, as its owner, after its end: that place is in memory,
     and everybody's.
 
     No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
     """
     try:
-        where = _open_own(args.name, os.open(args.base, _DIRECTORY))
+        where = _open_own(request.name, os.open(request.base, _DIRECTORY))
     except (FileNotFoundError, NotADirectoryError):
         return
     try:
@@ -322,10 +322,10 @@ def _open_own(name: str, where: int) -> int:
         os.close(found)
 
 
-def remove_directory(args: SwitchDirectory, state: dict[str, Any]) -> None:
+def remove_directory(request: SwitchDirectory, worker: WorkerState) -> None:
     """Removes `base`/`name` after the job's end, if it is empty: see `empty_directory`."""
     try:
-        os.rmdir(os.path.join(args.base, args.name))
+        os.rmdir(os.path.join(request.base, request.name))
     except OSError as problem:
         if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY):
             raise

@@ -1,12 +1,12 @@
-"""What the `nvml` child read becomes values of the model: units, names, and nothing made up. Pure."""
+"""GPUs and their events from what the `nvml` child read: units, names, and nothing made up."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import msgspec
 
+from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuProcesses, GpuRow
 from slurm_watchdog.knowledge.xids import describe_xid
-from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
+from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 
 MAX_LINE = 200
 """Characters of an event's line."""
@@ -28,7 +28,7 @@ THROTTLE = {
 
 
 def parse_throttle(mask: int) -> tuple[str, ...]:
-    """The names of all bits in `mask`, lowest first; a bit that nobody has told us of is `bit_N`."""
+    """The names of all bits in `mask`, lowest first; an unknown bit is `bit_N`."""
     bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
     return tuple(THROTTLE.get(1 << bit, f"bit_{bit}") for bit in bits)
 
@@ -39,62 +39,30 @@ def parse_bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def parse_gpu(row: Mapping[str, Any], slow: Mapping[str, Any] | None = None) -> Gpu:
-    """One GPU from what the child read (nvml.read_gpus) and from `slow`, what was read earlier
-    (parse_processes, parse_health).
-
-    What is absent there is None here.
-    """
-    memory = row.get("memory_bytes")
-    mask = row.get("throttle_mask")
-    bus_id = row.get("bus_id")
+def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHealth | None = None) -> Gpu:
+    """One GPU from the row that the child read in this tick, and from its newest processes and health."""
+    used, total = row.memory_bytes or (None, None)
+    held = _by_pid(processes) if processes is not None else None
+    slow = msgspec.structs.asdict(health) if health is not None else {}
+    memory_clock_mhz = slow.pop("memory_clock_mhz", None)
     return Gpu(
-        uuid=row.get("uuid", ""),
-        index=row["index"],
-        pci_bus_id=None if bus_id is None else parse_bus_id(bus_id),
-        minor=row.get("minor"),
-        name=row.get("name", ""),
-        utilization_ratio=_scaled(row.get("utilization_percent"), 1 / 100),
-        sm_clock_hz=_scaled(row.get("sm_clock_mhz"), 1e6),
-        power_w=_scaled(row.get("power_mw"), 1 / 1000),
-        temperature_c=_scaled(row.get("temperature_c"), 1.0),
-        memory_used_bytes=None if memory is None else memory[0],
-        memory_total_bytes=None if memory is None else memory[1],
-        throttle=None if mask is None else parse_throttle(mask),
-        error=row.get("error"),
-        **(slow or {}),
-    )
+        uuid=row.uuid, index=row.index, pci_bus_id=None if row.bus_id is None else parse_bus_id(row.bus_id),
+        minor=row.minor, name=row.name, utilization_ratio=_scaled(row.utilization_percent, 1 / 100),
+        sm_clock_hz=_scaled(row.sm_clock_mhz, 1e6), power_w=_scaled(row.power_mw, 1 / 1000),
+        temperature_c=_scaled(row.temperature_c, 1.0), memory_used_bytes=used, memory_total_bytes=total,
+        throttle=None if row.throttle_mask is None else parse_throttle(row.throttle_mask), error=row.error,
+        pids=None if held is None else tuple(held),
+        process_memory_bytes=None if held is None else tuple(held.values()),
+        memory_clock_hz=_scaled(memory_clock_mhz, 1e6), **slow,
+    )  # fmt: skip
 
 
-def parse_processes(listed: list[list[Any]] | None) -> dict[str, Any]:
-    """Fields of Gpu from the child's list of [pid, bytes or None]; a pid that is listed twice (MIG) holds the sum."""
-    if listed is None:
-        return {}
+def _by_pid(processes: GpuProcesses) -> dict[int, int | None]:
+    """Bytes by pid; a pid that is listed twice (MIG) holds the sum."""
     held: dict[int, int | None] = {}
-    for pid, used in sorted(listed, key=lambda row: int(row[0])):
+    for pid, used in sorted(processes, key=lambda row: row[0]):
         held[pid] = (held.get(pid) or 0) + used if used is not None else held.get(pid)
-    return {"pids": tuple(held), "process_memory_bytes": tuple(held.values())}
-
-
-def parse_health(health: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Fields of Gpu from what nvml_health.read_health found: its names are ours, but for units and slices."""
-    if health is None:
-        return {}
-    fields = {name: value for name, value in health.items() if name not in ("memory_clock_mhz", "mig")}
-    if "memory_clock_mhz" in health:
-        fields["memory_clock_hz"] = _scaled(health["memory_clock_mhz"], 1e6)
-    if "mig" in health:
-        fields["mig"] = tuple(
-            MigInstance(
-                uuid=each["uuid"],
-                gpu_instance=each["gpu_instance"],
-                compute_instance=each["compute_instance"],
-                memory_used_bytes=each["memory_bytes"][0],
-                memory_total_bytes=each["memory_bytes"][1],
-            )
-            for each in health["mig"]
-        )
-    return fields
+    return held
 
 
 XID_EVENT, ECC_EVENT = 0x8, 0x2

@@ -1,12 +1,9 @@
-"""NVML, in a child of its own: any of its calls may take seconds, or for ever while a GPU is in trouble.
+"""NVML, in a child of its own: any of its calls may take seconds, or never return while a GPU is in trouble.
 
-Nothing here is imported by the agent's loop but the name of the function. The child keeps one NVML session,
-and in it an
-event set for faults. What changes quickly is read in every tick. What is dear or slow is read in turn, a GPU
-at a time, as
-much as fits in the driver time that a tick may cost: a list of processes takes about 4.5 ms a GPU under the
-driver's global
-lock, in which training may wait, while utilisation takes 2.5 us and memory 12 us.
+Nothing here is imported by the agent's loop but the name of the function. The child keeps one NVML session, and in
+it an event set for faults. What changes quickly is read in every tick. What is dear or slow is read in turn, a GPU
+at a time, as much as fits in the driver time that a tick may cost: a list of processes takes about 4.5 ms a GPU
+under the driver's global lock, in which training may wait, while utilisation takes 2.5 us and memory 12 us.
 """
 
 from __future__ import annotations
@@ -15,11 +12,15 @@ import ctypes
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.nvml_events import EventSet
 from slurm_watchdog.agent.gpu.nvml_health import read_health
+from slurm_watchdog.agent.workers.answer_types import GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.request_types import ReadGpus
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 
 PROCESSES, HEALTH = "processes", "health"
@@ -39,36 +40,34 @@ class Device:
     """A GPU as this session found it. `missing`: values that it said not to have."""
 
     handle: Any
-    identity: dict[str, Any]
+    identity: GpuRow
     missing: set[str] = field(default_factory=set)
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, object] = field(default_factory=dict)
     """What was read last of IN_TURN."""
 
 
-def read_gpus(args: ReadGpus, state: dict[str, Any]) -> dict[str, Any]:
-    """What every GPU says now, in NVML's units.
+@dataclass
+class NvmlMemory:
+    """The child's session, None before the first request and after a failure."""
 
-    `args.dear`: what is to be read besides, as [index, PROCESSES | HEALTH], the most urgent first: the first
-    of them, and
-    more while `args.budget_s` of driver time lasts. `"all"` instead: the processes of every GPU, whatever it takes.
+    session: Session | None = None
 
-    One of `{"missing": why}` on a node without driver, `{"error": why}` if NVML as a whole refuses, or
-    `{"gpus": [row, …],
-    "events": [[type, data, uuid], …], "driver_s": seconds}`. A GPU that can't be read is a row with `error`
-    and `unreadable`; a
-    value that it does not have is absent. So is `processes` or `health` if it was not its turn; None: it refused.
-    """
+
+def read_gpus(request: ReadGpus, worker: WorkerState) -> GpuReading:
+    """What every GPU says now, in NVML's units; a value that a GPU does not have is None."""
     import pynvml
 
-    session: Session | None = state.get("session")
+    memory = worker.memory(NvmlMemory)
     try:
-        if session is None:
-            session = state["session"] = Session(pynvml)
-        return session.read(args.dear, args.budget_s)
+        if memory.session is None:
+            memory.session = Session(pynvml)
+        return memory.session.read(request.dear, request.budget_s)
     except pynvml.NVMLError as error:
-        state.pop("session", None)
-        absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return {"missing" if absent else "error": name_error(pynvml, error)}
+        memory.session = None
+        why = name_error(pynvml, error)
+        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+            return GpuReading(missing=why)
+        return GpuReading(error=why)
 
 
 def name_error(nvml: Any, error: Any) -> str:
@@ -115,7 +114,7 @@ class Session:
         finally:
             self.driver_s += clock.monotonic() - began
 
-    def read(self, dear: Any, budget_s: float) -> dict[str, Any]:
+    def read(self, dear: Literal["all"] | list[tuple[int, str]], budget_s: float) -> GpuReading:
         """One answer, see read_gpus."""
         self.driver_s = 0.0
         self._tick += 1
@@ -129,12 +128,14 @@ class Session:
             self._read_fast(index, refused, dear == "all" or (index + self._tick) % 2 == 0)
             for index in range(count)
         ]
-        events = self._events.take(self.devices.values())
+        events = self._events.drain_events(
+            (each.handle, each.identity.uuid) for each in self.devices.values()
+        )
         for number, (index, what) in enumerate(turns):
             fits = self.driver_s + self._cost_s[what] <= budget_s
             if index < count and (dear == "all" or number == 0 or fits):
-                self._read_dear(index, what, rows[index])
-        return {"gpus": rows, "events": events, "driver_s": self.driver_s}
+                rows[index] = self._read_dear(index, what, rows[index])
+        return GpuReading(gpus=tuple(rows), events=tuple(events), driver_s=self.driver_s)
 
     def _identify(self, count: int) -> dict[int, Any]:
         """Finds out who is at each index that is new. Returns index -> error of those that did not say."""
@@ -151,7 +152,7 @@ class Session:
         """Whether the GPU at `index` is still this one. If not, nobody's place is trusted: all are asked in
         the next tick."""
         handle = self.timed(self.nvml.nvmlDeviceGetHandleByIndex, index)
-        if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity["uuid"]:
+        if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity.uuid:
             device.missing.clear()  # what it had not got a minute ago it may have now: MIG was turned off, say
             return True
         self.devices.clear()
@@ -160,78 +161,79 @@ class Session:
     def _identify_one(self, index: int) -> Device:
         nvml = self.nvml
         handle = self.timed(nvml.nvmlDeviceGetHandleByIndex, index)
-        identity = {"uuid": self.timed(nvml.nvmlDeviceGetUUID, handle)}
+        identity = GpuRow(index=index, uuid=self.timed(nvml.nvmlDeviceGetUUID, handle))
         for name, read in (
             ("bus_id", lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId),
             ("minor", nvml.nvmlDeviceGetMinorNumber),
             ("name", nvml.nvmlDeviceGetName),
         ):
             try:
-                identity[name] = self.timed(read, handle)
+                identity = replace(identity, **{name: self.timed(read, handle)})
             except nvml.NVMLError as error:
                 if error.value in self._fatal:
                     raise
         return Device(handle, identity)
 
-    def _read_fast(self, index: int, refused: dict[int, Any], everything: bool) -> dict[str, Any]:
+    def _read_fast(self, index: int, refused: dict[int, Any], everything: bool) -> GpuRow:
         """One row. Who it is remains known while it does not answer: a handle stays with its GPU."""
-        row: dict[str, Any] = {"index": index}
         device = self.devices.get(index)
-        if device is not None:
-            row.update(device.identity)
         if index in refused or device is None:
-            row.update(error=name_error(self.nvml, refused[index]), unreadable=True)
-            return row
+            row = device.identity if device is not None else GpuRow(index=index)
+            return replace(row, error=name_error(self.nvml, refused[index]), unreadable=True)
+        row = device.identity
         for name, choices in self._fast:
             if name in device.kept and not everything:
-                row[name] = device.kept[name]
+                row = replace(row, **{name: device.kept[name]})
             elif name not in device.missing:
-                self._read_value(device, row, name, choices)
-            if "unreadable" in row:
+                row = self._read_value(device, row, name, choices)
+            if row.unreadable:
                 break
-        device.kept = {} if "unreadable" in row else {name: row[name] for name in IN_TURN if name in row}
+        values = {} if row.unreadable else {name: getattr(row, name) for name in IN_TURN}
+        device.kept = {name: value for name, value in values.items() if value is not None}
         return row
 
     def _read_value(
-        self, device: Device, row: dict[str, Any], name: str, choices: list[Callable[..., Any]]
-    ) -> None:
-        """Puts one value into `row`; of several functions the first that this driver has is the one from now on."""
+        self, device: Device, row: GpuRow, name: str, choices: list[Callable[..., Any]]
+    ) -> GpuRow:
+        """The row with one value more; of several functions the first that this driver has is the one from now on."""
         if not choices:
-            return
+            return row
         try:
-            row[name] = self.timed(choices[0], device.handle)
+            return replace(row, **{name: self.timed(choices[0], device.handle)})
         except self.nvml.NVMLError as error:
             if error.value == self.nvml.NVML_ERROR_FUNCTION_NOT_FOUND and len(choices) > 1:
                 del choices[0]
-                self._read_value(device, row, name, choices)
-            else:
-                self._take_error(device, row, name, error)
+                return self._read_value(device, row, name, choices)
+            return self._with_error(device, row, name, error)
 
-    def _take_error(self, device: Device, row: dict[str, Any], name: str, error: Any) -> None:
+    def _with_error(self, device: Device, row: GpuRow, name: str, error: Any) -> GpuRow:
         if error.value in self._fatal:  # it concerns the whole GPU, or the whole session
-            row.update(error=name_error(self.nvml, error), unreadable=True)
-        elif error.value in self._quiet:
+            return replace(row, error=name_error(self.nvml, error), unreadable=True)
+        if error.value in self._quiet:
             device.missing.add(name)
-        else:
-            row.setdefault("error", f"{name}: {name_error(self.nvml, error)}")
+        elif row.error is None:
+            return replace(row, error=f"{name}: {name_error(self.nvml, error)}")
+        return row
 
-    def _read_dear(self, index: int, what: str, row: dict[str, Any]) -> None:
+    def _read_dear(self, index: int, what: str, row: GpuRow) -> GpuRow:
         device = self.devices.get(index)
-        if device is None or "unreadable" in row:
-            return
+        if device is None or row.unreadable:
+            return row
         before = self.driver_s
-        row[what] = None
         try:
             if what == PROCESSES:
-                row[PROCESSES] = self._list_processes(device.handle)
+                row = replace(row, processes=self._list_processes(device.handle))
             elif self._is_in_place(index, device):
-                row[HEALTH] = read_health(self.nvml, self.timed, device.handle, self._fatal)
+                row = replace(row, health=read_health(self.nvml, self.timed, device.handle, self._fatal))
+            else:
+                row = replace(row, health=None)
         except self.nvml.NVMLError as error:
-            self._take_error(device, row, what, error)
+            row = self._with_error(device, replace(row, **{what: None}), what, error)
         self._cost_s[what] = (self._cost_s[what] + self.driver_s - before) / 2
+        return row
 
-    def _list_processes(self, handle: Any) -> list[list[int | None]]:
-        """[pid, bytes] of those that compute; None: NVML does not know how many bytes.
+    def _list_processes(self, handle: Any) -> GpuProcesses:
+        """Those that compute.
 
         Those that only draw are left out: to list them, too, would double the time under the driver's lock,
         and a display
@@ -246,10 +248,10 @@ class Session:
             error, count, buffer = self._fill(function, handle)
             if error == nvml.NVML_SUCCESS:
                 unknown = nvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
-                return [
-                    [row.pid, None if row.usedGpuMemory == unknown else row.usedGpuMemory]
+                return tuple(
+                    (row.pid, None if row.usedGpuMemory == unknown else row.usedGpuMemory)
                     for row in buffer[:count]
-                ]
+                )
             if error != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 break
         raise nvml.NVMLError(error)

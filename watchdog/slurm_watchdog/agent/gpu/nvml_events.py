@@ -16,8 +16,8 @@ from slurm_watchdog.base import clock
 
 MAX_EVENTS = 32
 """Taken in one tick. A GPU in trouble may announce hundreds a second; what is left is taken in the next ticks."""
-AGAIN_S = 60.0
-"""A set that keeps failing is made anew no more often than this."""
+RENEW_S = 60.0
+"""A set that keeps failing is replaced no more often than this."""
 
 
 class EventSet:
@@ -28,25 +28,25 @@ class EventSet:
         self._set: Any = None
         self._uuids: dict[int, str] = {}
         """Address of the handle -> UUID, of each GPU in the set; one that fell off the bus can't be asked who it is."""
-        self._again_at = float("-inf")
+        self._renew_at = float("-inf")
         self._failed = False
         self._types = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
 
-    def take(self, devices: Iterable[Any]) -> list[list[Any]]:
-        """[type, data, UUID or None] of what happened since the last call; what is more than MAX_EVENTS waits
-        in the driver."""
+    def drain_events(self, devices: Iterable[tuple[Any, str]]) -> list[tuple[int, int, str | None]]:
+        """(type, data, UUID) of what happened since the last call on GPUs, given as (handle, UUID); what is more
+        than MAX_EVENTS waits in the driver."""
         nvml = self._nvml
-        events: list[list[Any]] = []
+        events: list[tuple[int, int, str | None]] = []
         try:
             if not self._ready():
                 return []
-            for device in devices:
-                self._register(device)
+            for handle, uuid in devices:
+                self._register(handle, uuid)
             for _ in range(MAX_EVENTS):
                 event = self._timed(nvml.nvmlEventSetWait_v2, self._set, 0)
                 if event.eventType == nvml.nvmlEventTypeXidCriticalError and not event.eventData:
                     continue  # drivers do announce a fault without a number: it says nothing
-                events.append([event.eventType, event.eventData, self._uuid_of(event.device)])
+                events.append((event.eventType, event.eventData, self._uuid_of(event.device)))
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_TIMEOUT:
                 self._failed = False
@@ -56,27 +56,27 @@ class EventSet:
 
     def _ready(self) -> bool:
         if self._set is None:
-            if clock.monotonic() < self._again_at:
+            if clock.monotonic() < self._renew_at:
                 return False
-            self._again_at = clock.monotonic() + AGAIN_S
+            self._renew_at = clock.monotonic() + RENEW_S
             self._set = self._timed(self._nvml.nvmlEventSetCreate)
         return True
 
-    def _register(self, device: Any) -> None:
+    def _register(self, handle: Any, uuid: str) -> None:
         """Once for each GPU and set. One that has no events (a virtual GPU, an old one) is left out, and so
         is one that is lost."""
         nvml = self._nvml
-        address = _address(device.handle)
-        if self._uuids.get(address) == device.identity["uuid"]:
+        address = _address(handle)
+        if self._uuids.get(address) == uuid:
             return
         try:
-            types = self._types & self._timed(nvml.nvmlDeviceGetSupportedEventTypes, device.handle)
+            types = self._types & self._timed(nvml.nvmlDeviceGetSupportedEventTypes, handle)
             if types:
-                self._timed(nvml.nvmlDeviceRegisterEvents, device.handle, types, self._set)
+                self._timed(nvml.nvmlDeviceRegisterEvents, handle, types, self._set)
         except nvml.NVMLError as error:
             if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
                 return  # another time
-        self._uuids[address] = device.identity["uuid"]
+        self._uuids[address] = uuid
 
     def _uuid_of(self, handle: Any) -> str | None:
         uuid = self._uuids.get(_address(handle))
@@ -93,7 +93,7 @@ class EventSet:
         old, self._set = self._set, None
         self._uuids.clear()
         if not self._failed:
-            self._again_at = float("-inf")
+            self._renew_at = float("-inf")
         self._failed = True
         if old is not None:
             try:

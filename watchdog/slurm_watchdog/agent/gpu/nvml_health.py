@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.workers.answer_types import GpuHealth
+from slurm_watchdog.model.observations import MigInstance
+
 Timed = Callable[..., Any]
 """Calls its first argument with the others, and counts the time."""
 
@@ -17,9 +22,9 @@ MAX_MIG_DEVICES = 16
 """NVIDIA's largest number is 7 a GPU; a driver that says more is not believed."""
 
 
-def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> dict[str, Any]:
+def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> GpuHealth:
     """Everything slow about one GPU, without what it does not have. Raises NVMLError if its code is in `fatal`."""
-    found: dict[str, Any] = {}
+    found = GpuHealth()
     for names, read in TABLE:
         try:
             values = read(nvml, timed, handle)
@@ -27,7 +32,7 @@ def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> dict[s
             if error.value in fatal:
                 raise
             continue
-        found.update((name, value) for name, value in zip(names, values, strict=True) if value is not None)
+        found = replace(found, **dict(zip(names, values, strict=True)))
     return found
 
 
@@ -143,7 +148,7 @@ def _not_offered(nvml: Any) -> tuple[int, ...]:
 
 
 def _read_mig(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
-    """The MIG devices, each as {"uuid", "gpu_instance", "compute_instance", "memory_bytes"}; None where MIG is off."""
+    """The MIG devices; None where MIG is off."""
     current, _ = timed(nvml.nvmlDeviceGetMigMode, handle)
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
         return [None]
@@ -153,17 +158,18 @@ def _read_mig(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
             device = timed(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
             memory = timed(nvml.nvmlDeviceGetMemoryInfo, device)
             instances.append(
-                {
-                    "uuid": timed(nvml.nvmlDeviceGetUUID, device),
-                    "gpu_instance": timed(nvml.nvmlDeviceGetGpuInstanceId, device),
-                    "compute_instance": timed(nvml.nvmlDeviceGetComputeInstanceId, device),
-                    "memory_bytes": [memory.used, memory.total],
-                }
+                MigInstance(
+                    uuid=timed(nvml.nvmlDeviceGetUUID, device),
+                    gpu_instance=timed(nvml.nvmlDeviceGetGpuInstanceId, device),
+                    compute_instance=timed(nvml.nvmlDeviceGetComputeInstanceId, device),
+                    memory_used_bytes=memory.used,
+                    memory_total_bytes=memory.total,
+                )
             )
         except nvml.NVMLError as error:
             if error.value not in (nvml.NVML_ERROR_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT):
                 raise
-    return [instances]
+    return [tuple(instances)]
 
 
 TABLE: tuple[tuple[tuple[str, ...], Callable[[Any, Timed, Any], list[Any]]], ...] = (

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -24,7 +25,9 @@ from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of
 from slurm_watchdog.agent.proc.entry import Entry
 from slurm_watchdog.agent.proc.files import is_the_kernels, read_file
 from slurm_watchdog.agent.proc.process_facts import Key
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import NameUsers
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.knowledge.gpu_daemons import is_daemon
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
@@ -303,11 +306,10 @@ class OrphanGpuProcesses:
         stands for itself."""
         unknown = sorted(uids - self._users.keys())[:64]
         if unknown:
-            self.probes.ask(
-                USERS, "name_users", unknown, 10.0, now, lambda answer: self._take_users(answer, unknown)
-            )
+            then = partial(self._apply_users, unknown)
+            self.probes.ask(USERS, NameUsers(unknown), 10.0, now, then)
 
-    def _take_users(self, answer: Answer, asked: list[int]) -> None:
+    def _apply_users(self, asked: list[int], answer: Answer[dict[str, str]]) -> None:
         if answer.error is None:
             self._users = {uid: self._users[uid] for uid in list(self._users)[-256:]}
             self._users |= {uid: (answer.value or {}).get(str(uid), str(uid)) for uid in asked}

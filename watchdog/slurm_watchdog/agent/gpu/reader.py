@@ -9,21 +9,22 @@ slurm_watchdog.agent.gpu.nvml) and said again in between.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+
+from msgspec import UNSET
 
 from slurm_watchdog.agent.gpu.convert import (
+    make_gpu,
     parse_event,
-    parse_gpu,
-    parse_health,
-    parse_processes,
     without_values,
 )
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
+from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadGpus
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.observations import Gpu, NodeEvent
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,14 @@ MAX_EVENTS = 64
 
 
 @dataclass
+class _Slow:
+    """The newest processes and health of one GPU; None: not read, or refused."""
+
+    processes: GpuProcesses | None = None
+    health: GpuHealth | None = None
+
+
+@dataclass
 class GpuReader:
     """Asks the child in every tick and remembers which GPUs there are."""
 
@@ -64,8 +73,8 @@ class GpuReader:
     """Events that were too many for one report: counted by the last drain_events."""
     _known: dict[str, Gpu] = field(default_factory=dict)
     """UUID -> the GPU without values, since the agent started."""
-    _slow: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """UUID -> PROCESSES and HEALTH -> the newest fields of Gpu that came from there."""
+    _slow: dict[str, _Slow] = field(default_factory=dict)
+    """By UUID."""
     _read_at: dict[tuple[int, str], float] = field(default_factory=dict)
     """(index, PROCESSES or HEALTH) -> when it was last read."""
     _rows: int = 0
@@ -97,7 +106,7 @@ class GpuReader:
 
         A job that has just begun is not listed for a minute; a stall in that minute is to be told with its GPU.
         """
-        named = {pid for slow in self._slow.values() for pid in slow.get(PROCESSES, {}).get("pids", ())}
+        named = {pid for slow in self._slow.values() for pid, _ in slow.processes or ()}
         new = set(pids) - named
         if new - self._suspects and now - self._suspected_at >= SUSPECT_EVERY_S:
             self._list_all, self._suspected_at, self._suspects = True, now, new
@@ -108,10 +117,10 @@ class GpuReader:
         """Gives the child its work for this tick, unless it is still at an older one."""
         if now < self._retry_at:
             return
-        args = ReadGpus("all" if self._list_all else self._due(now), DRIVER_BUDGET_S)
-        request = self.probes.ask(KEY, "read_gpus", args, deadline_s, now, self._take)
-        if request is not None:
-            self._request, self._asked_at, self._list_all = request, now, False
+        request = ReadGpus("all" if self._list_all else self._due(now), DRIVER_BUDGET_S)
+        number = self.probes.ask(KEY, request, deadline_s, now, self._apply)
+        if number is not None:
+            self._request, self._asked_at, self._list_all = number, now, False
 
     def _due(self, now: float) -> list[tuple[int, str]]:
         """Whose turn it is, the longest waiting first."""
@@ -155,22 +164,22 @@ class GpuReader:
         self.events_dropped, self._dropped = self._dropped, 0
         return events
 
-    def _take(self, answer: Answer) -> None:
+    def _apply(self, answer: Answer[GpuReading]) -> None:
         self._request = None
         if answer.timed_out:
             return  # the pool says that it hangs, and collect() since when
-        value = answer.value or {}
-        if "gpus" in value:
-            self.driver_s = value["driver_s"]
-            self._take_rows(value["gpus"])
-            self._take_events(value["events"])
+        reading = answer.value or GpuReading()
+        if reading.gpus is not None:
+            self.driver_s = reading.driver_s
+            self._apply_rows(reading.gpus)
+            self._apply_events(reading.events)
             return
-        why = answer.error or value.get("error") or value.get("missing") or "NVML gave no answer"
+        why = answer.error or reading.error or reading.missing or "NVML gave no answer"
         if why != self._silent:
             log.info("no GPUs are watched on this node now: %s", why)
         self._silent = why
         self._renew()
-        if "missing" in value and not self._known:
+        if reading.missing and not self._known:
             self._retry_at = self._asked_at + RETRY_MISSING_S
         else:
             # Of a child that was stopped or starved, and is ended, the driver has said nothing: the next one
@@ -184,20 +193,19 @@ class GpuReader:
         self._renew_at = None
         self._read_at.clear()
 
-    def _take_rows(self, rows: list[dict[str, Any]]) -> None:
+    def _apply_rows(self, rows: tuple[GpuRow, ...]) -> None:
         self.problem, self._silent, self._rows = None, "", len(rows)
         gpus: dict[str, Gpu] = {}
         nameless = []
         for row in rows:
-            uuid = row.get("uuid", "")
-            if row.get("unreadable"):
-                self._forget(row["index"], uuid)
-            gpu = parse_gpu(row, self._take_slow(row, uuid))
+            uuid = row.uuid
+            if row.unreadable:
+                self._forget(row.index, uuid)
+            slow = self._keep_slow(row) if uuid else _Slow()
+            gpu = make_gpu(row, slow.processes, slow.health)
             if not uuid:
                 nameless.append(gpu)
-            elif (
-                uuid not in gpus
-            ):  # twice: the list changed while it was read, and the first is as good as any
+            elif uuid not in gpus:  # twice: the list changed while it was read; the first is as good as any
                 gpus[uuid] = gpu
                 self._known.pop(uuid, None)  # the last seen is the last in the dictionary
                 self._known[uuid] = without_values(gpu, "")
@@ -210,21 +218,21 @@ class GpuReader:
         for gpu in gone:
             self._slow.pop(gpu.uuid, None)
         self._fresh = (*found, *(without_values(gpu, "NVML does not list this GPU any more") for gpu in gone))
-        self._renew_if_needed(bool(gone) or any(row.get("unreadable") for row in rows))
+        self._renew_if_needed(bool(gone) or any(row.unreadable for row in rows))
 
-    def _take_slow(self, row: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+    def _keep_slow(self, row: GpuRow) -> _Slow:
         """Keeps what was read in this tick, and returns all that is known of this GPU."""
-        if not uuid:
-            return {}
-        slow = self._slow.setdefault(uuid, {})
-        for what, parse in ((PROCESSES, parse_processes), (HEALTH, parse_health)):
-            if what in row:
-                slow[what] = parse(row[what])
-                self._read_at[row["index"], what] = self._asked_at
-        return {name: value for fields in slow.values() for name, value in fields.items()}
+        slow = self._slow.setdefault(row.uuid, _Slow())
+        if row.processes is not UNSET:
+            slow.processes = row.processes
+            self._read_at[row.index, PROCESSES] = self._asked_at
+        if row.health is not UNSET:
+            slow.health = row.health
+            self._read_at[row.index, HEALTH] = self._asked_at
+        return slow
 
     def _forget(self, index: int, uuid: str) -> None:
-        """What was said before it fell silent is not said again; all is read again when it answers."""
+        """Drops what a GPU said before it fell silent; all is read again when it answers."""
         self._slow.pop(uuid, None)
         for what in (PROCESSES, HEALTH):
             self._read_at[index, what] = self._asked_at - DEAR_EVERY_S
@@ -245,9 +253,9 @@ class GpuReader:
                 return without_values(known, gpu.error or "")
         return gpu
 
-    def _take_events(self, events: list[list[Any]]) -> None:
+    def _apply_events(self, events: tuple[tuple[int, int, str | None], ...]) -> None:
         for kind, data, uuid in events:
-            key = (int(kind), int(data), uuid)
+            key = (kind, data, uuid)
             seen_at, times = self._events.get(key, (self._asked_at, 0))
             if times or len(self._events) < MAX_EVENTS:
                 self._events[key] = (seen_at, times + 1)

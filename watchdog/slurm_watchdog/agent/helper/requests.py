@@ -1,12 +1,10 @@
-"""What may be asked of a child that has rights, and with which arguments: a closed list, checked there, not
-by the one who asks.
+"""Requests that a worker with rights serves: a closed table, checked in that worker, whoever the agent is.
 
-Two kinds. What is done with the helper's own rights looks into other users' processes, at the kernel's log,
-and makes the directory
-of a kill switch: it gets numbers of processes, and no path but those two. It ends a process in one case
-alone, and finds out for
-itself whether it is that: one on a GPU whose job is over. What touches files is done as the files' owner, who is
-an ordinary user with processes on this node, and never root: whatever path it gets, it can do no more than that user.
+Two kinds. What is done with the helper's own rights reads other users' processes and the kernel's log, and
+makes the directory of a kill switch: it gets numbers of processes, and no path but those two. It signals a
+process in one case alone, and finds out for itself whether it is that: one on a GPU whose job is over. What
+touches files is done as the files' owner, who is an ordinary user with processes on this node, and never root:
+whatever path it gets, it can do no more than that user.
 """
 
 from __future__ import annotations
@@ -14,39 +12,45 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.processes import identify, open_mounts, terminate, thread_calls
-from slurm_watchdog.agent.processes.owner import OWN
 from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.child import OVER, Function
+from slurm_watchdog.agent.workers.child import Function
 from slurm_watchdog.agent.workers.request_types import (
     MAX_PATH,
-    BlockedCall,
     DumpProcessStacks,
+    EmptyDirectory,
     FindFiles,
     Follow,
+    IdentifyProcesses,
     KillSwitch,
     LastKernelLines,
     LastLines,
-    LookAtCheckpoints,
-    LookAtProcesses,
-    Pid,
+    ListMounts,
+    ListOpenLogs,
+    ListOpenMounts,
     PrepareDirectory,
     ProbeDirectory,
     ReadCore,
+    ReadProcessStates,
+    ReadThreads,
+    RemoveDirectory,
+    RemoveSwitch,
+    Request,
+    ResolveCalls,
+    ScanCheckpoints,
     SignalProcess,
     SwitchDirectory,
-    Ticks,
-    Word,
+    WriteSwitch,
 )
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, RUN_NAME, problem_of_path
 
 KERNEL_LOG: Final = "/dev/kmsg"
@@ -63,9 +67,9 @@ class RefusedError(Exception):
 class Task:
     """One request that workers serve: its type, the function that does it, and what else must hold."""
 
-    type: Any
+    request: type[Request[Any]]
     do: Function
-    """Given a value of `type` and the worker's state."""
+    """Given a `request` and the worker's state; returns the answer that the request's type names."""
     as_owner: bool = False
     """Done as the user whose files they are; otherwise with the helper's own rights."""
     check: Callable[[Any, int], None] = lambda args, uid: None
@@ -87,7 +91,7 @@ def _check_kernel_log(args: LastKernelLines, uid: int) -> None:
         raise RefusedError(f"the kernel's log is {KERNEL_LOG}, not {args.path[:100]!r}")
 
 
-def _check_directory(args: PrepareDirectory | SwitchDirectory, uid: int) -> None:
+def _check_directory(args: SwitchDirectory, uid: int) -> None:
     if args.base != KILL_SWITCH_BASE or not RUN_NAME.fullmatch(args.name):
         raise RefusedError(
             f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}"
@@ -117,7 +121,7 @@ def _check_core(args: ReadCore, uid: int) -> None:
     _paths(args.path, *([args.program] if args.program is not None else []))
 
 
-def _check_checkpoints(args: LookAtCheckpoints, uid: int) -> None:
+def _check_checkpoints(args: ScanCheckpoints, uid: int) -> None:
     named = [*args.trackers, *args.clocks]
     _paths(args.mount, *args.others, *(each[1] for each in args.directories), *(path for _, path in named))
 
@@ -142,62 +146,50 @@ def _check_ending(args: SignalProcess, uid: int) -> None:
     check_user(args.uid)
 
 
-def _list(each: Any, limit: int) -> Any:
-    return Annotated[list[each], Meta(max_length=limit)]
+def tasks_by_name(*tasks: Task) -> Mapping[str, Task]:
+    """A table of tasks."""
+    return {task.request.task: task for task in tasks}
 
 
-TASKS: Final[Mapping[str, Task]] = {
-    "identify": Task(_list(tuple[Pid, Ticks | None], 512), identify.identify),
-    "resolve": Task(_list(BlockedCall, 512), identify.resolve),
-    "list_mounts": Task(_list(int, 0), identify.list_mounts),
-    "list_open_logs": Task(_list(tuple[Word, Pid, bool], 256), identify.list_open_logs),
-    "list_open_mounts": Task(_list(tuple[Word, Pid, bool], 256), open_mounts.list_open_mounts),
-    "look_at_calls": Task(
-        _list(tuple[Literal["io", "call", "devices"], Pid, Pid], 4096), thread_calls.look_at_calls
-    ),
-    "look_at_processes": Task(LookAtProcesses, process_state.look_at_processes),
-    "dump_stacks": Task(DumpProcessStacks, stacks.dump_stacks),
-    "end_process": Task(SignalProcess, terminate.end_process, check=_check_ending),
-    "last_kernel_lines": Task(LastKernelLines, last_lines.last_kernel_lines, check=_check_kernel_log),
-    "prepare_directory": Task(PrepareDirectory, as_owner.prepare_directory, check=_check_new_directory),
-    "empty_directory": Task(
-        SwitchDirectory, as_owner.empty_directory, as_owner=True, check=_check_directory, of_anybody=True
-    ),
-    "remove_directory": Task(SwitchDirectory, as_owner.remove_directory, check=_check_directory),
-    "follow": Task(Follow, follow.follow, as_owner=True, check=_check_follow),
-    "last_lines": Task(LastLines, last_lines.last_lines, as_owner=True, check=_check_ends),
-    "find_files": Task(FindFiles, leftover_files.find_files, as_owner=True, check=_check_find),
-    "read_core": Task(ReadCore, cores.read_core, as_owner=True, check=_check_core),
-    "look_at_checkpoints": Task(LookAtCheckpoints, scan.look, as_owner=True, check=_check_checkpoints),
-    "probe_mount": Task(ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_mount),
-    "write_kill_switch": Task(
-        KillSwitch, as_owner.write_kill_switch, as_owner=True, check=_check_switch, is_switch=True
-    ),
-    "remove_kill_switch": Task(
-        KillSwitch,
-        as_owner.remove_kill_switch,
-        as_owner=True,
-        check=_check_switch,
-        of_anybody=True,
+TASKS: Final = tasks_by_name(
+    Task(IdentifyProcesses, identify.identify),
+    Task(ResolveCalls, identify.resolve_calls),
+    Task(ListMounts, identify.list_mounts),
+    Task(ListOpenLogs, identify.list_open_logs),
+    Task(ListOpenMounts, open_mounts.list_open_mounts),
+    Task(ReadThreads, thread_calls.read_threads),
+    Task(ReadProcessStates, process_state.read_process_states),
+    Task(DumpProcessStacks, stacks.dump_stacks),
+    Task(SignalProcess, terminate.end_process, check=_check_ending),
+    Task(LastKernelLines, last_lines.last_kernel_lines, check=_check_kernel_log),
+    Task(PrepareDirectory, as_owner.prepare_directory, check=_check_new_directory),
+    Task(EmptyDirectory, as_owner.empty_directory, as_owner=True, check=_check_directory, of_anybody=True),
+    Task(RemoveDirectory, as_owner.remove_directory, check=_check_directory),
+    Task(Follow, follow.follow, as_owner=True, check=_check_follow),
+    Task(LastLines, last_lines.last_lines, as_owner=True, check=_check_ends),
+    Task(FindFiles, leftover_files.find_files, as_owner=True, check=_check_find),
+    Task(ReadCore, cores.read_core, as_owner=True, check=_check_core),
+    Task(ScanCheckpoints, scan.scan_checkpoints, as_owner=True, check=_check_checkpoints),
+    Task(ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_mount),
+    Task(WriteSwitch, as_owner.write_kill_switch, as_owner=True, check=_check_switch, is_switch=True),
+    Task(
+        RemoveSwitch, as_owner.remove_kill_switch, as_owner=True, check=_check_switch, of_anybody=True,
         is_switch=True,
     ),
-}
+)  # fmt: skip
 """Everything that the helper does: a request that is not here reaches no function. What the agent does for
-itself (NVML, its own state, names
-of users) is in slurm_watchdog.agent.own_requests."""
+itself (NVML, its own state, names of users) is in slurm_watchdog.agent.own_requests."""
 
 
 def check_request(
     name: str, args: Any, uid: int, is_here: bool = True, prefixes: tuple[str, ...] = (), itself: bool = False,
     tasks: Mapping[str, Task] = TASKS,
 ) -> Any:  # fmt: skip
-    """What was asked, as a value of its task's type, if it may be done as `uid` (-1: as the helper itself).
-    Raises RefusedError with the
-    reason.
+    """The request as a value of its type, if it may be done as `uid` (-1: as the helper itself).
 
     `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed
-    by root, below which
-    kill switches may lie besides KILL_SWITCH_BASE. `itself`: -1 is the files' owner, too, for the asker is nobody else.
+    by root, below which kill switches may lie besides KILL_SWITCH_BASE. `itself`: -1 is the files' owner, too,
+    for the agent runs as nobody else. Raises RefusedError with the reason.
     """
     task = tasks.get(str(name))
     if task is None:
@@ -211,7 +203,7 @@ def check_request(
         if not is_here and not task.of_anybody:
             raise RefusedError(f"uid {uid} has no process on this node")
     try:
-        value = msgspec.convert(args, task.type)
+        value = msgspec.convert(args, task.request)
     except msgspec.ValidationError as error:
         raise RefusedError(f"{name}: {error}") from error
     task.check(value, uid)
@@ -245,18 +237,18 @@ class Dispatch:
     def get(self, name: str) -> Function:
         """Checks and does one request; also for a name that is not in the table: that is refused like all else."""
 
-        def checked(args: Any, state: dict[str, Any]) -> Any:
-            state[OWN] = self.own
+        def checked(args: Any, worker: WorkerState) -> Any:
+            worker.own_uid = self.own
             try:
-                value = check_request(
-                    name, args, state["uid"], self.is_here, self.prefixes, self.own is not None, self.tasks
+                request = check_request(
+                    name, args, worker.uid, self.is_here, self.prefixes, self.own is not None, self.tasks
                 )
             except RefusedError as error:
                 self.report(str(error))
-                # He may have a process by the next question, whom a fresh child is started for: this one
+                # The user may have a process by the next request, whom a fresh child is started for: this one
                 # knows what was true at its start.
-                state[OVER] = not self.is_here
+                worker.ends = not self.is_here
                 raise OSError(0, f"the helper refuses: {error}") from error
-            return self.tasks[name].do(value, state)
+            return self.tasks[name].do(request, worker)
 
         return checked

@@ -1,8 +1,9 @@
 """Follows the logs of jobs, in a `files` child that is the job's owner: here, and not in the loop, files are touched.
 
-What a look may cost is bounded, in bytes and in CPU time, over all files of the child together: they are read in turns,
-so that one that is flooded does not starve the others. What does not fit waits for the next look and is told as lag;
-only far behind is something skipped, and counted. See slurm_watchdog.agent.logs.log_file for one file.
+What one request may cost is bounded, in bytes and in CPU time, over all files of the child together: they are
+read in turns, so that one that is flooded does not starve the others. What does not fit waits for the next
+request and is reported as lag; only far behind is something skipped, and counted. One file is in
+slurm_watchdog.agent.logs.log_file.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import fnmatch
 import os
 import resource
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
-from slurm_watchdog.agent.logs.events import Item, condense
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.logs.events import condense
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.position import FilePosition, Identity
+from slurm_watchdog.agent.workers.answer_types import FollowedFile, FollowedLogs
 from slurm_watchdog.agent.workers.request_types import Follow
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.progress_patterns import Pattern
+from slurm_watchdog.model.observations import Event
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
 LOOK_BYTES = 32 * 1024**2
@@ -39,86 +46,105 @@ Key = tuple[str, str]
 """Job and path."""
 
 
-def follow(args: Follow, state: dict[str, Any]) -> dict[str, Any]:
-    """One look at all files of this child.
+News = tuple[list[Event], int]
+"""Events of one file, and how many more were left out."""
 
-    Returns {"files": [{job, path, growth_age_s, error, events, dropped, offset, lag, skipped,
-    framework, seats: [[pid, rank, local rank, world size]…]}…], "token": …,
-    "globs": [[job, pattern, [path…]]…]}; patterns are in it only when they were looked up anew. Files that
-    are no longer
-    named are closed.
 
-    What was in an answer that nobody took (the child had counted as hung) comes again with the next: `taken` is the
-    token of the last answer that was.
+@dataclass
+class FollowMemory:
+    """What a child remembers of the logs that it follows."""
+
+    tails: dict[Key, LogFollower] = field(default_factory=dict)
+    closed: dict[str, dict[Identity, FilePosition]] = field(default_factory=dict)
+    """By job: files that are not open now."""
+    patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = field(default_factory=dict)
+    """The sites' patterns of progress, compiled."""
+    late: list[Key] = field(default_factory=list)
+    """Files that the last request did not reach."""
+    answers: int = 0
+    token: str | None = None
+    """Of the last answer."""
+    untaken: dict[Key, News] = field(default_factory=dict)
+    """What was in it."""
+    untaken_at: float = 0.0
+    expanded: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(job, pattern) -> when its files were looked up."""
+
+
+def follow(request: Follow, worker: WorkerState) -> FollowedLogs:
+    """Reads what is new in all files of this child; files that are no longer named are closed.
+
+    What was in an answer that the agent did not use (the child had counted as hung) is in the next one again:
+    `taken` is the token of the last answer that was used.
     """
     now, wall = clock.monotonic(), clock.wall()
-    tails = _tails(args.files, state)
-    _give_patterns(tails, args.own, state)
-    twins = _look(tails, now, wall)
-    _read_in_turns(tails, state, now, wall)
-    news = {key: tail.take() for key, tail in tails.items()}
-    if args.taken != state.get("token"):
-        news = _with_untaken(news, state, now)
+    memory = worker.memory(FollowMemory)
+    tails = _tails(request.files, memory)
+    _give_patterns(tails, request.own, memory)
+    twins = _refresh_all(tails, now, wall)
+    _read_in_turns(tails, memory, now, wall)
+    news = {key: tail.drain_events() for key, tail in tails.items()}
+    if request.taken != memory.token:
+        news = _with_untaken(news, memory, now)
     _bound(news)
-    state["number"] = state.get("number", 0) + 1
-    state["token"] = f"{os.getpid()}:{state['number']}"
-    state["untaken"] = {key: each for key, each in news.items() if each[0] or each[1]}
-    state["untaken_at"] = now
-    return {
-        "files": [_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()],
-        "token": state["token"],
-        "globs": _expand_all(args.globs, state, now),
-    }
+    memory.answers += 1
+    memory.token = f"{os.getpid()}:{memory.answers}"
+    memory.untaken = {key: each for key, each in news.items() if each[0] or each[1]}
+    memory.untaken_at = now
+    return FollowedLogs(
+        files=tuple(_row(key, tail, twins.get(key, tail), news[key], now) for key, tail in tails.items()),
+        token=memory.token,
+        globs=tuple(_expand_all(request.globs, memory, now)),
+    )
 
 
-def _tails(files: list[tuple[str, str, int | None]], state: dict[str, Any]) -> dict[Key, LogFollower]:
-    """The tails of what is to be followed, in its order; those of other names are closed."""
-    before: dict[Key, LogFollower] = state.setdefault("tails", {})
-    left: dict[str, dict[Identity, FilePosition]] = state.setdefault("left", {})
+def _tails(files: list[tuple[str, str, int | None]], memory: FollowMemory) -> dict[Key, LogFollower]:
+    """The followers of what is requested, in its order; those of other names are closed."""
+    before = memory.tails
     jobs = {job for job, _, _ in files}
     tails = {}
     for job, path, start in files:
         tail = before.pop((job, path), None)
-        tails[job, path] = tail or LogFollower(path, start, left.setdefault(job, {}))
+        tails[job, path] = tail or LogFollower(path, start, memory.closed.setdefault(job, {}))
     for tail in before.values():
         tail.close()
-    for job in [job for job in left if job not in jobs]:
-        del left[job]
-    state["tails"] = tails
+    for job in [job for job in memory.closed if job not in jobs]:
+        del memory.closed[job]
+    memory.tails = tails
     return tails
 
 
-def _give_patterns(tails: dict[Key, LogFollower], own: dict[str, list[str]], state: dict[str, Any]) -> None:
-    """Each tail gets the patterns of progress that its job's site wrote; they are compiled once."""
-    known: dict[tuple[str, ...], tuple[Pattern, ...]] = state.get("own", {})
-    state["own"] = {
-        texts: known.get(texts) or compile_patterns(texts) for texts in {tuple(each) for each in own.values()}
+def _give_patterns(tails: dict[Key, LogFollower], own: dict[str, list[str]], memory: FollowMemory) -> None:
+    """Each follower gets the patterns of progress that its job's site wrote; they are compiled once."""
+    memory.patterns = {
+        texts: memory.patterns.get(texts) or compile_patterns(texts)
+        for texts in {tuple(each) for each in own.values()}
     }
     for (job, _), tail in tails.items():
-        tail.own = state["own"].get(tuple(own.get(job, ())), ())
+        tail.own = memory.patterns.get(tuple(own.get(job, ())), ())
 
 
-def _look(tails: dict[Key, LogFollower], now: float, wall: float) -> dict[Key, LogFollower]:
-    """Looks at each; returns for those that name a file of the same job once more the tail that reads it."""
+def _refresh_all(tails: dict[Key, LogFollower], now: float, wall: float) -> dict[Key, LogFollower]:
+    """Looks at each file; returns, for each second name of a file of the same job, the follower that reads it."""
     held: dict[str, dict[Identity, LogFollower]] = {}
     for (job, _), tail in tails.items():
         if tail.identity is not None:
             held.setdefault(job, {})[tail.identity] = tail
     twins = {}
     for (job, path), tail in tails.items():
-        twin = tail.look(now, wall, held.setdefault(job, {}))
+        twin = tail.refresh(now, wall, held.setdefault(job, {}))
         if twin is not None:
             twins[job, path] = twin
     return twins
 
 
-def _read_in_turns(tails: dict[Key, LogFollower], state: dict[str, Any], now: float, wall: float) -> None:
-    """Reads block after block, one of each file that has more, until nothing is left or the look has cost enough.
+def _read_in_turns(tails: dict[Key, LogFollower], memory: FollowMemory, now: float, wall: float) -> None:
+    """Reads block after block, one of each file that has more, until nothing is left or it has cost enough.
 
     The files that were not reached the last time come first.
     """
     waiting = [key for key, tail in tails.items() if tail.has_more]
-    late = {key: place for place, key in enumerate(state.get("late", ()))}
+    late = {key: place for place, key in enumerate(memory.late)}
     waiting.sort(key=lambda key: late.get(key, len(late)))
     cpu_end_s, read_bytes = _cpu_s() + LOOK_CPU_S, 0
     while waiting:
@@ -128,7 +154,7 @@ def _read_in_turns(tails: dict[Key, LogFollower], state: dict[str, Any], now: fl
         read_bytes += tails[key].read(now, wall)
         if tails[key].has_more:
             waiting.append(key)
-    state["late"] = waiting
+    memory.late = waiting
 
 
 def _cpu_s() -> float:
@@ -136,51 +162,50 @@ def _cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _with_untaken(
-    news: dict[Key, tuple[list[Item], int]], state: dict[str, Any], now: float
-) -> dict[Key, tuple[list[Item], int]]:
-    older_s = now - state.get("untaken_at", now)
-    for key, (items, left_out) in state.get("untaken", {}).items():
+def _with_untaken(news: dict[Key, News], memory: FollowMemory, now: float) -> dict[Key, News]:
+    older_s = now - memory.untaken_at
+    for key, (events, left_out) in memory.untaken.items():
         if key in news:
-            aged = [{**item, "age_s": item["age_s"] + older_s} for item in items]
+            aged = [replace(event, age_s=event.age_s + older_s) for event in events]
             kept, more = condense(aged + news[key][0])
             news[key] = (kept, left_out + news[key][1] + more)
     return news
 
 
-def _bound(news: dict[Key, tuple[list[Item], int]]) -> None:
+def _bound(news: dict[Key, News]) -> None:
     """Keeps an answer small: many files in flood get less room each."""
-    if sum(len(items) for items, _ in news.values()) <= MAX_ANSWER_EVENTS:
+    if sum(len(events) for events, _ in news.values()) <= MAX_ANSWER_EVENTS:
         return
-    talking = sum(1 for items, _ in news.values() if items)
+    talking = sum(1 for events, _ in news.values() if events)
     limit = max(2, MAX_ANSWER_EVENTS // (4 * talking))
-    for key, (items, left_out) in news.items():
-        kept, more = condense(items, limit)
+    for key, (events, left_out) in news.items():
+        kept, more = condense(events, limit)
         news[key] = (kept, left_out + more)
 
 
-def _row(
-    key: Key, tail: LogFollower, reader: LogFollower, news: tuple[list[Item], int], now: float
-) -> dict[str, Any]:
-    age_s = None if reader.grown_at is None else max(0.0, now - reader.grown_at)
-    offset = reader.place.position if reader.fd >= 0 and reader.place is not None else None
-    return {
-        "job": key[0], "path": key[1], "growth_age_s": age_s, "error": tail.error, "events": news[0],
-        "dropped": news[1], "offset": offset, "lag": reader.lag_bytes, "skipped": tail.skipped_bytes, "framework": reader.framework,
-        "seats": [[pid, seat.rank, seat.local_rank, seat.world_size] for pid, seat in reader.seats.seats().items()],
-    }  # fmt: skip
+def _row(key: Key, tail: LogFollower, reader: LogFollower, news: News, now: float) -> FollowedFile:
+    return FollowedFile(
+        job=key[0], path=key[1], error=tail.error, events=tuple(news[0]), dropped=news[1],
+        growth_age_s=None if reader.grown_at is None else max(0.0, now - reader.grown_at),
+        offset=reader.place.position if reader.fd >= 0 and reader.place is not None else None,
+        lag_bytes=reader.lag_bytes, skipped_bytes=tail.skipped_bytes, framework=reader.framework,
+        seats=tuple(
+            (pid, seat.rank, seat.local_rank, seat.world_size) for pid, seat in reader.seats.seats().items()
+        ),
+    )  # fmt: skip
 
 
-def _expand_all(globs: list[tuple[str, str]], state: dict[str, Any], now: float) -> list[Any]:
-    done: dict[tuple[str, str], float] = state.setdefault("expanded", {})
-    found = []
+def _expand_all(
+    globs: list[tuple[str, str]], memory: FollowMemory, now: float
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """The files of those patterns that are due to be looked up again."""
+    done = memory.expanded
+    for key in [key for key in done if key not in globs]:
+        del done[key]
     for job, pattern in globs:
         if now - done.get((job, pattern), float("-inf")) >= EXPAND_EVERY_S:
             done[job, pattern] = now
-            found.append([job, pattern, expand(pattern)])
-    for key in [key for key in done if key not in globs]:
-        del done[key]
-    return found
+            yield job, pattern, tuple(expand(pattern))
 
 
 def expand(pattern: str) -> list[str]:

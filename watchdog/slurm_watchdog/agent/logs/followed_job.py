@@ -22,7 +22,7 @@ class FollowedJob:
     """Logs that are not followed, for there are too many."""
     seats: dict[int, WorkerRank] = field(default_factory=dict)
     """Pid, as the job sees it -> rank, as a log of this run said last."""
-    said: list[list[int]] = field(default_factory=list)
+    said: tuple[tuple[int, int, int, int], ...] = ()
     """The rows of that, also where an earlier run wrote them."""
     restarts: int | None = None
 
@@ -44,5 +44,5 @@ class Plan:
     own: dict[str, list[str]] = field(default_factory=dict)
     """Of each job, the site's patterns of progress."""
 
-    def question(self, taken: str | None) -> Follow:
+    def request(self, taken: str | None) -> Follow:
         return Follow(self.files, self.globs, self.own, taken)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -21,9 +20,12 @@ from slurm_watchdog.agent.logs.followed_job import FollowedJob, LogMemory, Plan
 from slurm_watchdog.agent.logs.open_logs import OpenLogs
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.processes.reader import IDENTIFY, RESTART_DELAY_S
+from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
+from slurm_watchdog.agent.workers.answer_types import FollowedLogs
 from slurm_watchdog.agent.workers.become_user import refusal_as
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ListMounts
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
@@ -89,7 +91,7 @@ class JobLogs:
         self._note_jobs(mine, now)
         requests = self.open_logs.ask(mine, now, deadline_s)
         if requests:
-            self.probes.settle(RESTART_DELAY_S, requests)
+            self.probes.settle(SETTLE_S, requests)
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
         rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
         self._rows = {key: row for key, row in self._rows.items() if key in followed}
@@ -258,18 +260,12 @@ class JobLogs:
                 plan.setdefault((self.key_of(pattern, uid), uid), Plan()).globs.append((job_id, pattern))
         requests = [
             self.probes.ask(
-                key,
-                "follow",
-                each.question(self._taken.get(key)),
-                deadline_s,
-                now,
-                partial(self._take_look, now),
-                uid,
+                key, each.request(self._taken.get(key)), deadline_s, now, partial(self._apply_news, now), uid
             )
             for (key, uid), each in plan.items()
             if uid < 0 or uid in here or key in self.probes.names()
         ]
-        self.probes.settle(RESTART_DELAY_S, [request for request in requests if request is not None])
+        self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():
             if (
                 key.startswith("files:")
@@ -285,30 +281,26 @@ class JobLogs:
         row = self._rows.get(key)
         return row[0].offset if row is not None and row[0].offset is not None else start
 
-    def _take_look(self, asked_at: float, answer: Answer) -> None:
-        if answer.error is not None:
+    def _apply_news(self, asked_at: float, answer: Answer[FollowedLogs]) -> None:
+        news = answer.value
+        if news is None:
             return  # timed out: rows say so while it hangs, and what it read comes with its next answer
-        self._taken[answer.key] = answer.value["token"]
-        for each in answer.value["files"]:
-            key = (each["job"], each["path"])
+        self._taken[answer.key] = news.token
+        for each in news.files:
+            key = (each.job, each.path)
             row = LogFile(
-                job_id=key[0],
-                path=key[1],
-                growth_age_s=each["growth_age_s"],
-                error=each["error"],
-                offset=each["offset"],
-                lag_bytes=each["lag"],
-                skipped_bytes=each["skipped"],
-                framework=each["framework"] or (self._rows[key][0].framework if key in self._rows else None),
-            )
+                job_id=each.job, path=each.path, growth_age_s=each.growth_age_s, error=each.error,
+                offset=each.offset, lag_bytes=each.lag_bytes, skipped_bytes=each.skipped_bytes,
+                framework=each.framework or (self._rows[key][0].framework if key in self._rows else None),
+            )  # fmt: skip
             self._rows[key] = (row, asked_at)
-            self._take_seats(self.jobs.get(key[0]), each["seats"])
-            self.dropped += each["dropped"]
-            for item in each["events"]:
-                self._take_event(asked_at, self._of_rank(_event(key, item)))
-        for job_id, pattern, paths in answer.value["globs"]:
+            self._set_seats(self.jobs.get(each.job), each.seats)
+            self.dropped += each.dropped
+            for event in each.events:
+                self._add_event(asked_at, self._of_rank(replace(event, job_id=each.job, source=each.path)))
+        for job_id, pattern, paths in news.globs:
             if job_id in self.jobs and pattern in self.jobs[job_id].found:
-                self.jobs[job_id].found[pattern] = paths
+                self.jobs[job_id].found[pattern] = list(paths)
         self._drop_excess()
 
     def _of_rank(self, event: Event) -> Event:
@@ -319,7 +311,7 @@ class JobLogs:
         seat = job.seats.get(speaker_of(event.line) or 0)
         return event if seat is None else replace(event, rank=seat.rank)
 
-    def _take_seats(self, job: FollowedJob | None, rows: list[list[int]]) -> None:
+    def _set_seats(self, job: FollowedJob | None, rows: tuple[tuple[int, int, int, int], ...]) -> None:
         if job is not None and rows and rows != job.said:
             job.said, job.seats = (
                 rows,
@@ -336,7 +328,7 @@ class JobLogs:
             gone = set(order[:excess])
             self._events = [each for at, each in enumerate(self._events) if at not in gone]
 
-    def _take_event(self, at: float, event: Event) -> None:
+    def _add_event(self, at: float, event: Event) -> None:
         """Notes an event for the next report and, as the recent past, for a controller that comes later."""
         self._events.append((at, event))
         self._note_recent(at, event)
@@ -381,17 +373,12 @@ class JobLogs:
         since_s = now - self._mounts_at
         self._mounts_old = self._mounts_old or self.mount_news()
         if since_s >= (MOUNTS_EVERY_S if self._mounts_old else MOUNTS_AT_LEAST_EVERY_S):
-            asked = self.probes.ask(IDENTIFY, "list_mounts", [], deadline_s, now, self._take_mounts)
+            asked = self.probes.ask(IDENTIFY, ListMounts(), deadline_s, now, self._apply_mounts)
             if asked is not None:
                 self._mounts_at, self._mounts_old = now, False
-                self.probes.settle(RESTART_DELAY_S, [asked])
+                self.probes.settle(SETTLE_S, [asked])
 
-    def _take_mounts(self, answer: Answer) -> None:
-        mounts = tuple(Mount(*each) for each in answer.value or ())
+    def _apply_mounts(self, answer: Answer[list[Mount]]) -> None:
+        mounts = tuple(answer.value or ())
         if mounts and mounts != self.mounts:
             self.mounts = mounts
-
-
-def _event(key: tuple[str, str], item: dict[str, Any]) -> Event:
-    fields = {name: value for name, value in item.items() if name != "kind"}
-    return Event(kind=EventKind(item["kind"]), job_id=key[0], source=key[1], **fields)

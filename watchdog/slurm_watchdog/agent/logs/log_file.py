@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from slurm_watchdog.agent.files.safe_open import check_regular, open_log
-from slurm_watchdog.agent.logs.events import Item, condense, event_item
+from slurm_watchdog.agent.logs.events import condense, make_event
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import WorkerRankReader
-from slurm_watchdog.model.observations import EventKind
+from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.block_scan import Scan, ShapeMemory, scan
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
@@ -67,14 +69,14 @@ class LogFollower:
     error: str | None = None
     skipped_bytes: int = 0
     left_out: int = 0
-    """Events since the last take()."""
+    """Events since the last drain_events()."""
     framework: str | None = None
     """Which one wrote the file, None while nothing shows it."""
     seats: WorkerRankReader = field(default_factory=WorkerRankReader)
     """Which process is which rank, where Ray says it."""
     _searched: int = 0
     """Bytes that were searched for the framework's words."""
-    _items: list[Item] = field(default_factory=list)
+    _items: list[Event] = field(default_factory=list)
     _seen: ShapeMemory = field(default_factory=ShapeMemory)
     _learner: Learner | None = field(default_factory=Learner)
     _known: int = 0
@@ -105,7 +107,7 @@ class LogFollower:
         """Whether read() has something to do."""
         return self.fd >= 0 and (self._unread or self._retired)
 
-    def look(
+    def refresh(
         self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]
     ) -> LogFollower | None:
         """Finds out what is new. `held` are the files that the job's tails have open; another one's is not
@@ -115,7 +117,7 @@ class LogFollower:
         """
         self.error, self._held = None, held
         try:
-            return self._look(now, wall)
+            return self._check_path(now, wall)
         except OSError as problem:
             self._fail(problem)
             return None
@@ -129,13 +131,13 @@ class LogFollower:
             elif self._retired:
                 self._finish(now)
                 if self.error is None:
-                    self._look(now, wall)
+                    self._check_path(now, wall)
                 return 0
         except OSError as problem:
             self._fail(problem)
         return max(0, self.place.position - before) if self.place else 0
 
-    def take(self) -> tuple[list[Item], int]:
+    def drain_events(self) -> tuple[list[Event], int]:
         """The events since the last call, and how many more were left out."""
         items, left_out = condense(self._items)
         left_out += self.left_out
@@ -156,7 +158,7 @@ class LogFollower:
 
     # -- which file it is --------------------------------------------------------------------------------------
 
-    def _look(self, now: float, wall: float) -> LogFollower | None:
+    def _check_path(self, now: float, wall: float) -> LogFollower | None:
         mine = self.identity
         try:
             about = os.stat(self.path)
@@ -307,13 +309,11 @@ class LogFollower:
         self.seats.feed(whole)
         self._gather(scan(whole, own=self.own), age_s)
         items, self._items = self._items, []
-        last_step = max(
-            (at for at, item in enumerate(items) if item["kind"] == EventKind.PROGRESS), default=-1
-        )
-        checkpoint = next((i for i in reversed(items) if i["kind"] == EventKind.CHECKPOINT), None)
+        last_step = max((at for at, item in enumerate(items) if item.kind is EventKind.PROGRESS), default=-1)
+        checkpoint = next((item for item in reversed(items) if item.kind is EventKind.CHECKPOINT), None)
         # What stands before the newest step is over: an old error, an evaluation that ended.
         kept = [item for at, item in enumerate(items) if at >= last_step or item is checkpoint]
-        self._items = [{**item, "backlog": True} for item in kept]
+        self._items = [replace(item, backlog=True) for item in kept]
 
     # -- what it says ------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class LogFollower:
             steps[fact.pattern] = number
         elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:
             return
-        self._items.append(event_item(line, fact, age_s))
+        self._items.append(make_event(line, fact, age_s))
 
     def _tell_last_line(self, now: float) -> None:
         """The last words of a program may lack the end of their line: a bar gets it when it is drawn again.
@@ -378,7 +378,7 @@ class LogFollower:
             fact = parse_line(line)
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
-                self._items.append(event_item(line, fact, now - self.grown_at))
+                self._items.append(make_event(line, fact, now - self.grown_at))
             elif (
                 fact is not None
                 and fact.kind is EventKind.PROGRESS

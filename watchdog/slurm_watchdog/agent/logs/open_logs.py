@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ListOpenLogs
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.observations import Process, Role
 
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
@@ -58,10 +60,10 @@ class OpenLogs:
         keys = [*new, *again[:LISTED_IN_TURN]]
         if not keys:
             return []
-        question = [
-            [living[key].job_id, living[key].pid, living[key].role is not Role.WORKER] for key in keys
-        ]
-        request = self.probes.ask(IDENTIFY, "list_open_logs", question, deadline_s, now, self.take)
+        question = ListOpenLogs(
+            [(living[key].job_id, living[key].pid, living[key].role is not Role.WORKER) for key in keys]
+        )
+        request = self.probes.ask(IDENTIFY, question, deadline_s, now, self.apply)
         if request is None:
             return []
         self._listing = True
@@ -83,8 +85,8 @@ class OpenLogs:
         )
         return False
 
-    def take(self, answer: Answer) -> None:
-        """The answer of the worker."""
+    def apply(self, answer: Answer[dict[str, list[str]]]) -> None:
+        """Reports the files that a worker has found."""
         self._listing = False
         for job_id, paths in (answer.value or {}).items():
             self.found(job_id, paths)

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Final
 
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ListOpenMounts
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.model.observations import Process, Role
 
@@ -50,8 +52,8 @@ class OpenMounts:
     _asked_at: float = 0.0
     _asking: bool = False
 
-    def look(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
-        """Asks about those whose turn it is; the answer counts from the next call on."""
+    def request_due(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
+        """Requests the files of those processes that are due; the answer counts from the next call on."""
         mine = {
             (p.pid, p.start_ticks): p
             for p in processes
@@ -65,8 +67,8 @@ class OpenMounts:
         if self._asking or not due:
             return
         taken, _ = fair_share([key for _, key in due], AT_ONCE, lambda key: mine[key].uid)
-        question = [[mine[key].job_id, key[0], mine[key].role is Role.RANK] for key in taken]
-        asked = self.probes.ask(KEY, "list_open_mounts", question, deadline_s, now, self._take, idle_s=IDLE_S)
+        question = ListOpenMounts([(mine[key].job_id, key[0], mine[key].role is Role.RANK) for key in taken])
+        asked = self.probes.ask(KEY, question, deadline_s, now, self._apply, idle_s=IDLE_S)
         if asked is None:
             return
         self._asking, self._asked_at = True, now
@@ -79,7 +81,7 @@ class OpenMounts:
         turns = zip_longest(*(list(points) for points in self._seen.values()))
         return list(dict.fromkeys(point for turn in turns for point in turn if point is not None))
 
-    def _take(self, answer: Answer) -> None:
+    def _apply(self, answer: Answer[dict[str, list[str]]]) -> None:
         self._asking = False
         for job_id, points in (answer.value or {}).items():
             seen = self._seen.setdefault(job_id, {})

@@ -23,9 +23,10 @@ from functools import partial
 
 import msgspec
 
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
-from slurm_watchdog.agent.workers.request_types import ProbeDirectory
-from slurm_watchdog.agent.workers.worker import IDLE_S
+from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import ProbeDirectory, ProbeMountPoint
+from slurm_watchdog.agent.workers.worker import IDLE_S, Answer
 from slurm_watchdog.base.loop import next_due
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
 from slurm_watchdog.model.observations import Blocked, MountProbe, NoAnswer, Process
@@ -37,7 +38,7 @@ MAX_MOUNTS = 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProbeTarget:
     """Where on a mount to ask, and as whom."""
 
     directory: str
@@ -49,7 +50,7 @@ class Wanted:
 
 def wanted_mounts(
     places: Iterable[tuple[str, int]], mounts: Iterable[Mount], always: Collection[str] = ()
-) -> dict[str, Wanted]:
+) -> dict[str, ProbeTarget]:
     """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
 
     Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be
@@ -58,7 +59,7 @@ def wanted_mounts(
     mounted is left out in any case, and what an ordinary user serves (FUSE). At most MAX_MOUNTS.
     """
     table = tuple(mounts)
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, ProbeTarget] = {}
     for path, uid in places:
         mount = mount_of(path, table) if path.startswith("/") else None
         if mount is None or mount.point in wanted or mount.fs_type == "autofs" or mount.owner is not None:
@@ -67,7 +68,7 @@ def wanted_mounts(
             continue
         if len(wanted) == MAX_MOUNTS:
             break
-        wanted[mount.point] = Wanted(path, uid, mount.device, mount.fs_type)
+        wanted[mount.point] = ProbeTarget(path, uid, mount.device, mount.fs_type)
     return wanted
 
 
@@ -83,9 +84,9 @@ class _State:
 
     due: float
     mount: str
-    wanted: Wanted
+    wanted: ProbeTarget
     out: MountProbe | None = None
-    writing: Wanted | None = None
+    writing: ProbeTarget | None = None
     """Where it was to write that is out, or was out until now: as soon as it is back, a write there is tried again."""
 
 
@@ -107,7 +108,9 @@ class MountProber:
     def __post_init__(self) -> None:
         self.write_on = frozenset(map(os.path.normpath, self.write_on))  # as the kernel names mount points
 
-    def collect(self, now: float, deadline_s: float, wanted: Mapping[str, Wanted]) -> tuple[MountProbe, ...]:
+    def collect(
+        self, now: float, deadline_s: float, wanted: Mapping[str, ProbeTarget]
+    ) -> tuple[MountProbe, ...]:
         """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.
 
         Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point.
@@ -118,11 +121,11 @@ class MountProber:
             state = self._states.setdefault(_key(mount, place.uid), _State(due, mount, place))
             state.wanted = place
             if now >= state.due and state.out is None and state.writing is None:
-                self._ask(mount, place, mount in self.write_on, now, deadline_s, self._take_periodic)
+                self._ask(mount, place, mount in self.write_on, now, deadline_s, self._apply_periodic)
         for state in list(self._states.values()):
             if state.writing is not None and state.out is None:
                 place = state.writing
-                if self._ask(state.mount, place, True, now, deadline_s, self._take_periodic):
+                if self._ask(state.mount, place, True, now, deadline_s, self._apply_periodic):
                     state.writing = None
         overdue = [row for key in list(self._states) if (row := self._overdue(key, now)) is not None]
         keys = {_key(mount, place.uid) for mount, place in planned.items()}
@@ -167,11 +170,11 @@ class MountProber:
         found, self._unanswered = tuple(self._unanswered), []
         return found
 
-    def _as_whom(self, mount: str, place: Wanted) -> Wanted:
+    def _as_whom(self, mount: str, place: ProbeTarget) -> ProbeTarget:
         """A look is our own, at the mount point, where we may; a write is the owner's, in a directory of his."""
         if mount in self.write_on or mount in self._denied:
             return place
-        return Wanted(mount, -1, place.device, place.fs_type)
+        return ProbeTarget(mount, -1, place.device, place.fs_type)
 
     def command(
         self, command: ProbeMount, now: float, deadline_s: float, uid: int, device: str | None,
@@ -199,24 +202,24 @@ class MountProber:
             row = msgspec.structs.replace(row, seconds=since_s)
             then(CommandResult(command_id=command.id, ok=True, probe=row))
             return True
-        place = Wanted(command.directory, uid, device, fs_type)
-        take = partial(self._take_command, command.id, then)
+        place = ProbeTarget(command.directory, uid, device, fs_type)
+        take = partial(self._apply_command, command.id, then)
         return self._ask(command.mount, place, True, now, deadline_s, take)
 
     # -- one child a mount -------------------------------------------------------------------------------------
 
     def _ask(
-        self, mount: str, place: Wanted, write: bool, now: float, deadline_s: float,
-        take: Callable[[str, Wanted, bool, Answer], None],
+        self, mount: str, place: ProbeTarget, write: bool, now: float, deadline_s: float,
+        then: Callable[[str, ProbeTarget, bool, Answer[ProbedDirectory]], None],
     ) -> bool:  # fmt: skip
-        args = ProbeDirectory(directory=place.directory, mount=mount, write=write, node=self.node)
-        then = partial(take, mount, place, write)
+        kind = ProbeDirectory if write or place.uid >= 0 else ProbeMountPoint
+        request = kind(directory=place.directory, mount=mount, write=write, node=self.node)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen:
         # thereby it is
         # told from one that has died.
         key = _key(mount, place.uid)
-        function = "probe_mount" if write or place.uid >= 0 else "look_at_mount"
-        asked = self.probes.ask(key, function, args, deadline_s, now, then, place.uid, idle_s=IDLE_S)
+        done = partial(then, mount, place, write)
+        asked = self.probes.ask(key, request, deadline_s, now, done, place.uid, idle_s=IDLE_S)
         if asked is None:
             return False
         state = self._states.setdefault(key, _State(now, mount, place))
@@ -224,19 +227,22 @@ class MountProber:
             state.due = next_due(state.due, now, self.interval_s)
         return True
 
-    def _take_periodic(self, mount: str, place: Wanted, write: bool, answer: Answer) -> None:
+    def _apply_periodic(
+        self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]
+    ) -> None:
         row = self._row(mount, place, write, answer)
         if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
             self._denied.add(mount)  # it says nothing that the server would not say about any user
         elif row is not None and not answer.timed_out:
             self._rows.append(row)  # one that is out is told by collect, with its growing time
 
-    def _take_command(
-        self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: Wanted, write: bool, answer: Answer
+    def _apply_command(
+        self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: ProbeTarget, write: bool,
+        answer: Answer[ProbedDirectory],
     ) -> None:  # fmt: skip
         row = self._row(mount, place, write, answer)
         if row is None:
-            error = answer.error or (answer.value or {}).get("error")
+            error = answer.error or (answer.value.error if answer.value is not None else None)
             then(CommandResult(command_id=command_id, ok=False, error=error))
             return
         if answer.timed_out and not self.probes.is_stuck(answer.key):
@@ -246,7 +252,9 @@ class MountProber:
             self._rows.append(row)
         then(CommandResult(command_id=command_id, ok=True, probe=row))
 
-    def _row(self, mount: str, place: Wanted, write: bool, answer: Answer) -> MountProbe | None:
+    def _row(
+        self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]
+    ) -> MountProbe | None:
         """What the answer says about the mount; None if nothing: the child failed, or the mount is another one here."""
         if answer.timed_out:
             what = "write" if write else "look"
@@ -263,23 +271,17 @@ class MountProber:
             state.out, state.writing = row, place if write else None
             return row
         self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
-        value = answer.value or {}
+        found = answer.value
         if answer.error is not None:
             self._unanswered.append(
                 NoAnswer(mount=mount, reason=answer.error, seconds=answer.seconds, uid=_of(place.uid))
             )
-        if not value.get("mounted"):
+        if found is None or not found.mounted:
             return None
         return MountProbe(
-            mount=mount,
-            responding=value["responding"],
-            seconds=value["seconds"],
-            error=value["error"],
-            device=value["device"],
-            fs_type=value["fs_type"],
-            wrote=value["wrote"],
-            uid=_of(place.uid),
-        )
+            mount=mount, responding=found.responding, seconds=found.seconds, error=found.error,
+            device=found.device, fs_type=found.fs_type, wrote=found.wrote, uid=_of(place.uid),
+        )  # fmt: skip
 
     def _overdue(self, key: str, now: float) -> MountProbe | None:
         """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
+from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
@@ -34,9 +35,8 @@ def parse_maps(text: str) -> dict[str, bool]:
     return found
 
 
-def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> dict[str, Any]:
-    """`path`, `mount`, `fs_type` and `device` that a page fault may be about; `candidates` (mount points)
-    where it may be several.
+def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> CallTarget:
+    """What a page fault may be about; only `candidates` where it may be several filesystems.
 
     Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one
     filesystem a file of data comes
@@ -51,16 +51,11 @@ def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> 
     far = {point: each for point, each in by_mount.items() if each[0].fs_type not in LOCAL_TYPES}
     possible = far or by_mount
     if len(possible) != 1:
-        return {"path": None, "candidates": sorted(possible)[:MAX_CANDIDATES]}
+        return CallTarget(candidates=tuple(sorted(possible)[:MAX_CANDIDATES]))
     ((mount, mapped),) = possible.values()
     data = [path for path, executable in mapped if not executable]
     named = data if len(data) == 1 else [path for path, _ in mapped if len(mapped) == 1]
-    return {
-        "path": named[0] if named else None,
-        "mount": mount.point,
-        "fs_type": mount.fs_type,
-        "device": mount.device,
-    }
+    return CallTarget(named[0] if named else None, mount.point, mount.fs_type, mount.device)
 
 
 def read_mapped(pid: int) -> dict[str, None]:
@@ -69,7 +64,7 @@ def read_mapped(pid: int) -> dict[str, None]:
         return dict.fromkeys(parse_maps(file.read(MAX_MAPS)))
 
 
-def read_fault(pid: int) -> dict[str, Any]:
+def read_fault(pid: int) -> CallTarget:
     """`fault_target` of a process. Raises OSError."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         text = file.read(MAX_MAPS)

@@ -1,24 +1,36 @@
-"""What the `identify` child does: everything about a process that may take its memory's lock, and the tables of mounts.
+"""Identifies processes, and resolves blocked calls to files: what may take a process's memory lock. For children.
 
-It tells each answer as soon as it has it: when it hangs, the first that is missing is the process that it hangs on.
+Each process is sent as soon as it was read: when the child hangs, the first that is missing is the one that it
+hangs on.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.proc import mapped_files
 from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
 from slurm_watchdog.agent.proc.process_facts import as_slurm_job
-from slurm_watchdog.agent.proc.system_call import parse_syscall
+from slurm_watchdog.agent.proc.system_call import CallTarget, parse_syscall
 from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
-from slurm_watchdog.agent.workers.request_types import BlockedCall
+from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
+from slurm_watchdog.agent.workers.request_types import (
+    BlockedCall,
+    IdentifyProcesses,
+    ListMounts,
+    ListOpenLogs,
+    NameUsers,
+    ResolveCalls,
+)
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge import collective_timeouts
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
@@ -30,69 +42,57 @@ MAX_COMMAND_LINE = 1 << 18
 MAX_FDS = 4096
 LOG_SUFFIXES = (".log", ".out", ".txt", ".jsonl", ".err")
 MAX_PATH = 4096  # linux/limits.h
-ELSEWHERE: Final = {"path": None, "error": "it is in another call now"}
 
 
-def identify(args: list[tuple[int, int | None]], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each [pid, start_ticks or None]: start time, the variables of ENVIRONMENT, program, title of a
-    slurmstepd, and of what
-    may hold a rank the working directory, the directories of checkpoints that its command line names, the
-    time-out of its
-    collectives, with whether that is only assumed, and the `settings` that evidence shows.
-
-    A process that ended meanwhile, or that may not be read, has `environ` None and the reason in `error`;
-    `denied` says that it
-    is the second. `index` is the place of the question, `uid` the process's real user. Of one that is not an
-    ordinary user's through
-    and through nothing is read, and `foreign` says so: see slurm_watchdog.agent.processes.owner.
-    """
-    tell = state.get("tell")
-    found: list[dict[str, Any]] = []
-    for index, (pid, start_ticks) in enumerate(args):
-        answer = _identify_one(pid, start_ticks, state) | {"index": index}
-        if tell is None:
-            found.append(answer)
-        else:
-            tell(answer)
-    return found
+def identify(request: IdentifyProcesses, worker: WorkerState) -> None:
+    """Sends an IdentifiedProcess for each process, with `error` where it ended meanwhile or may not be read."""
+    for index, (pid, start_ticks) in enumerate(request.processes):
+        worker.send_part(
+            _identify_one(IdentifiedProcess(index=index, pid=pid, start_ticks=start_ticks), worker)
+        )
 
 
-def _identify_one(pid: int, start_ticks: int | None, state: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = {"pid": pid, "start": start_ticks, "environ": None, "exe": "", "title": ""}
+def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedProcess:
+    pid = known.pid
     try:
-        if start_ticks is None:
-            answer["start"] = read_stat(pid).start_ticks
+        if known.start_ticks is None:
+            known = replace(known, start_ticks=read_stat(pid).start_ticks)
         comm = _read(f"/proc/{pid}/comm", 64).strip().decode(errors="replace")
         if comm == "slurmstepd" and _is_slurms(pid):
             # Anybody may read it, whereas the environment is for its owner and root.
-            answer["title"] = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
-        answer["uid"] = parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid
-        if (refusal := read_refusal(pid, state)) is not None:
-            return _nothing_of(pid, answer["start"], answer["uid"], refusal) | {"title": answer["title"]}
+            title = _read(f"/proc/{pid}/cmdline", 4096).split(b"\0")[0].decode(errors="replace")
+            known = replace(known, title=title)
+        known = replace(known, uid=parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid)
+        if (refusal := read_refusal(pid, worker)) is not None:
+            return _foreign(known, refusal, title=known.title)
         variables = _read(f"/proc/{pid}/environ", MAX_ENVIRON)
-        environ = answer["environ"] = as_slurm_job(parse_environ(variables))
-        answer["exe"] = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
-        if comm != "slurmstepd" and may_hold_a_rank(comm, answer["exe"], environ):
+        environ = as_slurm_job(parse_environ(variables))
+        known = replace(known, environ=environ)
+        exe = os.path.basename(strip_deleted(os.readlink(f"/proc/{pid}/exe")))
+        known = replace(known, exe=exe)
+        if comm != "slurmstepd" and may_hold_a_rank(comm, exe, environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
-            answer["cwd"] = os.readlink(f"/proc/{pid}/cwd")
-            answer["settings"] = parse_settings(variables)
-            answer["checkpoint_directories"] = list(directories_in(words, strip_deleted(answer["cwd"])))
-            answer["collective_timeout"] = collective_timeouts.timeout_in(
-                parse_environ(variables, collective_timeouts.NAMES), words
-            )
-        if (refusal := read_refusal(pid, state)) is not None:  # it has become another program meanwhile
-            return _nothing_of(pid, answer["start"], answer["uid"], refusal)
+            cwd = os.readlink(f"/proc/{pid}/cwd")
+            known = replace(
+                known, cwd=cwd, settings=parse_settings(variables),
+                checkpoint_directories=tuple(directories_in(words, strip_deleted(cwd))),
+                collective_timeout=collective_timeouts.timeout_in(
+                    parse_environ(variables, collective_timeouts.NAMES), words
+                ),
+            )  # fmt: skip
+        if (refusal := read_refusal(pid, worker)) is not None:  # it has become another program meanwhile
+            return _foreign(known, refusal)
     except (OSError, ValueError) as error:
-        answer["error"] = str(error)
-        answer["denied"] = isinstance(error, PermissionError)
-    return answer
+        return replace(known, error=str(error), denied=isinstance(error, PermissionError))
+    return known
 
 
-def _nothing_of(pid: int, start: int, uid: int, refusal: str) -> dict[str, Any]:
-    """The answer about a process of which nothing is to be known: a set-user-id program, root's, the system's."""
-    return {
-        "pid": pid, "start": start, "uid": uid, "foreign": True, "environ": {}, "exe": "", "title": "", "error": refusal,
-    }  # fmt: skip
+def _foreign(known: IdentifiedProcess, refusal: str, title: str = "") -> IdentifiedProcess:
+    """A process of which nothing is to be known: a set-user-id program, root's, the system's."""
+    return IdentifiedProcess(
+        index=known.index, pid=known.pid, start_ticks=known.start_ticks, uid=known.uid, foreign=True, environ={},
+        title=title, error=refusal,
+    )  # fmt: skip
 
 
 def _is_slurms(pid: int) -> bool:
@@ -117,30 +117,24 @@ def parse_environ(data: bytes, names: AbstractSet[str] = frozenset(ENVIRONMENT))
     return wanted
 
 
-def resolve(args: list[BlockedCall], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """For each {pid, thread, syscall, args}: the file that the call concerns (`path`), and the mount it lies
-    on; `index` is its place.
+def resolve_calls(request: ResolveCalls, worker: WorkerState) -> None:
+    """Sends a ResolvedCall for each blocked call: its file, and the mount that it lies on.
 
-    A path is read from the process's memory only if the thread stands in this very call, and is believed only
-    if it still does
-    afterwards: nobody learns what lies elsewhere.
+    A path is read from the process's memory only if the thread is in this very call, and is believed only if it
+    still is afterwards: nobody learns what lies elsewhere.
     """
-    tell = state.get("tell")
-    found: list[dict[str, Any]] = []
-    for index, each in enumerate(args):
-        answer = _resolve_one(each.pid, each.thread, each.syscall, each.args, state) | {"index": index}
-        if tell is None:
-            found.append(answer)
-        else:
-            tell(answer)
-    return found
+    for index, call in enumerate(request.calls):
+        try:
+            found = ResolvedCall(index=index, target=_resolve(call, worker))
+        except (OSError, IndexError, ValueError) as error:
+            found = ResolvedCall(index=index, error=str(error))
+        worker.send_part(found)
 
 
-def name_users(args: list[int], state: dict[str, Any]) -> dict[str, str]:
-    """The names of these numeric users, by number in decimal; those that nobody knows are left out. Asks the
-    site's directory."""
+def name_users(request: NameUsers, worker: WorkerState) -> dict[str, str]:
+    """The names of users, by number in decimal, from the site's directory; unknown ones are left out."""
     names: dict[str, str] = {}
-    for uid in args:
+    for uid in request.uids:
         try:
             names[str(uid)] = pwd.getpwuid(uid).pw_name
         except KeyError:
@@ -148,51 +142,49 @@ def name_users(args: list[int], state: dict[str, Any]) -> dict[str, str]:
     return names
 
 
-def _resolve_one(
-    pid: int, thread: int, syscall: str | None, args: list[int], state: dict[str, Any]
-) -> dict[str, Any]:
+def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
+    pid, syscall, args = call.pid, call.syscall, call.args
     path = None
-    try:
-        check_process(pid, state)
-        began = read_stat(pid).start_ticks
-        if syscall == PAGE_FAULT:
-            return mapped_files.read_fault(pid)
-        if syscall in PATH_ARGUMENT and not _stands_in(pid, thread, syscall, args):
-            return ELSEWHERE
-        if syscall in FD_ARGUMENT:
-            path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
-        elif syscall in PATH_ARGUMENT:
-            directory, place = PATH_ARGUMENT[syscall]
-            path = _read_path(pid, args[place])
-            # Only now it is known whose memory that was: a set-user-id program may have taken the place of
-            # the one in this call.
-            check_process(pid, state)
-            if not _stands_in(pid, thread, syscall, args) or read_stat(pid).start_ticks != began:
-                return ELSEWHERE
-            if not path.startswith("/"):
-                at = _int32(args[directory]) if directory is not None else -100
-                base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
-                path = os.path.normpath(f"{strip_deleted(base)}/{path}")
-        if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
-            return {"path": path}
-        return describe_mount(path, read_mounts(pid))
-    except (OSError, IndexError, ValueError) as error:
-        return {"path": None, "error": str(error)}
+    check_process(pid, worker)
+    began = read_stat(pid).start_ticks
+    if syscall == PAGE_FAULT:
+        return mapped_files.read_fault(pid)
+    if syscall in PATH_ARGUMENT:
+        _check_in_call(call)
+        directory, place = PATH_ARGUMENT[syscall]
+        path = _read_path(pid, args[place])
+        # Only now it is known whose memory that was: a set-user-id program may have taken the place of the
+        # one in this call.
+        check_process(pid, worker)
+        _check_in_call(call)
+        if read_stat(pid).start_ticks != began:
+            raise OSError(errno.ESRCH, "it is another process now")
+        if not path.startswith("/"):
+            at = _int32(args[directory]) if directory is not None else -100
+            base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
+            path = os.path.normpath(f"{strip_deleted(base)}/{path}")
+    elif syscall in FD_ARGUMENT:
+        path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
+    if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
+        return CallTarget(path)
+    return mount_target(path, read_mounts(pid))
 
 
-def _stands_in(pid: int, thread: int, syscall: str, args: list[int]) -> bool:
-    call = parse_syscall(_read(f"/proc/{pid}/task/{thread}/syscall", 512))
-    return (
-        call is not None and list(call.args) == args and name_of(call.number, os.uname().machine) == syscall
-    )
+def _check_in_call(call: BlockedCall) -> None:
+    """Raises OSError if the thread is in another call by now."""
+    found = parse_syscall(_read(f"/proc/{call.pid}/task/{call.thread}/syscall", 512))
+    if (
+        found is None
+        or list(found.args) != call.args
+        or name_of(found.number, os.uname().machine) != call.syscall
+    ):
+        raise OSError(errno.ESRCH, "it is in another call now")
 
 
-def describe_mount(path: str, mounts: tuple[Mount, ...]) -> dict[str, Any]:
-    """`path` with `mount`, `fs_type` and `device` of the mount that it lies on."""
+def mount_target(path: str, mounts: tuple[Mount, ...]) -> CallTarget:
+    """`path`, and the mount that it lies on."""
     mount = mount_of(strip_deleted(path), mounts)
-    if mount is None:
-        return {"path": path}
-    return {"path": path, "mount": mount.point, "fs_type": mount.fs_type, "device": mount.device}
+    return CallTarget(path) if mount is None else CallTarget(path, mount.point, mount.fs_type, mount.device)
 
 
 def _read_path(pid: int, pointer: int) -> str:
@@ -212,22 +204,23 @@ def _read_path(pid: int, pointer: int) -> str:
     return data.split(b"\0")[0].decode(errors="replace")
 
 
-def list_mounts(args: Any, state: dict[str, Any]) -> list[list[Any]]:
-    """The agent's own mounts: point, type, device, the user who serves it, number."""
-    return [[mount.point, mount.fs_type, mount.device, mount.owner, mount.number] for mount in read_mounts()]
+def list_mounts(request: ListMounts, worker: WorkerState) -> list[Mount]:
+    """The agent's own mounts."""
+    return list(read_mounts())
 
 
-def list_open_logs(args: list[tuple[str, int, bool]], state: dict[str, Any]) -> dict[str, list[str]]:
-    """For each [job id, pid, thorough]: names of open files that look like logs, by job.
+def list_open_logs(request: ListOpenLogs, worker: WorkerState) -> dict[str, list[str]]:
+    """Names of open files that look like logs, by job.
 
-    Descriptors 1 and 2 count whatever their name; with `thorough` also files open for appending, and those open for
-    writing with one of LOG_SUFFIXES. Nothing is opened or looked up: the names come from the links in /proc.
+    Descriptors 1 and 2 count whatever their name; of a `thorough` process also files open for appending, and
+    those open for writing with one of LOG_SUFFIXES. Nothing is opened or looked up: the names come from the
+    links in /proc.
     """
     found: dict[str, list[str]] = {}
-    for job_id, pid, thorough in args:
+    for job_id, pid, thorough in request.processes:
         paths = found.setdefault(job_id, [])
         try:
-            check_process(pid, state)
+            check_process(pid, worker)
             directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             continue

@@ -1,13 +1,10 @@
-"""What only a child may find out about processes: environment, program, command line; file and mount of a blocked call.
+"""Identities of processes, from children: environment, program, command line; file and mount of a blocked call.
 
-One child, `identify`, is asked about many processes at once and tells each answer as it has it. If it does
-not come back,
+One child, `identify`, is asked about many processes at once and sends each answer when it has it. If it hangs,
 the first process without an answer is the one it hangs on: the child is set aside as `identify:PID`
-(`identify:PID:file` if it
-was about files and mounts), that process is asked
-about no more until the child returns or the process is gone, and the others are asked about again in a fresh
-child. What
-stands in D goes to a child of its own, so that the others need not wait for the deadline.
+(`identify:PID:file` if it was about files and mounts), nothing more is asked about that process until the child
+answers or the process has ended, and the others are asked about again in a fresh child. What is in state D goes
+to a child of its own, so that the others need not wait for the deadline.
 """
 
 from __future__ import annotations
@@ -22,12 +19,18 @@ from typing import Any
 
 from slurm_watchdog.agent.proc.entry import Entry, parse_status
 from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
-from slurm_watchdog.agent.proc.mapped_files import MAX_CANDIDATES
-from slurm_watchdog.agent.proc.process_facts import JobStep, parse_stepd
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts, parse_stepd
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
-from slurm_watchdog.agent.workers.request_types import BlockedCall
+from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
+from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.agent.workers.request_types import (
+    BlockedCall,
+    IdentifyProcesses,
+    Request,
+    ResolveCalls,
+)
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 
@@ -47,6 +50,8 @@ MAX_DIRECTORIES = 8
 
 ThreadKey = tuple[int, int, int]
 """(pid, start of the process, thread)."""
+Question = tuple[int, int | None]
+"""(pid, start of the process unless that is not known)."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +83,15 @@ class Identities:
         """Asks about whoever is new or has become something else; returns the numbers of the requests."""
         self._release()
         table = self.table
-        calm: list[list[int | None]] = []
-        distrusted: list[list[int | None]] = []
-        in_d: list[list[int | None]] = [[pid, None] for pid in table.suspects if pid not in self.stuck]
+        calm: list[Question] = []
+        distrusted: list[Question] = []
+        in_d: list[Question] = [(pid, None) for pid in table.suspects if pid not in self.stuck]
         for pid in self._first_of_each_user():
             entry = table.entries[pid]
             if pid not in self.stuck:
                 apart = distrusted if entry.known.uid in self.distrusted else calm
                 group = in_d if entry.stat.state == "D" else apart
-                group.append([pid, entry.known.start_ticks])
+                group.append((pid, entry.known.start_ticks))
         if len(self.stuck) >= MAX_SET_ASIDE:
             in_d = []
         in_d = [each for each in in_d if self._stuck_of(self._uid_of(each[0])) < MAX_SET_ASIDE_OF_USER]
@@ -139,19 +144,19 @@ class Identities:
         job_id = self.table.job_of(uid)
         return f"uid {uid}" if job_id is None else f"uid {uid} (job {job_id})"
 
-    def _in_turn(self, rows: list[list[int | None]]) -> list[list[int | None]]:
+    def _in_turn(self, rows: list[Question]) -> list[Question]:
         """At most MAX_AT_ONCE, the users in turn and interleaved: one user's thousands cost another none of his few."""
         kept, _ = fair_share(rows, MAX_AT_ONCE, lambda row: self._uid_of(row[0]))
         seen: Counter[int] = Counter()
-        turns: list[tuple[int, int, list[int | None]]] = []
+        turns: list[tuple[int, int, Question]] = []
         for row in kept:
             uid = self._uid_of(row[0])
             turns.append((seen[uid], len(turns), row))
             seen[uid] += 1
         return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])]
 
-    def _uid_of(self, pid: int | None) -> int:
-        entry = self.table.entries.get(pid) if pid is not None else None
+    def _uid_of(self, pid: int) -> int:
+        entry = self.table.entries.get(pid)
         return entry.known.uid if entry is not None else owner_of(pid)
 
     def _stuck_of(self, uid: int) -> int:
@@ -176,33 +181,25 @@ class Identities:
         ][:MAX_AT_ONCE]
         if not wanted:
             return None
-        questions = [
-            BlockedCall(key[0], key[2], track.syscall, list(track.call.args)) for key, track in wanted
-        ]
+        calls = [BlockedCall(key[0], key[2], track.syscall, list(track.call.args)) for key, track in wanted]
         asked = [(key, track.line) for key, track in wanted]
         answered: set[int] = set()
 
-        def take(each: dict[str, Any]) -> None:
-            answered.add(each["index"])
-            key, line = asked[each["index"]]
+        def apply(found: ResolvedCall) -> None:
+            answered.add(found.index)
+            key, line = asked[found.index]
             track = tracks.get(key)
             if track is not None and track.line == line:
-                track.target = CallTarget(
-                    each.get("path"),
-                    each.get("mount"),
-                    each.get("fs_type"),
-                    each.get("device"),
-                    tuple(each.get("candidates") or ())[:MAX_CANDIDATES],
-                )
+                track.target = found.target
 
-        def then(answer: Answer) -> None:
+        def then(answer: Answer[None]) -> None:
             for item in asked:
                 self._resolving.discard(item)
             if answer.timed_out:
                 pids = [key[0] for key, _ in asked]
                 self._blame(answer.key, pids, answered, anything=True)
 
-        request = self._ask(IDENTIFY, "resolve", questions, deadline_s, now, then, take)
+        request = self._ask(IDENTIFY, ResolveCalls(calls), deadline_s, now, then, apply)
         if request is not None:
             self._resolving |= set(asked)
         return request
@@ -210,44 +207,40 @@ class Identities:
     # -- asking ------------------------------------------------------------------------------------------------
 
     def _ask(
-        self, key: str, function: str, questions: list[Any], deadline_s: float, now: float,
-        then: Callable[[Answer], None], take: Callable[[dict[str, Any]], None],
+        self, key: str, request: Request[None], deadline_s: float, now: float,
+        then: Callable[[Answer[None]], None], apply: Callable[[Any], None],
     ) -> int | None:  # fmt: skip
-        def done(answer: Answer) -> None:
+        def done(answer: Answer[None]) -> None:
             self._asking.discard(key)
-            for each in answer.value or ():
-                take(each)
             then(answer)
 
-        request = self.probes.ask(key, function, questions, deadline_s, now, done, on_part=take)
-        if request is not None:
+        number = self.probes.ask(key, request, deadline_s, now, done, on_part=apply)
+        if number is not None:
             self._asking.add(key)
-        return request
+        return number
 
-    def _ask_identify(
-        self, key: str, group: list[list[int | None]], now: float, deadline_s: float
-    ) -> int | None:
+    def _ask_identify(self, key: str, group: list[Question], now: float, deadline_s: float) -> int | None:
         answered: set[int] = set()
 
-        def take(each: dict[str, Any]) -> None:
-            answered.add(each["index"])
-            self._take_identity(each, now)
+        def apply(found: IdentifiedProcess) -> None:
+            answered.add(found.index)
+            self._apply_identity(found, now)
 
         then = partial(self._end_identify, group=group, answered=answered)
-        request = self._ask(key, "identify", group, deadline_s, now, then, take)
+        request = self._ask(key, IdentifyProcesses(group), deadline_s, now, then, apply)
         if request is not None:
-            self.table.to_identify -= {pid for pid, _ in group if pid is not None}
+            self.table.to_identify -= {pid for pid, _ in group}
         return request
 
-    def _end_identify(self, answer: Answer, group: list[list[int | None]], answered: set[int]) -> None:
+    def _end_identify(self, answer: Answer[None], group: list[Question], answered: set[int]) -> None:
         for index, (pid, start) in enumerate(group):
-            if index in answered or pid is None or start is None:
+            if index in answered or start is None:
                 continue
             entry = self.table.by_key(pid, start)
             if entry is not None and entry.identified < MAX_IDENTIFICATIONS:
                 self.table.to_identify.add(pid)
                 entry.identified += not answer.timed_out
-        pids = [pid for pid, _ in group if pid is not None]
+        pids = [pid for pid, _ in group]
         if answer.timed_out:
             self._blame(answer.key, pids, answered, anything=False)
         elif answer.error is not None:  # its time was spent, or it was ended, on the first that is missing
@@ -286,10 +279,10 @@ class Identities:
         stuck = self.stuck.get(pid)
         return stuck is not None and (stuck.anything or track.syscall in PATH_ARGUMENT)
 
-    # -- taking ------------------------------------------------------------------------------------------------
+    # -- the answers -------------------------------------------------------------------------------------------
 
-    def _take_identity(self, each: dict[str, Any], now: float) -> None:
-        pid, start = each["pid"], each["start"]
+    def _apply_identity(self, found: IdentifiedProcess, now: float) -> None:
+        pid, start = found.pid, found.start_ticks
         entry = self.table.by_key(pid, start) if start is not None else None
         if entry is None and pid in self.table.suspects and start is not None:
             entry = self._meet_suspect(pid, start, now)
@@ -298,29 +291,9 @@ class Identities:
         self.table.to_identify.discard(pid)
         entry.identified += 1
         self.table.leave_crowd(entry)
-        known, environ = entry.known, each["environ"]
-        if each.get("foreign"):
-            entry.known = replace(
-                known, uid=each["uid"], foreign=True, environ={}, exe="", stepd=parse_stepd(each["title"]), denied=False,
-                cwd="", checkpoint_directories=(), settings=(), collective_timeout=None,
-            )  # fmt: skip
-            self.table.changed = True
-            return
-        if environ is None or (not environ and known.environ):
-            if each.get("denied") and not known.denied:
-                entry.known = replace(known, denied=True, stepd=parse_stepd(each["title"]))
-                self.table.changed = True
-            return  # else it is ending: what was known before is better
-        stepd: JobStep | None = parse_stepd(each["title"]) if each["title"] else None
-        entry.known = replace(
-            known, uid=each.get("uid", known.uid), foreign=False, environ=environ, exe=each["exe"], stepd=stepd or known.stepd,
-            denied=False,
-            cwd=each.get("cwd") or known.cwd,
-            checkpoint_directories=tuple(each.get("checkpoint_directories") or known.checkpoint_directories)[:MAX_DIRECTORIES],
-            settings=_shared(each.get("settings")) or known.settings,
-            collective_timeout=_timeout(each.get("collective_timeout")),
-        )  # fmt: skip
-        self.table.changed = True
+        facts = merge_identity(entry.known, found)
+        if facts is not entry.known:
+            entry.known, self.table.changed = facts, True
 
     def _meet_suspect(self, pid: int, start: int, now: float) -> Entry | None:
         """A process that has been in D since it was first seen, and that a child has just read without harm."""
@@ -331,10 +304,27 @@ class Identities:
         return self.table.add(pid, stat, status, now) if stat.start_ticks == start else None
 
 
-def _timeout(told: Any) -> tuple[float, bool] | None:
-    return None if told is None else (float(told[0]), bool(told[1]))
+def merge_identity(known: ProcessFacts, found: IdentifiedProcess) -> ProcessFacts:
+    """What is known of a process after an answer about it; `known` itself where that says nothing new."""
+    if found.foreign:
+        uid = known.uid if found.uid is None else found.uid
+        return replace(
+            known, uid=uid, foreign=True, environ={}, exe="", stepd=parse_stepd(found.title), denied=False,
+            cwd="", checkpoint_directories=(), settings=(), collective_timeout=None,
+        )  # fmt: skip
+    if found.environ is None or (not found.environ and known.environ):
+        if found.denied and not known.denied:
+            return replace(known, denied=True, stepd=parse_stepd(found.title))
+        return known  # it is ending: what was known before is better
+    stepd = parse_stepd(found.title) if found.title else None
+    return replace(
+        known, uid=known.uid if found.uid is None else found.uid, foreign=False, environ=found.environ,
+        exe=found.exe, stepd=stepd or known.stepd, denied=False, cwd=found.cwd or known.cwd,
+        checkpoint_directories=(found.checkpoint_directories or known.checkpoint_directories)[:MAX_DIRECTORIES],
+        settings=_interned(found.settings) or known.settings, collective_timeout=found.collective_timeout,
+    )  # fmt: skip
 
 
-def _shared(settings: dict[str, str] | None) -> tuple[tuple[str, str], ...]:
+def _interned(settings: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """The same words are kept once, however many ranks have them."""
-    return tuple((sys.intern(name), sys.intern(value)) for name, value in (settings or {}).items())
+    return tuple((sys.intern(name), sys.intern(value)) for name, value in settings.items())

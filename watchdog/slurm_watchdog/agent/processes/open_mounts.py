@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
 from slurm_watchdog.agent.processes.owner import check_process
+from slurm_watchdog.agent.workers.request_types import ListOpenMounts
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
 
 MAX_FDS: Final = 4096
 
 
-def list_open_mounts(args: list[tuple[str, int, bool]], state: dict[str, Any]) -> dict[str, list[str]]:
-    """For each [job id, pid, whether mapped files count]: the mount points, in the agent's own table, on
-    which its files lie, by job.
+def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, list[str]]:
+    """The mount points, in the agent's own table, on which files of processes lie, by job.
 
     Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
     are left out. A process that ended,
@@ -30,10 +31,10 @@ def list_open_mounts(args: list[tuple[str, int, bool]], state: dict[str, Any]) -
     own = read_mounts()
     tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}
     found: dict[str, dict[str, None]] = {}
-    for job_id, pid, mapped in args:
+    for job_id, pid, mapped in request.processes:
         points = found.setdefault(job_id, {})
         try:
-            check_process(pid, state)
+            check_process(pid, worker)
             namespace = _namespace(pid)
             if namespace not in tables:
                 tables[namespace] = read_mounts(pid)

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from slurm_watchdog.agent.workers.become_user import refusal_as
-
-OWN = "own"
-"""In a child's state: the one user whom an agent without rights, and without a helper, may look at: itself."""
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 
 def parse_uids(status: bytes) -> tuple[int, ...]:
@@ -41,15 +37,15 @@ def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> s
     return None if uids[0] == own else refusal_as(uids[0])
 
 
-def read_refusal(pid: int, state: Mapping[str, Any]) -> str | None:
-    """The same of a living process, in a child with this state. Reads what blocks never. Raises OSError where
-    it is gone."""
+def read_refusal(pid: int, worker: WorkerState) -> str | None:
+    """Why a living process is not looked into, None if it may be. Reads nothing that blocks. Raises OSError
+    where it has ended."""
     with open(f"/proc/{pid}/status", "rb") as file:
         uids = parse_uids(file.read(8192))
-    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, state.get(OWN))
+    return refusal_to_look(uids, os.stat(f"/proc/{pid}").st_uid, worker.own_uid)
 
 
-def check_process(pid: int, state: Mapping[str, Any]) -> None:
+def check_process(pid: int, worker: WorkerState) -> None:
     """Raises PermissionError with the reason if it is not to be looked into, another OSError if it is gone."""
-    if (refusal := read_refusal(pid, state)) is not None:
+    if (refusal := read_refusal(pid, worker)) is not None:
         raise PermissionError(errno.EPERM, f"process {pid}: {refusal}")

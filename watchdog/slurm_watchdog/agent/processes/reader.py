@@ -19,7 +19,6 @@ from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.process_facts import Key, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
-    CallTarget,
     describe_blocked,
     is_storage,
     parse_involuntary,
@@ -28,9 +27,9 @@ from slurm_watchdog.agent.proc.system_call import (
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
-from slurm_watchdog.agent.processes.delegated_proc import FarFiles
+from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.directives import directives_of
-from slurm_watchdog.agent.processes.identify import describe_mount
+from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
     MAX_IDENTIFICATIONS,
@@ -45,9 +44,9 @@ from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
 from slurm_watchdog.model.report import JobDirectives
 
-__all__ = ["IDENTIFY", "RESTART_DELAY_S", "ProcessReader"]
+__all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
 
-RESTART_DELAY_S = 0.15
+SETTLE_S = 0.15
 """The loop gives its children this long for answers that improve the present report. It never waits for more."""
 OTHERS_EVERY = 3
 """Ticks between two looks at the system call of a process that is no rank and not in D."""
@@ -67,7 +66,7 @@ class ProcessReader:
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
     machine: str = field(default_factory=lambda: os.uname().machine)
     files: Files = field(default_factory=Files)
-    """FarFiles where this process may not read what other users' threads do, and a helper does it."""
+    """DelegatedFiles where this process may not read what other users' threads do, and a helper does it."""
     ours: frozenset[int] = frozenset()
     """The agent and its children, by pid."""
     problem: str | None = None
@@ -89,7 +88,7 @@ class ProcessReader:
         self.identities = Identities(self.probes, self.table)
         self._may_look = may_look_into_all(read_file("/proc/self/status"))
         self.threads = BlockedThreads(self.machine, self.files.read)
-        if isinstance(self.files, FarFiles):
+        if isinstance(self.files, DelegatedFiles):
             self.threads.read_calls, self.threads.file_of = self.files.read_calls, self.files.file_of
 
     def collect(self, now: float, deadline_s: float) -> tuple[Process, ...]:
@@ -97,7 +96,7 @@ class ProcessReader:
         self.table.look(now, MAX_IDENTIFICATIONS)
         requests = self.identities.ask(now, deadline_s)
         if requests:
-            self.probes.settle(RESTART_DELAY_S, requests)
+            self.probes.settle(SETTLE_S, requests)
         seats = self.read_seats()
         all_again = seats != self._seated or (bool(self.crowd) and self.table.tick % RECONSIDER_EVERY == 0)
         if self.table.changed or all_again or self.owners != self._assigned_for:
@@ -143,7 +142,7 @@ class ProcessReader:
     @property
     def unseen(self) -> str | None:
         """Why what other users' threads do was not seen in the last look; None where it was."""
-        if isinstance(self.files, FarFiles) and self.files.unseen:
+        if isinstance(self.files, DelegatedFiles) and self.files.unseen:
             return "the helper gave no answer: in which calls the ranks stand is not known"
         return None
 
@@ -242,7 +241,7 @@ class ProcessReader:
                 "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit the group that "
                 "may see them (gid= of that mount): SupplementaryGroups="
             )
-        if isinstance(self.files, FarFiles):
+        if isinstance(self.files, DelegatedFiles):
             return None  # the helper looks
         hidden = [
             entry
@@ -262,7 +261,7 @@ class ProcessReader:
 
     def _announce(self, living: list[Entry], mains: list[Entry], turn: list[tuple[Key, list[int]]]) -> None:
         """Says at once what will be read in this tick: where it comes from a helper, one request is as dear as many."""
-        if not isinstance(self.files, FarFiles):
+        if not isinstance(self.files, DelegatedFiles):
             return
         self.files.begin()
         self.files.fetch(
@@ -335,10 +334,10 @@ class ProcessReader:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
         request = self.identities.resolve(tracks, now, deadline_s)
         if request is not None:
-            self.probes.settle(RESTART_DELAY_S, [request])
+            self.probes.settle(SETTLE_S, [request])
         for track in tracks.values():
             if track.guess is None and is_storage(track.path):
-                track.guess = CallTarget(**describe_mount(track.path or "", self.read_mounts()))
+                track.guess = mount_target(track.path or "", self.read_mounts())
 
 
 def may_look_into_all(status: bytes) -> bool:

@@ -21,7 +21,7 @@ import select
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -31,6 +31,7 @@ from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.process_facts import parse_cgroup, parse_stepd
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
@@ -49,7 +50,7 @@ _STUCK: Final = "DZTtSRI"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ProcessToEnd:
     """The process that is meant, as the command described it."""
 
     pid: int
@@ -60,27 +61,27 @@ class Wanted:
     job_id: str
     minors: frozenset[int]
     devices: str = DEVICES
+    """What the name of a GPU's device begins with."""
 
 
-class LeftAloneError(Exception):
+class NotEndedError(Exception):
     """Why this process gets no signal, in one sentence."""
 
 
-def end_process(args: SignalProcess, state: dict[str, Any]) -> dict[str, Any]:
-    """Given the fields of an EndProcess command, sends its signal (`look`: none) if all of it still holds;
-    the fields of a ProcessEnd.
+def end_process(request: SignalProcess, worker: WorkerState) -> ProcessEnd:
+    """Sends the signal of an EndProcess command (`look`: none) if all that the command says still holds.
 
     Raises OSError where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent.
     """
-    wanted = Wanted(
-        args.pid, args.start_ticks, args.uid, args.comm, args.boot_id, args.job_id,
-        frozenset(args.minors),
+    return end(
+        ProcessToEnd(
+            request.pid, request.start_ticks, request.uid, request.comm, request.boot_id, request.job_id,
+            frozenset(request.minors),
+        ), request.how
     )  # fmt: skip
-    answer = end(wanted, args.how)
-    return dict(msgspec.to_builtins(answer))
 
 
-def end(wanted: Wanted, how: str) -> ProcessEnd:
+def end(wanted: ProcessToEnd, how: str) -> ProcessEnd:
     """What became of it. `how`: `look`, `term` or `kill`. Raises OSError."""
     if read_file(BOOT_ID).decode().strip() != wanted.boot_id:
         return ProcessEnd(gone=True)  # that process ended with its kernel
@@ -94,13 +95,13 @@ def end(wanted: Wanted, how: str) -> ProcessEnd:
         os.close(handle)
 
 
-def _end(handle: int, wanted: Wanted, how: str) -> ProcessEnd:
-    seen = _look(handle, wanted)
+def _end(handle: int, wanted: ProcessToEnd, how: str) -> ProcessEnd:
+    seen = _read_state(handle, wanted)
     if seen.gone or seen.released or how == "look":
         return seen
     try:
         check(wanted)
-    except LeftAloneError as reason:
+    except NotEndedError as reason:
         refusal = str(reason)
     except (
         OSError,
@@ -123,9 +124,9 @@ def _end(handle: int, wanted: Wanted, how: str) -> ProcessEnd:
     return ProcessEnd(gone=True, sent=True) if gone else _after(handle, wanted)
 
 
-def _after(handle: int, wanted: Wanted) -> ProcessEnd:
+def _after(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
     """A process that has got a signal, and is there: whether it has let go of its GPU says the next look."""
-    seen = _look(handle, wanted)
+    seen = _read_state(handle, wanted)
     return msgspec.structs.replace(seen, sent=True, released=False)
 
 
@@ -140,7 +141,7 @@ def _has_ended(handle: int, wait_s: float = 0.0) -> bool:
 # ------------------------------------------------------------------------------------------ what it is like
 
 
-def _look(handle: int, wanted: Wanted) -> ProcessEnd:
+def _read_state(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
     """Whether it is there, whether it holds what it held, and where it hangs."""
     try:
         is_it = read_stat_of(wanted.pid).start_ticks == wanted.start_ticks
@@ -152,7 +153,7 @@ def _look(handle: int, wanted: Wanted) -> ProcessEnd:
     return ProcessEnd(state=state, wchan=wchan, released=_has_let_go(wanted, state))
 
 
-def _has_let_go(wanted: Wanted, state: str) -> bool:
+def _has_let_go(wanted: ProcessToEnd, state: str) -> bool:
     """Whether it has files open, and no GPU among them.
 
     Of one that is ending the kernel shows no files, while the driver may not have let go of the memory yet:
@@ -165,7 +166,7 @@ def _has_let_go(wanted: Wanted, state: str) -> bool:
     return count > 0 and not minors and state not in ("D", "Z", "X")
 
 
-def held(wanted: Wanted) -> tuple[int, set[int]]:
+def held(wanted: ProcessToEnd) -> tuple[int, set[int]]:
     """How many files it has open, and the numbers of the GPUs among them. Raises OSError."""
     pid = wanted.pid
     thread = pid if read_stat_of(pid).state not in ("Z", "X") else other_thread(pid)
@@ -198,50 +199,50 @@ def _most_stuck(pid: int) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------------ may it be ended
 
 
-def check(wanted: Wanted) -> None:
-    """Whether this process may get a signal, by what /proc says at this moment. Raises LeftAloneError,
+def check(wanted: ProcessToEnd) -> None:
+    """Whether this process may get a signal, by what /proc says at this moment. Raises NotEndedError,
     OSError, ValueError."""
     stat = read_stat_of(wanted.pid)
     if stat.start_ticks != wanted.start_ticks:
-        raise LeftAloneError("its number belongs to another process by now")
+        raise NotEndedError("its number belongs to another process by now")
     if (refusal := refusal_as(wanted.uid)) is not None:
-        raise LeftAloneError(refusal)
+        raise NotEndedError(refusal)
     uids = _uids(wanted.pid)
     if set(uids) != {wanted.uid}:
-        raise LeftAloneError(f"it runs as uid {'/'.join(map(str, uids))}, not {wanted.uid}")
+        raise NotEndedError(f"it runs as uid {'/'.join(map(str, uids))}, not {wanted.uid}")
     if stat.comm != wanted.comm:
-        raise LeftAloneError(f"it is another program now: {stat.comm}, not {wanted.comm}")
+        raise NotEndedError(f"it is another program now: {stat.comm}, not {wanted.comm}")
     if stat.flags & KERNEL_THREAD or wanted.pid in (1, os.getpid(), os.getppid()):
-        raise LeftAloneError("it is the system's or ours")
+        raise NotEndedError("it is the system's or ours")
     if stat.comm[:MAX_NAME] in COMMS:
-        raise LeftAloneError(f"{stat.comm} is the name of a daemon that holds GPUs by right")
+        raise NotEndedError(f"{stat.comm} is the name of a daemon that holds GPUs by right")
     _check_place(wanted, read_file(f"/proc/{wanted.pid}/cgroup").decode(errors="replace"))
     _, minors = held(wanted)
     if not minors & wanted.minors:
-        raise LeftAloneError("it does not hold the GPU any more that it held")
+        raise NotEndedError("it does not hold the GPU any more that it held")
 
 
-def _check_place(wanted: Wanted, cgroup: str) -> None:
-    """Whether it stands in no job that lives, nor may be used by one. Raises LeftAloneError."""
+def _check_place(wanted: ProcessToEnd, cgroup: str) -> None:
+    """Whether it stands in no job that lives, nor may be used by one. Raises NotEndedError."""
     if is_system_service(cgroup):
-        raise LeftAloneError("it is part of a service of the system")
+        raise NotEndedError("it is part of a service of the system")
     place = parse_cgroup(cgroup)
     if place is not None and place.job_id != wanted.job_id:
-        raise LeftAloneError(f"it stands in the control group of job {place.job_id}, not {wanted.job_id}")
+        raise NotEndedError(f"it stands in the control group of job {place.job_id}, not {wanted.job_id}")
     processes = dict(_processes())
     steps = dict(_steps(processes))
     if unclear := [pid for pid, job_id in steps.items() if job_id is None]:
-        raise LeftAloneError(f"slurmstepd {unclear[0]} does not say for which job it is")
+        raise NotEndedError(f"slurmstepd {unclear[0]} does not say for which job it is")
     if wanted.job_id in steps.values():
-        raise LeftAloneError(f"job {wanted.job_id} has a slurmstepd here: it is not over")
+        raise NotEndedError(f"job {wanted.job_id} has a slurmstepd here: it is not over")
     if _step_above(wanted.pid, processes, steps) is not None:
-        raise LeftAloneError("a slurmstepd is above it: it is part of a job")
+        raise NotEndedError("a slurmstepd is above it: it is part of a job")
     if place is not None:
         return
     for pid in processes:
         step = _step_above(pid, processes, steps)
         if step is not None and wanted.uid in _uids_or_none(pid):
-            raise LeftAloneError(f"its user has job {steps[step]} here now, which may be using it")
+            raise NotEndedError(f"its user has job {steps[step]} here now, which may be using it")
 
 
 def _processes() -> Iterator[tuple[int, Stat]]:

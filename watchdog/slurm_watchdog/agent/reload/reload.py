@@ -14,8 +14,10 @@ from typing import Final
 
 import msgspec
 
-from slurm_watchdog.agent.workers.pool import Answer, WorkerPool
+from slurm_watchdog.agent.workers.answer_types import ConfigCheck
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import CheckConfig
+from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.config.agent_settings import Settings
@@ -39,7 +41,7 @@ class Reload:
         self.since = 0.0
         """When `settings` were found good."""
         self._probes, self._look_at_files = probes, look_at_files
-        self._asking = self._again = False
+        self._asking = self._ask_again = False
 
     def ask(self, now: float) -> None:
         """Has the file checked; `settings`, or the log, say later what came of it."""
@@ -47,37 +49,35 @@ class Reload:
             self._look_at_files()
             return
         if self._asking or self.settings is not None:
-            self._again = True  # it may have been written after it was read
+            self._ask_again = True  # it may have been written after it was read
             return
         sd_notify(
             f"RELOADING=1\nMONOTONIC_USEC={int(clock.monotonic() * 1e6)}\nSTATUS=checking the configuration"
         )
         running = msgspec.json.encode(self.running).decode()
-        question = CheckConfig(file=self.file, running=running, deadline_s=DEADLINE_S)
-        self._asking = (
-            self._probes.ask(KEY, "check_config", question, DEADLINE_S + 5.0, now, self._take, idle_s=0.0)
-            is not None
-        )
+        request = CheckConfig(file=self.file, running=running, deadline_s=DEADLINE_S)
+        number = self._probes.ask(KEY, request, DEADLINE_S + 5.0, now, self._apply, idle_s=0.0)
+        self._asking = number is not None
         if not self._asking:
             self._refuse(["no child is free to read it now: try again"])
 
-    def wants_anew(self, now: float, *, busy: bool) -> bool:
+    def wants_restart(self, now: float, *, busy: bool) -> bool:
         """Whether it is time to start with `settings`: not while something is under way (`busy`), but not for long."""
         return self.settings is not None and (not busy or now - self.since >= COMMANDS_S)
 
-    def _take(self, answer: Answer) -> None:
+    def _apply(self, answer: Answer[ConfigCheck]) -> None:
         self._asking = False
-        if self._again:
-            self._again = False
+        if self._ask_again:
+            self._ask_again = False
             self.ask(clock.monotonic())
             return
-        if answer.error is not None or not isinstance(answer.value, dict):
+        if answer.value is None:
             self._refuse([f"{self.file} could not be checked: {answer.error}"])
             return
-        if answer.value["problems"]:
-            self._refuse([str(line) for line in answer.value["problems"]])
+        if answer.value.problems:
+            self._refuse(list(answer.value.problems))
             return
-        settings = msgspec.json.decode(answer.value["settings"], type=Settings)
+        settings = msgspec.json.decode(answer.value.settings, type=Settings)
         settings = msgspec.structs.replace(settings, personal=self.running.personal)
         if settings == self.running:
             self._look_at_files()

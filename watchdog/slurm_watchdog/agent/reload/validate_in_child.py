@@ -7,18 +7,19 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Any
 
 import msgspec
 
+from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.request_types import CheckConfig
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_SAID = 500
 
 
-def check_config(args: CheckConfig, state: dict[str, Any]) -> dict[str, Any]:
-    """Gives {"problems": [sentence…], "settings": JSON}. Raises OSError."""
+def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
+    """The answer of slurm_watchdog.agent.validate_config. Raises OSError."""
     me = os.getpid()
     libc = ctypes.CDLL(None)
 
@@ -29,11 +30,11 @@ def check_config(args: CheckConfig, state: dict[str, Any]) -> dict[str, Any]:
 
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", args.file],
-            input=args.running.encode(),
+            [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", request.file],
+            input=request.running.encode(),
             capture_output=True,
             check=False,
-            timeout=args.deadline_s,
+            timeout=request.deadline_s,
             preexec_fn=die_with_me,
         )
     except subprocess.TimeoutExpired as error:
@@ -42,6 +43,5 @@ def check_config(args: CheckConfig, state: dict[str, Any]) -> dict[str, Any]:
         ) from error
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-MAX_SAID:]
-        return {"problems": [f"what is installed now does not start: {said}"], "settings": ""}
-    found: dict[str, Any] = msgspec.json.decode(done.stdout)
-    return found
+        return ConfigCheck(problems=(f"what is installed now does not start: {said}",))
+    return msgspec.json.decode(done.stdout, type=ConfigCheck)

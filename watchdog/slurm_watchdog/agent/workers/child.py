@@ -1,10 +1,8 @@
 """What runs in the agent's children: the spawner, which only forks, and the workers, which do what may hang.
 
-Frames: four bytes of length, then JSON. A request is [number, function, arguments]; a part of its answer is
-[number, value],
-the answer itself [number, value, error]. Number 0 is about whatever was asked: a part of it says that the
-child has begun, and
-its pid; an error that there is none. Nothing here evaluates what a worker says.
+Frames: four bytes of length, then JSON. A request is [number, task, fields]; a part of its answer is
+[number, value], the answer itself [number, value, error]. Number 0 is about any request: a part of it says
+that the child has begun, and its pid; an error that there is none. Nothing here evaluates what a worker says.
 
 The spawner is the agent's own child, or that of a helper with rights which the agent lacks (see
 slurm_watchdog.agent.helper.server).
@@ -20,6 +18,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -34,28 +33,13 @@ from slurm_watchdog.agent.workers.resource_limits import (
     forbid_core_files,
     limit_address_space,
 )
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.os_errors import describe
-
-__all__ = [
-    "Function",
-    "child_main",
-    "describe",
-    "encode",
-    "fork_worker",
-    "frame",
-    "spawn_for_ever",
-    "unframe",
-]
 
 log = logging.getLogger(__name__)
 
-Function = Callable[[Any, dict[str, Any]], Any]
-"""What a worker can do: given the arguments of the request and a dictionary of its own that lasts as long as
-the worker.
-
-`state["tell"](value)` sends a part of the answer ahead: what has been said is known, even if the next line
-never returns.
-"""
+Function = Callable[[Any, WorkerState], Any]
+"""What a worker can do: given a request and the worker's state, returns the answer. Raises anything."""
 
 
 class Functions(Protocol):
@@ -71,8 +55,6 @@ TRIM_EVERY = 120
 """Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
 FIRST_TRIM = 3
 """And once soon: what starting took is never taken again."""
-OVER = "over"
-"""Set by a function in its state: this worker ends with the answer, and the next question goes to a fresh one."""
 _encoder = msgspec.json.Encoder()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 """Made once, before the fork: each makes a class of its own, in memory that a child would not share."""
@@ -198,7 +180,7 @@ def _work_for_ever(
     os.chdir("/")
     _set_name(f"swd {key}")
     forbid_core_files()
-    state: dict[str, Any] = {"key": key, "uid": uid}
+    worker = WorkerState(uid)
     # An agent that lets go without waiting for the answer is no failure of ours.
     with socket.socket(fileno=fd) as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         inbox, answered = bytearray(), 0
@@ -206,37 +188,34 @@ def _work_for_ever(
         while data := sock.recv(1 << 14):
             inbox += data
             for request, function, args in unframe(inbox, max_frame):
-                state["tell"] = _teller(sock, request)
+                worker.send_part = partial(_send_part, sock, request)
                 sock.sendall(
-                    frame([request, *_call(functions.get(function), function, args, state, refusal)])
+                    frame([request, *_call(functions.get(function), function, args, worker, refusal)])
                 )
-                if state.get(OVER):
+                if worker.ends:
                     return
                 answered += 1
                 if answered % TRIM_EVERY == FIRST_TRIM:
                     give_back_memory()
 
 
-def _teller(sock: socket.socket, request: int) -> Callable[[Any], None]:
-    def tell(value: Any) -> None:
-        sock.sendall(frame([request, value]))
-
-    return tell
+def _send_part(sock: socket.socket, request: int, value: Any) -> None:
+    sock.sendall(frame([request, value]))
 
 
 def _call(
-    function: Function | None, name: str, args: Any, state: dict[str, Any], refusal: str | None
+    function: Function | None, name: str, args: Any, worker: WorkerState, refusal: str | None
 ) -> tuple[Any, str | None]:
     if refusal is not None:
         return None, refusal
     if function is None:
         return None, f"no function {name!r}"
-    if name not in UNLIMITED and not state.get("limited"):
-        state["limited"] = True
+    if name not in UNLIMITED and not worker.is_limited:
+        worker.is_limited = True
         limit_address_space()
     try:
         with cpu_budget(CPU_OF_S.get(name, CPU_S)):
-            return function(args, state), None
+            return function(args, worker), None
     except CpuSpentError:
         return None, f"given up after {CPU_OF_S.get(name, CPU_S):g} s of CPU time"
     except MemoryError:

@@ -73,7 +73,7 @@ def why_no_answer(look: Look) -> str | None:
     return STARVED if look.state == "R" else None
 
 
-def stands(first: Look, second: Look) -> bool:
+def hangs_in_call(first: Look, second: Look) -> bool:
     """Whether it has stood in one call about files from the first look to the second, without computing."""
     call = parse_syscall(second.call.encode())
     if call is None or call.number < 0 or first.call != second.call:

@@ -70,7 +70,7 @@ class HelperLink:
         if self.sock is not None:
             self.sock.send(encode(["end child", pid]))
 
-    def lose(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         """Lets go of a connection that is of no use any more; to be called before anybody waits for it again."""
         if self.sock is not None:
             self.sock.close()

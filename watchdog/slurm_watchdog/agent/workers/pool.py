@@ -1,15 +1,13 @@
 """Disposable children: everything that could hang is done in one of them, with a deadline.
 
-A small process, the spawner, is forked before the agent has any thread. On request it forks workers that share its
-memory; each worker serves one resource, named by its key (`identify`, `stacks`, `files:/shared:1000`). A worker that
-misses its deadline is left alone: it is reported as hung, gets nothing more to do and is not replaced, until
-it answers;
+A small process, the spawner, is forked before the agent has any thread. On request it forks workers that share
+its memory; each worker serves one resource, named by its key (`identify`, `stacks`, `files:/shared:1000`). A
+worker that misses its deadline is reported as hung, gets no new requests and is not replaced until it answers;
 that answer is dropped, and the worker is free again. The agent's loop never waits for any of them.
 
-Where one worker serves many things of which one hangs (processes to identify), it tells what it has found
-piece by piece, so
-that its asker knows which one it was; `rename` then sets it aside under that one's name, and the others get a
-fresh worker.
+Where one worker serves many things of which one hangs (processes to identify), it sends the answer in parts, so
+that the first missing part tells which one it was; `rename` then sets it aside under that one's name, and the
+others get a fresh worker.
 """
 
 from __future__ import annotations
@@ -21,16 +19,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from slurm_watchdog.agent.workers.admission import MAX_WORKERS, Admission
-from slurm_watchdog.agent.workers.child import (
-    Function,
-    Functions,
-    describe,
-    frame,
-    unframe,
-)
+from slurm_watchdog.agent.workers.child import Functions, frame, unframe
 from slurm_watchdog.agent.workers.child_state import start_of
 from slurm_watchdog.agent.workers.helper_client import HelperLink
-from slurm_watchdog.agent.workers.silence import LOOK_AT_CHILDREN, Silence, why_given_up, why_silent
+from slurm_watchdog.agent.workers.request_types import ReadThreads, Request
+from slurm_watchdog.agent.workers.silence import LOOK_AT_CHILDREN, CallThen, Silence, why_given_up, why_silent
 from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied
 from slurm_watchdog.agent.workers.starter import Starter
 from slurm_watchdog.agent.workers.worker import (
@@ -38,21 +31,22 @@ from slurm_watchdog.agent.workers.worker import (
     Answer,
     InheritedWorker,
     OnPart,
-    Then,
+    Value,
     Worker,
-    adopt,
+    call_back,
+    decode_answer,
+    deliver_part,
     finish,
-    hand_over,
+    from_inherited,
     idle_s_of,
     is_stuck,
-    left_of,
     read_into,
+    to_inherited,
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import Waiter, wait_readable
+from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.observations import HungProbe
-
-__all__ = ["Answer", "Function", "InheritedWorker", "SpawnerDied", "Then", "WorkerPool", "describe"]
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +68,13 @@ class WorkerPool:
         read_clock: Callable[[], float] = clock.monotonic,
         helper: HelperLink | None = None,
         helped: Collection[str] = (),
-        left: Iterable[InheritedWorker] = (),
+        inherited: Iterable[InheritedWorker] = (),
     ):
         """Forks the spawner: to be made before any thread. `functions` are what workers can do, by name.
 
         Those in `helped` are done by children of the `helper`, if there is one: the same workers, with its
-        rights. `left` are the
-        children of the agent that this process was before: each is waited for, and not replaced until it has
-        come back or ended.
+        rights. `inherited` are the children of the agent that this process was before: each is waited for, and
+        not replaced until it has answered or ended.
         """
         self.helper = helper
         self._helped = frozenset(helped) if helper is not None else frozenset[str]()
@@ -92,36 +85,32 @@ class WorkerPool:
         self._lost = False
         self._buffer = memoryview(bytearray(READ_SIZE))
         self._looked_at = float("-inf")
-        adopted = [adopt(each, read_clock()) for each in left]
-        self._spawner = Spawner(functions, [each.sock for each in adopted])
+        former = [from_inherited(each, read_clock()) for each in inherited]
+        self._spawner = Spawner(functions, [each.sock for each in former])
         self.spawner_pid = self._spawner.pid
         self._silence = Silence(self._ask_for_call if helper is not None else None)
         self._admission = Admission(self._workers, max_workers, self._drop)
         self._waiter = Waiter()
         self._waiter.watch(self._spawner.fileno())
         self._starter = Starter(self._spawner, helper, self._waiter)
-        for worker in adopted:
+        for worker in former:
             self._workers[worker.key] = self._by_fd[worker.sock.fileno()] = worker
             self._next_request = max(self._next_request, (worker.request or 0) + 1)
             self._waiter.watch(worker.sock.fileno())
             self._flush(worker)
 
-    def ask(  # noqa: PLR0913 -- one call says all about one request
-        self, key: str, function: str, args: Any, deadline_s: float, now: float, then: Then, uid: int = -1,
-        *, on_part: OnPart | None = None, idle_s: float | None = None,
+    def ask(
+        self, key: str, request: Request[Value], deadline_s: float, now: float,
+        then: Callable[[Answer[Value]], None], uid: int = -1, *, on_part: OnPart | None = None,
+        idle_s: float | None = None,
     ) -> int | None:  # fmt: skip
-        """Gives `key`'s worker something to do; returns the request's number, or None if it is busy, hung or
-        can't be had.
+        """Gives `key`'s worker a request; returns its number, or None if the worker is busy, hung or unavailable.
 
         The worker is started if there is none; with `uid` it becomes that user first. `then` is called once,
-        by `poll` or
-        `settle`: with the answer, or when the deadline has passed. Before that `on_part` is called with each
-        part that the
-        function tells ahead; those that come after the deadline are dropped, as the answer is. The worker
-        ends when it has
-        been idle for `idle_s` (0: as soon as it has answered; None: what suits its kind). Raises ProbesLost
-        if no worker can
-        be started ever again.
+        by `poll` or `settle`: with the answer, or when the deadline has passed. Before that `on_part` is called
+        with each part that the worker sends ahead; those that come after the deadline are dropped, as the
+        answer is. The worker ends when it has been idle for `idle_s` (0: as soon as it has answered; None: what
+        suits its kind). Raises SpawnerDied if no worker can be started ever again.
         """
         worker = self._workers.get(key)
         if worker is not None and worker.request is not None:
@@ -130,26 +119,25 @@ class WorkerPool:
             self.retire(key)
             worker = None
         if worker is None:
-            worker = (
-                self._start(key, uid, now, function in self._helped)
-                if self._admission.may_start(key, uid, now)
-                else None
-            )
+            if not self._admission.may_start(key, uid, now):
+                return None
+            worker = self._start(key, uid, now, request.task in self._helped)
         if worker is None:
             return None
-        request, self._next_request = self._next_request, self._next_request + 1
-        worker.request, worker.asked_at, worker.deadline = request, now, now + deadline_s
+        number, self._next_request = self._next_request, self._next_request + 1
+        worker.request, worker.request_type = number, type(request)
+        worker.asked_at, worker.deadline = now, now + deadline_s
         worker.used_at, worker.then, worker.on_part = now, then, on_part
         worker.first_look = worker.last_look = None
         worker.running = 0
         if idle_s is not None:
             worker.idle_s = idle_s
-        worker.outbox += frame([request, function, args])
+        worker.outbox += frame([number, request.task, request])
         self._flush(worker)
-        return request
+        return number
 
     def poll(self, now: float) -> set[int]:
-        """Hands out all answers that are there, and one with `timed_out` for each deadline that has passed just now.
+        """Delivers all answers that are there, and one with `timed_out` for each deadline that has just passed.
 
         Returns the numbers of the requests that are thereby done. What a `then` raises is logged, and no more.
         """
@@ -161,12 +149,12 @@ class WorkerPool:
                 self._receive(worker, now, done)
             self._lost |= fd == self._spawner.fileno()
             if self.helper is not None and self.helper.sock is not None and fd == self.helper.sock.fileno():
-                self._starter.lose_helper("it has ended the connection")  # it says nothing else
+                self._starter.disconnect_helper("it has ended the connection")  # it says nothing else
         for worker in list(self._workers.values()):
             if worker.request is not None:
                 self._silence.look_at(worker, now)
                 if now >= worker.deadline and not worker.hung:
-                    self._judge(worker, now, done)
+                    self._miss_deadline(worker, now, done)
                 elif worker.hung and (why := why_given_up(worker, now)) is not None:
                     log.warning("%s: %s", worker.key, why)
                     self._end(worker)
@@ -176,7 +164,7 @@ class WorkerPool:
         return done
 
     def settle(self, seconds: float, requests: Iterable[int]) -> None:
-        """Waits at most `seconds` for the answers of `requests`, handing out whatever comes.
+        """Waits at most `seconds` for the answers of `requests`, delivering all that come.
 
         Ask all that is to be asked first, and settle once for all: the children then work at the same time.
         """
@@ -202,13 +190,12 @@ class WorkerPool:
         return now - worker.asked_at if worker is not None and worker.hung and worker.born else None
 
     def is_stuck(self, key: str) -> bool:
-        """Whether the worker of `key` was seen to stand in a call that does not return: only then it says
-        anything about its resource."""
+        """Whether the worker of `key` was seen to hang in a call: only then it says anything about its resource."""
         worker = self._workers.get(key)
         return worker is not None and worker.born and is_stuck(worker)
 
     def hung(self, now: float) -> tuple[HungProbe, ...]:
-        """Every child that did not come back, the longest first; `start:KEY` is one that could not even be started."""
+        """Every hung child, the longest first; `start:KEY` is one that could not even be started."""
         found = [
             HungProbe(
                 probe=worker.key if worker.born else f"start:{worker.key}", seconds=now - worker.asked_at
@@ -226,7 +213,7 @@ class WorkerPool:
         return found
 
     def problems(self) -> tuple[str, ...]:
-        """Why something was not asked, or will not be: a sentence each; empty where every child can be had."""
+        """Why something was not asked, or will not be: a sentence each."""
         found = list(self._admission.problems(self._looked_at))
         if self._starter.problem:
             found.append(f"probes: {self._starter.problem}")
@@ -249,12 +236,11 @@ class WorkerPool:
             raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:
-        """Sets the hung worker of `key` aside as `new_key`: still reported, given nothing to do, ended when
-        it comes back.
+        """Sets the hung worker of `key` aside as `new_key`: still reported, idle, ended when it answers.
 
         `key` gets a fresh worker with the next `ask`. False, with nothing changed, if the worker is not hung,
-        if one that
-        is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs no further child.
+        if one that is busy or hung has that name already, or if too many hang: then `key` stays hung, and costs
+        no further child.
         """
         worker = self._workers.get(key)
         if worker is None or not (worker.hung and worker.born) or not self.is_free(new_key):
@@ -277,20 +263,19 @@ class WorkerPool:
         """Keys of all workers."""
         return list(self._workers)
 
-    def leave(self) -> tuple[InheritedWorker, ...]:
-        """Those that have something to do, for the agent that this process becomes by exec: to be called
-        before `close`, which leaves
-        their sockets alone then. The agent's own are killed with the spawner, and are gone but for those that
-        can't be."""
-        left = []
+    def hand_off(self) -> tuple[InheritedWorker, ...]:
+        """The busy ones, for the agent that this process becomes by exec: to be called before `close`, which
+        then leaves their sockets open. The agent's own are killed with the spawner, but for those that hang in
+        the kernel."""
+        inherited = []
         for worker in [worker for worker in self._workers.values() if worker.request is not None]:
-            told = left_of(worker)
-            self._waiter.forget(told.fd)
-            del self._by_fd[told.fd], self._workers[worker.key]
+            each = to_inherited(worker)
+            self._waiter.forget(each.fd)
+            del self._by_fd[each.fd], self._workers[worker.key]
             worker.sock.detach()
-            os.set_inheritable(told.fd, True)
-            left.append(told)
-        return tuple(left)
+            os.set_inheritable(each.fd, True)
+            inherited.append(each)
+        return tuple(inherited)
 
     def close(self) -> None:
         """Lets all children go; those in the kernel's uninterruptible sleep end when that does."""
@@ -300,8 +285,6 @@ class WorkerPool:
             self.helper.close()
         self._waiter.close()
         self._spawner.close()
-
-    # -- starting and ending -----------------------------------------------------------------------------------
 
     def _start(self, key: str, uid: int, now: float, helped: bool) -> Worker | None:
         sock = self._starter.start(key, uid, now, helped)
@@ -317,8 +300,6 @@ class WorkerPool:
         self._waiter.forget(fd)
         del self._by_fd[fd], self._workers[worker.key]
         worker.sock.close()
-
-    # -- talking -----------------------------------------------------------------------------------------------
 
     def _flush(self, worker: Worker) -> None:
         while worker.outbox:
@@ -340,7 +321,7 @@ class WorkerPool:
             log.error("%s said something that is no answer (%s): its worker is dropped", worker.key, error)
             replies, ended = [], True
         for reply in replies:
-            if not self._take(worker, reply, now, done):
+            if not self._apply_reply(worker, reply, now, done):
                 ended = True
                 break
         if ended and self._workers.get(worker.key) is worker:
@@ -349,7 +330,7 @@ class WorkerPool:
             if was_busy:
                 finish(worker, None, "the child ended", now, done)
 
-    def _take(self, worker: Worker, reply: Any, now: float, done: set[int]) -> bool:
+    def _apply_reply(self, worker: Worker, reply: Any, now: float, done: set[int]) -> bool:
         """Hands over one reply; False if it is none."""
         if not isinstance(reply, list) or len(reply) not in (2, 3) or not isinstance(reply[0], int):
             log.error("%s said something that is no answer: its worker is dropped", worker.key)
@@ -358,13 +339,15 @@ class WorkerPool:
             worker.born = True
             if isinstance(reply[1], int):
                 worker.pid, worker.start_ticks = reply[1], start_of(reply[1])
-            return True
-        if worker.request is None or reply[0] not in (0, worker.request):
-            return True
-        if len(reply) == 2:
-            if not worker.hung and worker.on_part is not None:
-                hand_over(worker.key, worker.on_part, reply[1])
-            return True
+        elif worker.request is None or reply[0] not in (0, worker.request):
+            pass  # of a request that is over
+        elif len(reply) == 2:
+            deliver_part(worker, reply[1])
+        else:
+            self._apply_answer(worker, reply, now, done)
+        return True
+
+    def _apply_answer(self, worker: Worker, reply: list[Any], now: float, done: set[int]) -> None:
         if reply[0] == 0:
             self._starter.problem = str(reply[2])
             self._drop(worker)  # nobody is behind this socket
@@ -374,11 +357,10 @@ class WorkerPool:
             log.warning("%s answered after %.0f s: it is free again", worker.key, now - worker.asked_at)
             worker.request, worker.hung, worker.used_at = None, False, now
         else:
-            finish(worker, reply[1], reply[2], now, done)
-        return True
+            finish(worker, *decode_answer(worker, reply[1], reply[2]), now, done)
 
-    def _judge(self, worker: Worker, now: float, done: set[int]) -> None:
-        """Calls a worker hung that is beyond its deadline, unless it was we who were away."""
+    def _miss_deadline(self, worker: Worker, now: float, done: set[int]) -> None:
+        """Marks a worker beyond its deadline as hung, unless this process itself was stopped."""
         if now - max(self._looked_at, worker.asked_at) > worker.deadline - worker.asked_at + PAUSE_S:
             worker.deadline = now + GRACE_S
             return
@@ -394,17 +376,17 @@ class WorkerPool:
         done.add(request)
         if worker.born:
             log.warning("%s has not answered for %.1f s: no new requests until it does", worker.key, waited)
-            answer = Answer(request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
+            answer = Answer[Any](request, worker.key, None, f"no answer within {waited:.0f} s", True, waited)
         else:  # who starts children is at fault, or the directory of users: nothing is known of what it was to look at
             log.warning("%s was not started within %.1f s: no new requests until it is", worker.key, waited)
             answer = Answer(request, worker.key, None, f"its child was not started within {waited:.0f} s")
-        hand_over(worker.key, then, answer)
+        call_back(worker.key, then, answer)
 
-    def _ask_for_call(self, pid: int, then: Then, now: float) -> None:
-        self.ask(LOOK_AT_CHILDREN, "look_at_calls", [("call", pid, pid)], LOOK_S, now, then)
+    def _ask_for_call(self, pid: int, then: CallThen, now: float) -> None:
+        self.ask(LOOK_AT_CHILDREN, ReadThreads([("call", pid, pid)]), LOOK_S, now, then)
 
     def _end(self, worker: Worker) -> None:
-        """Kills the child and lets go of it. One that can't be killed is left, and finds its socket closed."""
+        """Kills the child and closes its socket; one that cannot be killed finds that when it continues."""
         try:
             if worker.helped and self.helper is not None:
                 self.helper.end(worker.pid)

@@ -1,18 +1,35 @@
-"""What workers can be asked: the type of each request, with its bounds. Pure.
+"""Requests to workers: a type for each, with the bounds of its fields, and with the type of its answer.
 
-Which function does it, as whom, and what else must hold is in slurm_watchdog.agent.helper.requests and
-slurm_watchdog.agent.own_requests.
+The function that does each, the user it is done as, and what else must hold are in
+slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.own_requests.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
+from slurm_watchdog.agent.workers.answer_types import (
+    CheckpointMemory,
+    ConfigCheck,
+    FollowedLogs,
+    GpuReading,
+    IdentifiedProcess,
+    LeftoverFiles,
+    LogEnd,
+    ProbedDirectory,
+    ProcessState,
+    ResolvedCall,
+    ScannedCheckpoints,
+    ThreadFacts,
+)
+from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.protocol import ProcessEnd
 
 MAX_PATH: Final = 4096  # linux/limits.h
 
@@ -24,14 +41,37 @@ Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Path = Annotated[str, Meta(min_length=1, max_length=MAX_PATH)]
 Pattern = Annotated[str, Meta(max_length=2048)]
 Field = Annotated[str, Meta(max_length=MAX_FIELD)]
+Value = TypeVar("Value")
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker is asked. Converted from JSON, and thereby checked, before the function that does it sees it."""
+class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields=True):
+    """One request, and in brackets what its answer is. Checked against its type before any function sees it."""
+
+    task: ClassVar[str]
+    """Its name in the frame, and in the table of tasks."""
+    part: ClassVar[Any] = None
+    """The type of what the worker sends ahead of the answer; None: nothing."""
 
 
-class BlockedCall(Request, frozen=True):
-    """One thread in a system call: which file is it about?"""
+def answer_type(request: type[Request[Any]]) -> Any:
+    """The type in brackets."""
+    (value,) = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
+    return value
+
+
+# -- with the helper's own rights ----------------------------------------------------------------------------------
+
+
+class IdentifyProcesses(Request[None], frozen=True):
+    """Processes to be identified, with their start unless it is not known; each is sent as soon as it was read."""
+
+    task = "identify"
+    part = IdentifiedProcess
+    processes: Annotated[list[tuple[Pid, Ticks | None]], Meta(max_length=512)]
+
+
+class BlockedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One thread in a system call."""
 
     pid: Pid
     thread: Pid
@@ -39,99 +79,78 @@ class BlockedCall(Request, frozen=True):
     args: Annotated[list[int], Meta(max_length=6)]
 
 
-class LookAtProcesses(Request, frozen=True):
-    """What processes do, as far as the kernel says without stopping them."""
+class ResolveCalls(Request[None], frozen=True):
+    """Calls whose files are wanted; each is sent as soon as it was read."""
 
+    task = "resolve_calls"
+    part = ResolvedCall
+    calls: Annotated[list[BlockedCall], Meta(max_length=512)]
+
+
+class ListMounts(Request[list[Mount]], frozen=True):
+    """The agent's own mounts."""
+
+    task = "list_mounts"
+
+
+Ranks = Annotated[list[tuple[Word, Pid, bool]], Meta(max_length=256)]
+
+
+class ListOpenLogs(Request[dict[str, list[str]]], frozen=True):
+    """(job, pid, thorough) of processes; the answer has the names of open files that look like logs, by job."""
+
+    task = "list_open_logs"
+    processes: Ranks
+
+
+class ListOpenMounts(Request[dict[str, list[str]]], frozen=True):
+    """(job, pid, whether mapped files count) of processes; the answer has the mount points of their files, by job."""
+
+    task = "list_open_mounts"
+    processes: Ranks
+
+
+ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]
+"""What is wanted, process, thread."""
+
+
+class ReadThreads(Request[list[ThreadFacts | None]], frozen=True):
+    """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked at."""
+
+    task = "read_threads"
+    files: Annotated[list[ThreadFile], Meta(max_length=4096)]
+
+
+class ReadProcessStates(Request[None], frozen=True):
+    """What processes do, as far as the kernel says without stopping them; each is sent as soon as it was read."""
+
+    task = "read_process_states"
+    part = ProcessState
     processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=256)]
     silent_mounts: Annotated[list[Path], Meta(max_length=256)]
 
 
-class DumpProcessStacks(Request, frozen=True):
-    """Python stacks of processes, within `budget_s`."""
+class DumpProcessStacks(Request[list[ProcessStack]], frozen=True):
+    """Python stacks of processes, within `budget_s`; the answer is in the same order."""
 
+    task = "dump_stacks"
     node: Name
     budget_s: Seconds
     processes: Annotated[list[Process], Meta(max_length=64)]
 
 
-class LastKernelLines(Request, frozen=True):
+class LastKernelLines(Request[list[str]], frozen=True):
     """The end of the kernel's log."""
 
+    task = "last_kernel_lines"
     path: Path
 
 
-class PrepareDirectory(Request, frozen=True):
-    """The directory of a kill switch, to be made for user `uid`."""
-
-    base: Path
-    name: Name
-    uid: int = -1
-
-
-class SwitchDirectory(Request, frozen=True):
-    """The directory of a kill switch: `name` below `base`."""
-
-    base: Path
-    name: Name
-
-
-class Follow(Request, frozen=True):
-    """News of log files; `taken` is the token of the last answer that was used."""
-
-    files: Annotated[list[tuple[Word, Path, int | None]], Meta(max_length=4096)]
-    globs: Annotated[list[tuple[Word, Path]], Meta(max_length=4096)] = []
-    own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
-    taken: Word | None = None
-
-
-class LastLines(Request, frozen=True):
-    """The last lines of logs."""
-
-    files: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
-
-
-class FindFiles(Request, frozen=True):
-    """Core files and Flight Recorder dumps of a job."""
-
-    files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
-    uid: int
-    max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
-    places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]
-    max_age_s: float
-    pids: Annotated[list[Pid], Meta(max_length=256)]
-
-
-class ReadCore(Request, frozen=True):
-    """The frames of a core file."""
-
-    path: Path
-    program: Path | None
-
-
-class LookAtCheckpoints(Request, frozen=True):
-    """The newest checkpoint in each directory; (job, path) of trackers and of files that change with progress."""
-
-    mount: Path
-    others: Annotated[list[Path], Meta(max_length=4096)]
-    budget_s: Seconds
-    directories: Annotated[list[tuple[Word, Path, dict[str, Any] | None]], Meta(max_length=64)]
-    trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
-    clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
-
-
-class ProbeDirectory(Request, frozen=True):
-    """Whether a mount answers, by a look or a write in a directory on it."""
-
-    directory: Path
-    mount: Path
-    write: bool
-    node: Name
-
-
-class SignalProcess(Request, frozen=True):
+class SignalProcess(Request[ProcessEnd], frozen=True):
     """One process that outlived its job on a GPU: see slurm_watchdog.agent.processes.terminate, which
     believes none of it."""
 
+    task = "end_process"
     pid: Pid
     start_ticks: Ticks
     uid: int
@@ -142,7 +161,102 @@ class SignalProcess(Request, frozen=True):
     how: Literal["look", "term", "kill"]
 
 
-class KillSwitch(Request, frozen=True):
+class SwitchDirectory(Request[None], frozen=True):
+    """The directory of a kill switch: `name` below `base`."""
+
+    base: Path
+    name: Name
+
+
+class PrepareDirectory(SwitchDirectory, frozen=True):
+    """To be made for user `uid`."""
+
+    task = "prepare_directory"
+    uid: int = -1
+
+
+class EmptyDirectory(SwitchDirectory, frozen=True):
+    """All in it to be removed, as its owner."""
+
+    task = "empty_directory"
+
+
+class RemoveDirectory(SwitchDirectory, frozen=True):
+    """To be removed, once it is empty."""
+
+    task = "remove_directory"
+
+
+# -- as the owner of the files -------------------------------------------------------------------------------------
+
+
+class Follow(Request[FollowedLogs], frozen=True):
+    """News of log files; `taken` is the token of the last answer that was used."""
+
+    task = "follow"
+    files: Annotated[list[tuple[Word, Path, int | None]], Meta(max_length=4096)]
+    """(job, path, where to begin unless that is not known)."""
+    globs: Annotated[list[tuple[Word, Path]], Meta(max_length=4096)] = []
+    own: Annotated[dict[Word, Annotated[list[Pattern], Meta(max_length=64)]], Meta(max_length=512)] = {}
+    """Of each job, the site's patterns of progress."""
+    taken: Word | None = None
+
+
+class LastLines(Request[list[LogEnd]], frozen=True):
+    """The last lines of logs, given as (job, path)."""
+
+    task = "last_lines"
+    files: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
+
+
+class FindFiles(Request[LeftoverFiles], frozen=True):
+    """Core files and Flight Recorder dumps of a job."""
+
+    task = "find_files"
+    files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
+    """(path, rank, seconds that it may be old) of dumps."""
+    uid: int
+    max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
+    """Of all dumps together, compressed."""
+    places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]
+    """(directory, pattern of names) of core files."""
+    max_age_s: float
+    pids: Annotated[list[Pid], Meta(max_length=256)]
+
+
+class ReadCore(Request[list[str]], frozen=True):
+    """The frames of a core file; `program` is that of a rank that lives, for a core file that names none."""
+
+    task = "read_core"
+    path: Path
+    program: Path | None
+
+
+class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
+    """The newest checkpoint in each directory; (job, path) of trackers and of files that change with progress."""
+
+    task = "scan_checkpoints"
+    mount: Path
+    others: Annotated[list[Path], Meta(max_length=4096)]
+    """Mount points below it: nothing there is touched."""
+    budget_s: Seconds
+    directories: Annotated[list[tuple[Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
+    """(job, directory, what the last scan gave back)."""
+    trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
+    clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
+
+
+class ProbeDirectory(Request[ProbedDirectory], frozen=True):
+    """Whether a mount answers, by a look or a write in a directory on it."""
+
+    task = "probe_mount"
+    directory: Path
+    mount: Path
+    write: bool
+    node: Name
+
+
+class KillSwitch(Request[None], frozen=True):
     """A kill switch: its line is composed of these values by the child, and never handed to it."""
 
     path: Path
@@ -153,23 +267,70 @@ class KillSwitch(Request, frozen=True):
     decision: Field
 
 
+class WriteSwitch(KillSwitch, frozen=True):
+    """To be created."""
+
+    task = "write_kill_switch"
+
+
+class RemoveSwitch(KillSwitch, frozen=True):
+    """To be removed, if it says the same."""
+
+    task = "remove_kill_switch"
+
+
 # -- of the agent for itself ---------------------------------------------------------------------------------------
 
 
-class ReadGpus(Request, frozen=True):
+class ProbeMountPoint(ProbeDirectory, frozen=True):
+    """The same by the agent's own user."""
+
+    task = "probe_mount_point"
+
+
+class NameUsers(Request[dict[str, str]], frozen=True):
+    """Numeric users; the answer has their names, by number in decimal, without those that nobody knows."""
+
+    task = "name_users"
+    uids: Annotated[list[int], Meta(max_length=64)]
+
+
+class ReadNodeSettings(Request[list[tuple[str, str]]], frozen=True):
+    """(name, value) of what may differ between two nodes."""
+
+    task = "read_node_settings"
+
+
+class ReadState(Request[str | None], frozen=True):
+    """The text of a small file of the agent's; None: there is none."""
+
+    task = "read_state"
+    path: Path
+
+
+class WriteState(Request[None], frozen=True):
+    """`text` in place of what that file holds."""
+
+    task = "write_state"
+    path: Path
+    text: str
+
+
+class ReadGpus(Request[GpuReading], frozen=True):
     """NVML's values of every GPU."""
 
+    task = "read_gpus"
     dear: Literal["all"] | list[tuple[int, str]]
     """What is read besides, as (index, PROCESSES or HEALTH), the most urgent first: the first of them, and
-    more while `budget_s` of driver
-    time lasts. `all`: the processes of every GPU, whatever it takes."""
+    more while `budget_s` of driver time lasts. `all`: the processes of every GPU, whatever it takes."""
     budget_s: Seconds
 
 
-class CheckConfig(Request, frozen=True):
+class CheckConfig(Request[ConfigCheck], frozen=True):
     """Whether the configuration in `file` can take the place of the `running` one, JSON of
     slurm_watchdog.config.agent_settings.Settings."""
 
+    task = "check_config"
     file: Path
     running: str
     deadline_s: Seconds

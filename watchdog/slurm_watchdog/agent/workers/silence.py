@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from slurm_watchdog.agent.workers.answer_types import ThreadFacts
 from slurm_watchdog.agent.workers.child_state import APART_S, STARVED, Look, look_at, why_no_answer
-from slurm_watchdog.agent.workers.worker import Answer, Worker, note_look
+from slurm_watchdog.agent.workers.worker import Answer, Worker, record_look
 
 log = logging.getLogger(__name__)
 
@@ -17,10 +18,11 @@ STARVED_LOOKS = 3
 RESTED_S = 5.0
 """A hung child is left so long after its deadline before it counts as one without CPU."""
 LOOK_AT_CHILDREN = "look:children"
-"""Who sees for an agent without rights in which call a child of the helper stands."""
+"""The child that reads, for an agent without rights, the calls of the helper's children."""
 
-AskForCall = Callable[[int, Callable[[Answer], None], float], object]
-"""Given a pid, what to do with the answer, and now: has the call looked up in which that process stands."""
+CallThen = Callable[[Answer[list[ThreadFacts | None]]], None]
+AskForCall = Callable[[int, CallThen, float], object]
+"""Given a pid, what to do with the answer, and now: requests the call in which that process is."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Silence:
         look = look_at(worker.pid, worker.start_ticks, now)
         seen = look.call or look.state not in ("D", "S")
         if seen or self.ask_for_call is None or worker.key == LOOK_AT_CHILDREN:
-            note_look(worker, look)
+            record_look(worker, look)
         else:  # in a call that only the helper may see: a look without it would count as another call
-            self.ask_for_call(worker.pid, partial(_take_call, worker, worker.request, look), now)
+            self.ask_for_call(worker.pid, partial(_apply_call, worker, worker.request, look), now)
 
 
 def why_silent(worker: Worker, now: float) -> str | None:
@@ -63,7 +65,9 @@ def why_given_up(worker: Worker, now: float) -> str | None:
     return why
 
 
-def _take_call(worker: Worker, request: int | None, look: Look, answer: Answer) -> None:
+def _apply_call(
+    worker: Worker, request: int | None, look: Look, answer: Answer[list[ThreadFacts | None]]
+) -> None:
     found = (answer.value or [None])[0]
-    if found is not None and worker.request == request:
-        note_look(worker, replace(look, call=str(found[0])))
+    if found is not None and found.call is not None and worker.request == request:
+        record_look(worker, replace(look, call=found.call.line))

@@ -45,19 +45,19 @@ class Starter:
                 raise
             except OSError as error:
                 ours.close()
-                self._note(error, helped)
+                self._report_failure(error, helped)
                 return None
         return ours
 
-    def lose_helper(self, why: str) -> None:
+    def disconnect_helper(self, why: str) -> None:
         """Its children have died with it: each tells by the end of its own socket, but for those that hang."""
         if self._helper is not None and self._helper.sock is not None:
             self._waiter.forget(self._helper.sock.fileno())
-            self._helper.lose(why)
+            self._helper.disconnect(why)
 
-    def _note(self, error: OSError, helped: bool) -> None:
+    def _report_failure(self, error: OSError, helped: bool) -> None:
         if helped and not isinstance(error, BlockingIOError):
-            self.lose_helper(describe(error))
+            self.disconnect_helper(describe(error))
         who = "the helper starts no child" if helped else "no child can be started"
         self.problem = f"{who}: {describe(error)}"
 

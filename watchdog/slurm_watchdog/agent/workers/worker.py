@@ -1,5 +1,4 @@
-"""One child as the agent sees it: what it was asked, what has come of it, and what goes over to the agent
-that this process becomes."""
+"""One child as the agent sees it: its request, its answer, and what the agent that this process becomes inherits."""
 
 from __future__ import annotations
 
@@ -7,11 +6,12 @@ import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from slurm_watchdog.agent.workers.child_state import Look, stands
+from slurm_watchdog.agent.workers.child_state import Look, hangs_in_call
+from slurm_watchdog.agent.workers.request_types import Request, answer_type
 
 log = logging.getLogger(__name__)
 
@@ -24,21 +24,23 @@ MAX_READS = 256
 """Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop."""
 
 
+Value = TypeVar("Value")
+
+
 @dataclass(frozen=True)
-class Answer:
+class Answer(Generic[Value]):
     """What became of one request: `error` is None if, and only if, the function returned `value`."""
 
     request: int
     key: str
-    value: Any = None
+    value: Value | None = None
     error: str | None = None
     timed_out: bool = False
     seconds: float = 0.0
 
 
 class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A child that had something to do when its agent became a new one: who it is, and what has gone to and
-    fro until then."""
+    """A child that was busy when its agent became a new one, with the bytes that were under way."""
 
     key: str
     uid: int
@@ -56,7 +58,7 @@ class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
     helped: bool = False
 
 
-Then = Callable[[Answer], None]
+Then = Callable[[Answer[Any]], None]
 OnPart = Callable[[Any], None]
 
 
@@ -73,19 +75,22 @@ class Worker:
     outbox: bytearray = field(default_factory=bytearray)
     writing: bool = False
     request: int | None = None
+    """Number of the one that it is busy with."""
+    request_type: type[Request[Any]] | None = None
+    """None: an agent before this one asked."""
     asked_at: float = 0.0
     deadline: float = 0.0
     hung: bool = False
     born: bool = False
-    """It has said that it has begun: what does not come back from now on is its resource's fault, not its spawner's."""
+    """It has reported its start: from now on its resource is to blame if it hangs, not its spawner."""
     pid: int = 0
     start_ticks: int = -1
-    """Its own, as it has said when it began; 0 and -1: not known."""
+    """Its own, as it has reported; 0 and -1: not known."""
     helped: bool = False
     """It is a child of the helper."""
     first_look: Look | None = None
     last_look: Look | None = None
-    """At what it does instead of answering: the first in its present call, and the newest."""
+    """What it does instead of answering: the first look in its present call, and the newest."""
     looked_at: float = 0.0
     """When the newest look was taken, which the helper may not have completed yet."""
     running: int = 0
@@ -96,8 +101,8 @@ class Worker:
     on_part: OnPart | None = None
 
 
-def note_look(worker: Worker, look: Look) -> None:
-    """Takes over one look; a call that is another than before begins anew."""
+def record_look(worker: Worker, look: Look) -> None:
+    """Keeps one look; with another call than before it is the first."""
     first = worker.first_look
     worker.running = worker.running + 1 if look.state == "R" else 0
     if first is None or first.call != look.call or first.state not in ("D", "S"):
@@ -106,45 +111,48 @@ def note_look(worker: Worker, look: Look) -> None:
 
 
 def is_stuck(worker: Worker) -> bool:
-    """Whether it was seen to stand in a call that does not return."""
+    """Whether it was seen to hang in a call that does not return."""
     first, last = worker.first_look, worker.last_look
-    return worker.request is not None and first is not None and last is not None and stands(first, last)
+    return (
+        worker.request is not None and first is not None and last is not None and hangs_in_call(first, last)
+    )
 
 
-def left_of(worker: Worker) -> InheritedWorker:
-    """What the agent that this process becomes is told of one that is busy."""
+def to_inherited(worker: Worker) -> InheritedWorker:
+    """A busy one, for the agent that this process becomes."""
     assert worker.request is not None
     return InheritedWorker(
-        key=worker.key, uid=worker.uid, fd=worker.sock.fileno(), request=worker.request, asked_at=worker.asked_at,
-        deadline=worker.deadline, hung=worker.hung, born=worker.born, inbox=bytes(worker.inbox), outbox=bytes(worker.outbox),
-        pid=worker.pid, start_ticks=worker.start_ticks, helped=worker.helped,
+        key=worker.key, uid=worker.uid, fd=worker.sock.fileno(), request=worker.request,
+        asked_at=worker.asked_at, deadline=worker.deadline, hung=worker.hung, born=worker.born,
+        inbox=bytes(worker.inbox), outbox=bytes(worker.outbox), pid=worker.pid,
+        start_ticks=worker.start_ticks, helped=worker.helped,
     )  # fmt: skip
 
 
-def adopt(left: InheritedWorker, now: float) -> Worker:
-    """A worker of the agent before, of whom nobody waits for the answer any more."""
-    sock = socket.socket(fileno=left.fd)
+def from_inherited(each: InheritedWorker, now: float) -> Worker:
+    """A worker of the agent before, whose answer nobody waits for any more."""
+    sock = socket.socket(fileno=each.fd)
     sock.set_inheritable(False)
     sock.setblocking(False)
     return Worker(
-        left.key, left.uid, sock, now, idle_s_of(left.key), bytearray(left.inbox),
-        bytearray(left.outbox), request=left.request, asked_at=left.asked_at, deadline=left.deadline, hung=left.hung, born=left.born,
-        pid=left.pid, start_ticks=left.start_ticks, helped=left.helped,
+        each.key, each.uid, sock, now, idle_s_of(each.key), bytearray(each.inbox), bytearray(each.outbox),
+        request=each.request, asked_at=each.asked_at, deadline=each.deadline, hung=each.hung, born=each.born,
+        pid=each.pid, start_ticks=each.start_ticks, helped=each.helped,
     )  # fmt: skip
 
 
 def idle_s_of(key: str) -> float:
-    """How long a child of this key is kept while nobody asks it anything."""
+    """Seconds for which an idle child of this key is kept."""
     return IDLE_OF_KIND_S.get(key.partition(":")[0], IDLE_S)
 
 
 def group_of(key: str) -> str:
-    """What hangs together: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`."""
+    """The resource of a key: `files:/shared` of `files:/shared:1000`, `identify` of `identify:4711`."""
     return key.rpartition(":")[0] or key
 
 
 def read_into(worker: Worker, buffer: memoryview) -> bool:
-    """Takes what the child has said into its inbox; False at its end. `buffer` is only passed through."""
+    """Reads what the child has sent into its inbox; False at its end. `buffer` is only passed through."""
     for _ in range(MAX_READS):
         try:
             size = worker.sock.recv_into(buffer)
@@ -160,21 +168,43 @@ def read_into(worker: Worker, buffer: memoryview) -> bool:
     return True
 
 
+def decode_answer(worker: Worker, value: Any, error: Any) -> tuple[Any, str | None]:
+    """Value and error of the answer to its request; one of another type than the request names is an error."""
+    if error is not None or worker.request_type is None:
+        return None, str(error)
+    try:
+        return msgspec.convert(value, answer_type(worker.request_type)), None
+    except msgspec.ValidationError as problem:
+        log.error("%s gave an invalid answer to %s: %s", worker.key, worker.request_type.task, problem)
+        return None, f"its answer is invalid: {problem}"
+
+
+def deliver_part(worker: Worker, part: Any) -> None:
+    """Calls `on_part` with a part of the answer; one of another type than the request names is dropped."""
+    if worker.hung or worker.on_part is None or worker.request_type is None:
+        return
+    try:
+        value = msgspec.convert(part, worker.request_type.part)
+    except msgspec.ValidationError as problem:
+        log.error("%s sent an invalid part of %s: %s", worker.key, worker.request_type.task, problem)
+        return
+    call_back(worker.key, worker.on_part, value)
+
+
 def finish(worker: Worker, value: Any, error: str | None, now: float, done: set[int]) -> None:
     """Hands over the answer of a request, whose number goes into `done`; the worker is free again."""
     request, then = worker.request, worker.then
     assert request is not None
     worker.request, worker.then, worker.on_part, worker.used_at = None, None, None, now
     done.add(request)
-    hand_over(
-        worker.key, then, Answer(request, worker.key, value, error, False, max(0.0, now - worker.asked_at))
-    )
+    answer = Answer(request, worker.key, value, error, False, max(0.0, now - worker.asked_at))
+    call_back(worker.key, then, answer)
 
 
-def hand_over(key: str, to: Callable[[Any], None] | None, what: Any) -> None:
-    """Calls `to`, if anybody waits; what it raises is logged, and no more."""
+def call_back(key: str, to: Callable[[Any], None] | None, value: Any) -> None:
+    """Calls `to`, if there is one; what it raises is logged, and no more."""
     try:
         if to is not None:
-            to(what)
+            to(value)
     except Exception:
         log.exception("the answer of %s could not be used", key)

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
+
+from slurm_watchdog.agent.workers.request_types import ReadState, WriteState
+from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 MAX_STATE_BYTES = 4096
 
 
-def read_state(path: str, state: dict[str, Any]) -> str | None:
+def read_state(request: ReadState, worker: WorkerState) -> str | None:
     """In a child: the text of the state file, bounded; None if there is none."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(request.path, encoding="utf-8", errors="replace") as file:
             return file.read(MAX_STATE_BYTES)
     except FileNotFoundError:
         return None
 
 
-def write_state(args: tuple[str, str], state: dict[str, Any]) -> None:
-    """In a child: replaces the state file `args[0]` by `args[1]` in one step, making its directory if need be."""
-    path = Path(args[0])
+def write_state(request: WriteState, worker: WorkerState) -> None:
+    """In a child: replaces the state file in one step, making its directory if need be."""
+    path = Path(request.path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
-        file.write(args[1])
+        file.write(request.text)
         file.flush()
         os.fsync(fd)
     temporary.replace(path)

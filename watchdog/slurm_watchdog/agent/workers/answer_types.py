@@ -1,0 +1,299 @@
+"""Answers of workers: a type for each, which the agent checks when it decodes one.
+
+The requests are in slurm_watchdog.agent.workers.request_types, each with the type of its answer.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from slurm_watchdog.agent.proc.system_call import CallTarget
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
+from slurm_watchdog.model.observations import Event, MigInstance
+
+
+class IdentifiedProcess(Struct, frozen=True, kw_only=True):
+    """One process: who it is, and what its environment and its command line say."""
+
+    index: int
+    """Its place in the request."""
+    pid: int
+    start_ticks: int | None = None
+    uid: int | None = None
+    """Its real user."""
+    environ: dict[str, str] | None = None
+    """The variables of knowledge.launchers.ENVIRONMENT; None: it ended meanwhile, or may not be read."""
+    exe: str = ""
+    title: str = ""
+    """Of a slurmstepd."""
+    cwd: str = ""
+    """This and the fields below: of what may hold a rank."""
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
+    checkpoint_directories: tuple[str, ...] = ()
+    collective_timeout: tuple[float, bool] | None = None
+    """Seconds, and whether they are only assumed."""
+    foreign: bool = False
+    """It is not one ordinary user's through and through, so nothing was read of it (agent.processes.owner)."""
+    denied: bool = False
+    """The kernel refused a file of it; otherwise it has ended."""
+    error: str | None = None
+
+
+class ResolvedCall(Struct, frozen=True, kw_only=True):
+    """The file that a blocked call is about."""
+
+    index: int
+    target: CallTarget = CallTarget()
+    error: str | None = None
+
+
+class ThreadCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One thread's system call. `wchan`, `io` and `file` are empty where the call is about no file."""
+
+    line: str
+    """Of /proc/PID/task/TID/syscall."""
+    wchan: str = ""
+    io: str = ""
+    file: str | None = None
+    """The open file that the call is about."""
+
+
+class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many files a process has open, and the names of those that are devices."""
+
+    open_files: int
+    devices: tuple[str, ...]
+
+
+class ThreadFacts(Struct, frozen=True, kw_only=True):
+    """The one of these that was asked for."""
+
+    io: str | None = None
+    """The text of /proc/PID/io."""
+    call: ThreadCall | None = None
+    devices: OpenDevices | None = None
+
+
+class ProcessState(Struct, frozen=True, kw_only=True):
+    """One process as the kernel shows it, for evidence."""
+
+    pid: int
+    error: str | None = None
+    problems: tuple[str, ...] = ()
+    """Parts that could not be read, each with the reason."""
+    state: str | None = None
+    threads: tuple[ThreadState, ...] = ()
+    threads_seen: int = 0
+    status: tuple[tuple[str, str], ...] = ()
+    sockets: tuple[SocketState, ...] = ()
+    sockets_seen: int = 0
+    silent_files: tuple[str, ...] = ()
+    lock: LockWait | None = None
+
+
+class FollowedFile(Struct, frozen=True, kw_only=True):
+    """One log file: what is new in it, and how far it was read."""
+
+    job: str
+    path: str
+    growth_age_s: float | None = None
+    error: str | None = None
+    events: tuple[Event, ...] = ()
+    """Without job and source."""
+    dropped: int = 0
+    offset: int | None = None
+    lag_bytes: int = 0
+    skipped_bytes: int = 0
+    framework: str | None = None
+    seats: tuple[tuple[int, int, int, int], ...] = ()
+    """(pid, rank, local rank, world size), where Ray says it."""
+
+
+class FollowedLogs(Struct, frozen=True, kw_only=True):
+    """What is new in the logs of one child."""
+
+    files: tuple[FollowedFile, ...]
+    token: str
+    """Goes back with the next request: what was in an answer whose token does not is reported again."""
+    globs: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    """(job, pattern, paths) of the patterns that were looked up in this request."""
+
+
+class LogEnd(Struct, frozen=True, kw_only=True):
+    """The last lines of one log, or why they could not be read."""
+
+    path: str
+    lines: tuple[str, ...] = ()
+    error: str | None = None
+
+
+class LeftoverFiles(Struct, frozen=True, kw_only=True):
+    """Files that a job has left behind."""
+
+    flight_recorder: tuple[FoundFile, ...] = ()
+    core: tuple[FoundFile, ...] = ()
+    program: str | None = None
+    """Of the first process that lives: a core file of its neighbour is read with it."""
+
+
+class KnownFootprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Files, bytes and newest change of a candidate at the scan before, and since when it has been like that."""
+
+    files: int
+    """completeness.WAS_COMPLETE: it was complete, so nobody counted."""
+    size_bytes: int
+    newest_ns: int
+    since: float
+    """Monotonic clock."""
+
+
+class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The size of a complete checkpoint, which is added up once."""
+
+    path: str
+    at_ns: int
+    size_bytes: int | None
+
+
+class CheckpointMemory(Struct, frozen=True, kw_only=True):
+    """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
+
+    footprints: dict[str, KnownFootprint] = msgspec.field(default_factory=dict)
+    """By path."""
+    size: KnownSize | None = None
+
+
+class ScannedDirectory(Struct, frozen=True, kw_only=True):
+    """One directory of checkpoints: its newest complete one, and the one that is being written."""
+
+    job: str
+    directory: str
+    memory: CheckpointMemory | None = None
+    error: str | None = None
+    moved: str | None = None
+    """Where the directory lies, if that is another mount: then nothing was read."""
+    was_read: bool = False
+    layout: str | None = None
+    step: int | None = None
+    path: str | None = None
+    at_ns: int = 0
+    age_s: float | None = None
+    size_bytes: int | None = None
+    writing: bool = False
+    writing_step: int | None = None
+    writing_bytes: int | None = None
+
+
+class ScannedTracker(Struct, frozen=True, kw_only=True):
+    """A tracker file that says a step."""
+
+    job: str
+    path: str
+    step: int
+    age_s: float
+
+
+class ScannedClock(Struct, frozen=True, kw_only=True):
+    """A file whose changes are progress."""
+
+    job: str
+    path: str
+    moved: str | None = None
+    at_ns: int | None = None
+    """None: there is nothing yet, or it may not be read."""
+    size_bytes: int | None = None
+
+
+class ScannedCheckpoints(Struct, frozen=True, kw_only=True):
+    """All that one child was asked about."""
+
+    directories: tuple[ScannedDirectory, ...] = ()
+    trackers: tuple[ScannedTracker, ...] = ()
+    clocks: tuple[ScannedClock, ...] = ()
+
+
+class ProbedDirectory(Struct, frozen=True, kw_only=True):
+    """Whether the server of a mount answered."""
+
+    mounted: bool
+    """False: the directory lies on another mount here, or on one that is not probed."""
+    responding: bool = False
+    seconds: float = 0.0
+    error: str | None = None
+    device: str | None = None
+    fs_type: str | None = None
+    wrote: bool = False
+
+
+class GpuHealth(Struct, frozen=True, kw_only=True):
+    """What changes slowly about a GPU. None: the GPU, its driver or its hypervisor does not say."""
+
+    memory_clock_mhz: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped_rows_corrected: int | None = None
+    remapped_rows_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retired_pages: int | None = None
+    retired_pages_pending: bool | None = None
+    pcie_link_width: int | None = None
+    pcie_link_width_max: int | None = None
+    pcie_link_generation: int | None = None
+    pcie_link_generation_max: int | None = None
+    pcie_replays: int | None = None
+    nvlinks_active: int | None = None
+    nvlinks_down: int | None = None
+    nvlink_errors: int | None = None
+    mig: tuple[MigInstance, ...] | None = None
+
+
+GpuProcesses = tuple[tuple[int, int | None], ...]
+"""(pid, bytes) of each process that computes; None: NVML does not know how many bytes."""
+
+
+class GpuRow(Struct, frozen=True, kw_only=True):
+    """One GPU in NVML's units. None: it does not say."""
+
+    index: int
+    uuid: str = ""
+    bus_id: str | None = None
+    minor: int | None = None
+    name: str = ""
+    utilization_percent: int | None = None
+    sm_clock_mhz: int | None = None
+    power_mw: int | None = None
+    temperature_c: int | None = None
+    memory_bytes: tuple[int, int] | None = None
+    """Used, and in all."""
+    throttle_mask: int | None = None
+    error: str | None = None
+    unreadable: bool = False
+    """It answered nothing at all."""
+    processes: GpuProcesses | UnsetType | None = UNSET
+    """UNSET: it was not its turn; None: NVML refused."""
+    health: GpuHealth | UnsetType | None = UNSET
+
+
+class GpuReading(Struct, frozen=True, kw_only=True):
+    """All GPUs of a node, or why there is nothing to read."""
+
+    missing: str = ""
+    """This node has no driver."""
+    error: str = ""
+    """NVML as a whole refuses."""
+    gpus: tuple[GpuRow, ...] | None = None
+    events: tuple[tuple[int, int, str | None], ...] = ()
+    """(type, data, UUID)."""
+    driver_s: float = 0.0
+    """Spent inside NVML."""
+
+
+class ConfigCheck(Struct, frozen=True, kw_only=True):
+    """Whether an agent could run with a configuration file."""
+
+    problems: tuple[str, ...] = ()
+    settings: str = ""
+    """As JSON; empty with problems."""

@@ -61,8 +61,7 @@ settings.load_profile("ci" if IN_CI else "here")
 
 def pytest_configure(config: pytest.Config) -> None:
     """What was told to ignore a signal (a shell does that to what it starts in the background, with Ctrl-C)
-    hands it on to all its
-    children, and no shell among them can trap it: those of the tests have to hear."""
+    hands it on to all its children, and no shell among them can trap it: those of the tests have to hear."""
     for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGUSR1, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, action)

@@ -2,8 +2,8 @@
 """A process whose memory lock is held for as long as a filesystem is frozen: nobody reads its command line meanwhile.
 
 As a program, `python tests/memory_lock.py FILE`: maps FILE (made if missing, on a filesystem that can be
-frozen), writes
-`ready` on its standard output and waits for SIGUSR1, doing nothing. Freeze the filesystem first, then send the signal:
+frozen), writes `ready` on its standard output and waits for SIGUSR1, doing nothing. Freeze the filesystem
+first, then send the signal:
 
 - thread A stores a byte in the mapped page and waits in the page fault, in D, holding the lock of that mapping;
 - thread B unmaps it: it takes the lock of the whole memory for writing and waits for thread A with it.

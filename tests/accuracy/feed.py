@@ -1,8 +1,8 @@
 """From what a simulated agent has to say to what the product takes: a `Report`, or the lines of a *trace v1*.
 
 Both are made from the same `Said`. A report holds what the real agent makes of it, with the agent's own
-functions; a trace holds
-nothing but the fields that trace v1 has, raw lines included, as somebody else would write it.
+functions; a trace holds nothing but the fields that trace v1 has, raw lines included, as somebody else would
+write it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a rank and its GPU look like from outside, in whatever they may be doing.
 
 The values are those of an A100 as the frozen-filesystem report shows them: 1410 MHz and some 380 W at work,
-1410 MHz and 85 to 115 W
-while it spins in a collective at "100 %", 1155 MHz, 68 W and 28 C when it idles.
+1410 MHz and 85 to 115 W while it spins in a collective at "100 %", 1155 MHz, 68 W and 28 C when it idles.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
 FINE_EVERY = 16
 COARSE_S, COARSE_LOOKS_S = 20.0, 60.0
 """One run in sixteen has reports and looks every 5 s, as agents ship; the others every 20 and 60 s, to
-simulate more hours. Whatever
-is not as it should be makes the looks as frequent as in the service."""
+simulate more hours. Whatever is not as it should be makes the looks as frequent as in the service."""
 
 
 @quiet()
@@ -120,8 +119,7 @@ def run_thing(
     thing: Thing, seed: int, hours: float = float("inf")
 ) -> tuple[float, list[Incident], list[str], int]:
     """One healthy run, of so many `hours` at most: simulated job-hours, what was said and is not explained,
-    detectors that
-    failed, nodes."""
+    detectors that failed, nodes."""
     scene = thing_scene(thing, seed)
     fine = thing.fine or seed % FINE_EVERY == 0
     interval_s, calm_s = (INTERVAL_S, INTERVAL_S) if fine else (COARSE_S, COARSE_LOOKS_S)

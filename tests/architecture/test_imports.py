@@ -1,8 +1,7 @@
 """Who may know whom. Read from the source, so a module that does not exist yet breaks nothing.
 
 An import counts wherever it stands: in a function, under TYPE_CHECKING, or behind another module of ours.
-Importing `a.b`
-also runs `a/__init__.py`, so that counts, too.
+Importing `a.b` also runs `a/__init__.py`, so that counts, too.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ ONLY_IN = {
     "OwnUser": {"standalone/run.py"},
 }
 """What is called -> the only modules that may: a Proven is made by channels; commands are read from a Proven
-(its type says so, mypy
-checks it); who takes one user's word for all is `slurm-watchdog run` alone."""
+(its type says so, mypy checks it); who takes one user's word for all is `slurm-watchdog run` alone."""
 
 
 @cache

@@ -1,8 +1,7 @@
 """Every attack here is made twice: on the build as it is, where it must fail, and on the same build with one
-defence taken out, where it
-must succeed. So no attack fails for want of an attack. The defence of a row is the function or constant that
-stops it, replaced by one
-that does not; everything else is the code that is shipped.
+defence taken out, where it must succeed. So no attack fails for want of an attack. The defence of a row is
+the function or constant that stops it, replaced by one that does not; everything else is the code that is
+shipped.
 
 Attacks on the identity of the controller are in test_impostors.py, and on the shipped units in tests/integration.
 """

@@ -82,9 +82,8 @@ class Scene:
 @contextmanager
 def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
     """The agent as it is deployed, beside the load: as root, an agent without a right and its helper, as
-    their units start them; as an
-    ordinary user, who has jobs of his own to watch, the agent alone. Raises RuntimeError if it does not see
-    the load."""
+    their units start them; as an ordinary user, who has jobs of his own to watch, the agent alone. Raises
+    RuntimeError if it does not see the load."""
     with ExitStack() as stack:
         job = stack.enter_context(load.running())
         taker = stack.enter_context(controller.listening((job.watch,)))

@@ -206,9 +206,8 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
 
 def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) -> None:
     """From the moment when the fleet sent the report to the decision in the journal. The fleet sends a fault
-    with the node's next
-    report, so the report's own moment is what the kernel's line is dated by: `opened_at`, to which the
-    controller gave its arrival."""
+    with the node's next report, so the report's own moment is what the kernel's line is dated by:
+    `opened_at`, to which the controller gave its arrival."""
     decided = {
         row[0]: row[1]
         for row in here.journal("SELECT incident_id, MIN(decided_at) FROM decisions GROUP BY incident_id")

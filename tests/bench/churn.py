@@ -2,8 +2,7 @@
 controller's own door.
 
 The clock is simulated, so that an hour takes minutes. What is kept of processes that have ended has a bound:
-memory and the time of a
-round have to level off.
+memory and the time of a round have to level off.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ MAIN = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slu
 
 def prefer(pid: int, nice: int) -> None:
     """Gives a process, the leader of a session, precedence; without root it goes without. Where the kernel
-    groups processes by
-    session (sched_autogroup), it is the session's precedence that counts."""
+    groups processes by session (sched_autogroup), it is the session's precedence that counts."""
     try:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
         group = Path(f"/proc/{pid}/autogroup")

@@ -1,12 +1,10 @@
 """`python -m tests.bench.fleet`: thousands of agents in one process, for the controller's benchmark.
 
 Each agent holds a connection of its own, from an address of its own, and reports as a node with 8 ranks on 8
-GPUs does: numbers that
-move with every look, and on the first node of each job the lines of its log and its checkpoints. What is the
-same on all nodes in
-one round is made once, so that this process costs little beside the one that is measured. Commands come as
-JSON lines on standard
-input, answers go as JSON lines to standard output.
+GPUs does: numbers that move with every look, and on the first node of each job the lines of its log and its
+checkpoints. What is the same on all nodes in one round is made once, so that this process costs little beside
+the one that is measured. Commands come as JSON lines on standard input, answers go as JSON lines to standard
+output.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ FULL_EVERY = 120
 """Reports between two full ones, as the agent's sender has it."""
 SHAKING = 200
 """Handshakes at once: ten thousand machines compute theirs side by side, and this one process one after the
-other. What it did not come to
-for ten seconds would be refused as slow."""
+other. What it did not come to for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
 HEAD = (

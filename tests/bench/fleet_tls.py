@@ -2,8 +2,7 @@
 changed and signed again.
 
 `slurm-watchdog ca` takes 40 ms for each, most of it for starting openssl: seven minutes for ten thousand. All
-nodes have the same key, which
-costs the controller what other keys would.
+nodes have the same key, which costs the controller what other keys would.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 that costs whom.
 
 Two jobs of another user, agent and helper as their units start them, and a controller as on a management
-node. One job is looked at
-before the hostile user's job begins (`hostile_user.py`), the other one during it.
+node. One job is looked at before the hostile user's job begins (`hostile_user.py`), the other one during it.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ DESCRIPTORS = 160
 and devices open."""
 IDLE_PROCESSES = 60
 """The rest of a small machine: daemons and threads of the kernel. Few for a node of a cluster, but as many as
-where the peers' figures
-in our notes come from."""
+where the peers' figures in our notes come from."""
 LOG_PERIOD_S = 3.0
 CHECKPOINT_EVERY_S = 60.0
 CHECKPOINT_FILES = 16

@@ -1,9 +1,8 @@
 """What a training loop on the same core feels of the agent: a fixed quantum of work, timed with and without it.
 
-Rounds with the agent and rounds while its whole tree is stopped take turns, so that what else happens on the machine
-hits both alike. The quanta of all rounds with the agent are compared with those of all rounds without it, and
-how much chance
-there is in the result is a figure, too.
+Rounds with the agent and rounds while its whole tree is stopped take turns, so that what else happens on the
+machine hits both alike. The quanta of all rounds with the agent are compared with those of all rounds without
+it, and how much chance there is in the result is a figure, too.
 """
 
 from __future__ import annotations

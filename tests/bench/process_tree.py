@@ -1,8 +1,7 @@
 """What a tree of processes has used so far: CPU time, memory, context switches, reads, descriptors, threads.
 
 CPU time is taken from a control group of the tree's own where there can be one (nanoseconds, ended children
-included, and
-nothing is walked while it runs); otherwise it is summed over the tree as /proc has it.
+included, and nothing is walked while it runs); otherwise it is summed over the tree as /proc has it.
 """
 
 from __future__ import annotations
@@ -142,8 +141,7 @@ def count_distinct_pages(root: int) -> int | None:
     the right to know.
 
     PSS divides a page by all who map it. Other Pythons on the machine, this benchmark for one, make it look
-    smaller than
-    it is on a node where the agent is the only one; this figure is the same everywhere.
+    smaller than it is on a node where the agent is the only one; this figure is the same everywhere.
     """
     frames: set[int] = set()
     for pid in read_tree(root):

@@ -2,8 +2,7 @@
 that come and go.
 
 Each flood begins with an error that nobody wrote before; the agent has to tell of it, every time. In the end
-its memory,
-its descriptors and its threads have to be what they were after the first round.
+its memory, its descriptors and its threads have to be what they were after the first round.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Thousands of incidents in one tick of the real controller: how long it holds the loop, when an action asked
-for meanwhile begins, and
-what stands in a Slack that behaves as Slack does. In real time, with the messages' own pace: two to three minutes."""
+for meanwhile begins, and what stands in a Slack that behaves as Slack does. In real time, with the messages'
+own pace: two to three minutes."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ class Framework:
     environ: Mapping[str, str] = field(default_factory=dict)
     fault_step: int = 85
     """The fault comes at this step: between two checkpoints (every 20), after the job has shown its speed.
-    One whose steps cannot be read
-    has to be seen moving several times first, half of `stepless_limit` apart."""
+    One whose steps cannot be read has to be seen moving several times first, half of `stepless_limit`
+    apart."""
 
     @property
     def total(self) -> int:

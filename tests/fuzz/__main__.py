@@ -1,6 +1,5 @@
 """`python -m tests.fuzz [number]`: as many bodies through the controller's door and all behind it; figures as
-JSON lines on standard
-output. It ends with 1 if anything was harmed."""
+JSON lines on standard output. It ends with 1 if anything was harmed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m tests.hostile [number]`: as many strings that are meant to harm through Slack, other programs,
-the terminal, metrics and the
-page; figures as JSON lines on standard output. It ends with 1 if any of them did anything."""
+the terminal, metrics and the page; figures as JSON lines on standard output. It ends with 1 if any of them
+did anything."""
 
 from __future__ import annotations
 

@@ -139,8 +139,7 @@ async def drawn(number: int) -> int:
     """Draws all of them in Chromium, and an incident and a job of each page. Returns the rows that were drawn.
 
     Raises AssertionError for an element, an attribute, a link or a character that is not ours, and for
-    anything that the browser
-    complains of: a script that ran, an address that was asked for.
+    anything that the browser complains of: a script that ran, an address that was asked for.
     """
     rows = 0
     start = controller_of(("plain",), "p")

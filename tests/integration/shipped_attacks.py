@@ -2,9 +2,8 @@
 defence is taken out.
 
 A row is shell text. `attack` ends with 0 where it succeeds, within seconds; `weaken` takes exactly its
-defence out, as root, and `mend` puts
-it back. `given` is done before: what the attacker is allowed to have (a directory that is his, a first
-defence that is gone already).
+defence out, as root, and `mend` puts it back. `given` is done before: what the attacker is allowed to have (a
+directory that is his, a first defence that is gone already).
 """
 
 from __future__ import annotations

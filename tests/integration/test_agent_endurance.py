@@ -27,8 +27,8 @@ DRIFT_KIB = 1024
 SHORT_TICKS, SHORT_WARM_UP = 700, 350
 SHORT_LOOP_KIB = 400
 """What is kept of jobs that are still followed made 24 to 248 KiB in so few ticks, by chance of which jobs
-came and went: this bound catches
-what grows by half a KiB a tick. What is promised for a day (1 MiB) only `make bench ARGS=drift` shows."""
+came and went: this bound catches what grows by half a KiB a tick. What is promised for a day (1 MiB) only
+`make bench ARGS=drift` shows."""
 
 LOAD = r"""
 import os, random, signal, subprocess, sys, threading, time

@@ -1,6 +1,6 @@
 """Processes that really outlive their Slurm job on a GPU, ended by controller, agent and helper: one ends
-when it is asked, one only when it
-is killed, one cannot be; other processes that hold a GPU there are not touched."""
+when it is asked, one only when it is killed, one cannot be; other processes that hold a GPU there are not
+touched."""
 
 from __future__ import annotations
 

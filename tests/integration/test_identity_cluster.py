@@ -2,8 +2,7 @@
 docs/authentication.md and docs/slurm.md.
 
 One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog of the
-page is a place that is each
-node's own here, and ssh and scp go through namespaces.
+page is a place that is each node's own here, and ssh and scp go through namespaces.
 """
 
 from __future__ import annotations

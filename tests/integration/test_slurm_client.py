@@ -1,8 +1,7 @@
 """The contract of SlurmClient on a real cluster: the same tests for every client that is here.
 
 The one that lists by pyslurm is here if the interpreter in SLURM_WATCHDOG_TEST_PYSLURM, or ours, has a
-pyslurm that was built
-for the installed Slurm. Otherwise the test that compares both is skipped, and says so.
+pyslurm that was built for the installed Slurm. Otherwise the test that compares both is skipped, and says so.
 """
 
 from __future__ import annotations

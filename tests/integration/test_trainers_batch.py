@@ -47,9 +47,8 @@ def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> No
 
     def goes_on() -> bool:
         # A requeued job waits two minutes. That it may start now is said once its first run has wholly ended,
-        # and some seconds later: in
-        # the second in which a run ended slurmd takes the next one's credential for revoked. Each word puts
-        # the start off once more.
+        # and some seconds later: in the second in which a run ended slurmd takes the next one's credential
+        # for revoked. Each word puts the start off once more.
         nonlocal said_at
         if cluster.job(job)["JobState"] == "PENDING" and time.monotonic() - said_at > 15:
             said_at = time.monotonic()

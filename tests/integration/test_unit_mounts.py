@@ -2,10 +2,8 @@
 leave out would wait for it.
 
 The steps are those of systemd for the options in the units: a namespace that gets the node's mounts
-(MountFlags=slave), /usr and /etc
-bound read-only (ProtectSystem=full), a directory of its own over /tmp (PrivateTmp=). ProtectSystem=strict
-does the second with every
-mount below `/`.
+(MountFlags=slave), /usr and /etc bound read-only (ProtectSystem=full), a directory of its own over /tmp
+(PrivateTmp=). ProtectSystem=strict does the second with every mount below `/`.
 """
 
 from __future__ import annotations

@@ -6,13 +6,11 @@ imports nothing of ours.
     torchrun --nproc-per-node=2 ... ddp.py --place DIR --faults DIR     (a launcher a node)
 
 A file KIND.rankR in the directory of faults makes rank R do it at its next step; what it did, and when, is
-then in KIND.rankR.done.
-Kinds: loader (its DataLoader's workers stop), lock (waits for a lock that nobody gives back), mismatch (calls
-another collective than
-the others), sleep (a retry that never ends), file (reads a named pipe that nobody writes), file_lock (waits
-for a lock on a file that a
-process of its own keeps), leave (ends at once, with code 0 and without a word).
-What is healthy and looks ill is chosen on the command line.
+then in KIND.rankR.done. Kinds: loader (its DataLoader's workers stop), lock (waits for a lock that nobody
+gives back), mismatch (calls another collective than the others), sleep (a retry that never ends), file (reads
+a named pipe that nobody writes), file_lock (waits for a lock on a file that a process of its own keeps),
+leave (ends at once, with code 0 and without a word). What is healthy and looks ill is chosen on the command
+line.
 """
 
 import argparse

@@ -1,10 +1,8 @@
 """Somebody swaps names as fast as he can while the helper's children read logs and write kill switches below them.
 
 Three attackers: another user of the same group directory, who wants the job's owner's secrets told; the job's
-owner himself, who
-wants root's; and both with mounts that come and go. What must hold: no line of a secret is ever read, nothing
-outside is created,
-changed or removed, and nothing in the directories of users is root's.
+owner himself, who wants root's; and both with mounts that come and go. What must hold: no line of a secret is
+ever read, nothing outside is created, changed or removed, and nothing in the directories of users is root's.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 tests/rig/standin_nvml.
 
 Each node has its own scenario, kept in step with what really happens to its ranks: a rank that lives makes
-its card busy
-(100 %, 1410 MHz, 86 W); one that waits in state D for a filesystem leaves it idle at its clock (0 %, 1155
-MHz, 68 W), as in
-case 1 of the case book. The process lists name the ranks by the numbers that their node knows them by.
+its card busy (100 %, 1410 MHz, 86 W); one that waits in state D for a filesystem leaves it idle at its clock
+(0 %, 1155 MHz, 68 W), as in case 1 of the case book. The process lists name the ranks by the numbers that
+their node knows them by.
 """
 
 from __future__ import annotations

@@ -138,8 +138,7 @@ def sweep(prefix: str = PREFIX) -> list[Path]:
 
 def remove(directory: Path, index: int, owned: bool = False) -> bool:
     """Take a cluster down, which the caller has locked. May be repeated. False, and it stays, if daemons of
-    it live in a PID
-    namespace that we do not see. Raises ClusterError.
+    it live in a PID namespace that we do not see. Raises ClusterError.
 
     `owned`: the caller holds the index, too. Otherwise links and namespaces of the index are only touched if no living
     cluster has it; one that has it took it because the dead one had none.

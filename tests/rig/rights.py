@@ -1,9 +1,8 @@
 """Who the watchdog's services are on a demo cluster, as their units have it: an agent without a right, a
 helper with a few.
 
-Neither may enter the home of the user who starts them, where interpreter and checkout may lie: those are bound
-under a path that is open to
-all (`Place`). Standard library only.
+Neither may enter the home of the user who starts them, where interpreter and checkout may lie: those are
+bound under a path that is open to all (`Place`). Standard library only.
 """
 
 from __future__ import annotations

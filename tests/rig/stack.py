@@ -91,8 +91,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 class Watchdog:
     """Agents and controller of one cluster. `settings` override QUICK, section by section; with `shipped`
-    they override the
-    configuration as it is shipped.
+    they override the configuration as it is shipped.
 
     `agent_env`: what the agent of a node has in its environment besides.
     """

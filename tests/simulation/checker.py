@@ -22,8 +22,7 @@ HEALED_S = 100.0
 request to Slurm up to 50 s."""
 CLEAR_S = 2400.0
 """A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace,
-the widest floor of a phase
-that the log may have mentioned, and some."""
+the widest floor of a phase that the log may have mentioned, and some."""
 ACCUSES = frozenset(
     {
         IncidentKind.COLLECTIVE_HANG,

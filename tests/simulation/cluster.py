@@ -2,9 +2,8 @@
 jobs where they run.
 
 Jobs, ranks, logs and GPUs are those of tests/accuracy; here they get what acting on them needs: a queue,
-holds, exclusions, requeues,
-a trainer that listens to its kill switch. `truth` is the record of what really happened: the checker reads
-it, the product never does.
+holds, exclusions, requeues, a trainer that listens to its kill switch. `truth` is the record of what really
+happened: the checker reads it, the product never does.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 while Slurm answers as it likes.
 
 Stories, turn about: a job that hangs and is requeued, and a restart that an operator asks for, by kill
-switch. A number is a crash
-point. `POINTS` numbers in a row share a story up to the first write about it, where each goes its own way: so
-they can be run as
-forks of one process (see forks.py), and each alone is the same run.
+switch. A number is a crash point. `POINTS` numbers in a row share a story up to the first write about it,
+where each goes its own way: so they can be run as forks of one process (see forks.py), and each alone is the
+same run.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ def trouble(sim: Simulation, *, graceful: bool) -> None:
 
 class Branch:
     """What is special about one crash point, from the first write about its trouble on: up to three deaths,
-    each at a write drawn
-    from all of an action's or a moment after it, and Slurm's answers to the first requests."""
+    each at a write drawn from all of an action's or a moment after it, and Slurm's answers to the first
+    requests."""
 
     def __init__(self, number: int):
         rng = random.Random(f"crash point script {number}")
@@ -157,8 +156,7 @@ def crash_point(
     number: int, option: str = "crash-points", part: Script | None = None
 ) -> tuple[Recipe, Script]:
     """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is
-    called at the first write
-    in the place of what is special about the number."""
+    called at the first write in the place of what is special about the number."""
     story = number // POINTS
     recipe = {"cycles": cycle_of, "ladders": ladder_of}.get(option, story_of)(story)
     own = branch_of(number, option)

@@ -2,8 +2,7 @@
 point where they part.
 
 A fork is the whole simulation with its controller in the middle of a write. SQLite may not be carried across
-a fork: the journal is
-closed before it, and each fork continues with a copy of the file.
+a fork: the journal is closed before it, and each fork continues with a copy of the file.
 """
 
 from __future__ import annotations

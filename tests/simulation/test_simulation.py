@@ -41,8 +41,7 @@ SEEDS: dict[tuple[str, int], str] = {
     ("seeds", 2): "a clock that was set gave the budget back that an earlier life of the controller had used",
 }
 """Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what
-can be told without it has
-a test of its own below."""
+can be told without it has a test of its own below."""
 
 
 def test_on_a_bad_day_nothing_is_lost_done_twice_or_done_to_a_healthy_job() -> None:

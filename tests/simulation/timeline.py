@@ -1,11 +1,10 @@
 """Simulated time: a heap of things that happen, and an asyncio loop that lives by it.
 
 The world (agents, network, Slurm, jobs, faults) is events on the timeline; the controller's real coroutines
-run on a `SimLoop`,
-which never sleeps: where it would wait it lets the world go on, until its next timer or until somebody speaks to it.
-Killing the controller is leaving the loop from the middle of whatever it did; stopping it (SIGSTOP) is not
-returning from a wait
-while the world continues. Models: FoundationDB's simulation, TigerBeetle's VOPR.
+run on a `SimLoop`, which never sleeps: where it would wait it lets the world go on, until its next timer or
+until somebody speaks to it. Killing the controller is leaving the loop from the middle of whatever it did;
+stopping it (SIGSTOP) is not returning from a wait while the world continues. Models: FoundationDB's
+simulation, TigerBeetle's VOPR.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The history checker of the soak: what the journal says, what Slurm was asked and what it did, what the jobs
-wrote, and what was done to
-them. Each rule is one function from a `History` to sentences; no sentence, no violation.
+wrote, and what was done to them. Each rule is one function from a `History` to sentences; no sentence, no
+violation.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 answers as it likes.
 
 Every such request is logged as one JSON line, with the state of the job before and after what Slurm really
-did; the script goes on
-when the controller that asked is dead.
+did; the script goes on when the controller that asked is dead.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from tests.rig.commands import search_path
 
 FATES = ("ok", "done_and_lost", "lost", "refused", "done_late", "slow")
 """What becomes of a request: done and said; done, and the answer never comes; nothing at all; refused; done
-when nobody waits any
-more; done after a while."""
+when nobody waits any more; done after a while."""
 COMMANDS = ("scontrol", "scancel", "sbatch", "squeue", "sinfo", "sacct", "sdiag")
 
 SCRIPT = r"""#!/bin/bash

@@ -1,10 +1,8 @@
 """What a training does wrong, and what it truly does. Imported by every script beside it; needs nothing but Python.
 
 The environment says which fault (`FAULT`), of which rank (`FAULT_RANK`), at which step (`FAULT_STEP`), for
-how long (`FAULT_SECONDS`), and
-where the truth is kept (`FAULT_PLACE`). A fault happens in the first run only. SIGSTOP and SIGKILL are no
-business of the process that gets
-them: the runner sends them.
+how long (`FAULT_SECONDS`), and where the truth is kept (`FAULT_PLACE`). A fault happens in the first run
+only. SIGSTOP and SIGKILL are no business of the process that gets them: the runner sends them.
 
 The truth is one small mapped file for each run and rank: writing to it is no system call, so that no watcher
 can take it for progress.

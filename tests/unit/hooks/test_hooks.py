@@ -1,6 +1,5 @@
 """slurm_watchdog_hooks without a framework: the switch is seen, all ranks agree, each callback ends its
-framework's own way, and
-what the heartbeat says is read by the agent."""
+framework's own way, and what the heartbeat says is read by the agent."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """The agent's process: `python -m slurm_watchdog.agent FD [--once] [--json] [--config=FILE] [--handover=FD]`,
-as `slurm-watchdog agent`
-becomes it by exec.
+as `slurm-watchdog agent` becomes it by exec.
 
 FD is an inherited descriptor with the settings (see slurm_watchdog.config.agent_settings), FILE where they
-came from, --handover what the agent
-before it knew, which this process was until SIGHUP (see slurm_watchdog.agent.reload.handover). A fresh
-interpreter, because memory that was
-once used for checking a configuration and a command line is never given back.
+came from, --handover what the agent before it knew, which this process was until SIGHUP (see
+slurm_watchdog.agent.reload.handover). A fresh interpreter, because memory that was once used for checking a
+configuration and a command line is never given back.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class Agent:
         collectors: Iterable[CollectorSpec] = COLLECTORS,
     ):  # fmt: skip
         """With `once` everything is looked at in the first tick already, and nothing is remembered on disk.
-        `before` is what the agent
-        knew that this process was until now."""
+        `before` is what the agent knew that this process was until now."""
         before = before or Handover()
         self.config, self.node, self.boot_id = config, node_name(config), read_boot_id()
         self.agent_id, self.sequence = uuid.uuid4().hex, 0

@@ -1,8 +1,8 @@
 """The agent's own /metrics: how it fares itself, and what is worth a graph without a controller.
 
 A tick only leaves its report here and adds to a few counters; everything else happens when Prometheus asks.
-No label holds a
-pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out, and counted.
+No label holds a pid or a user's text, and no metric has more than MAX_ROWS series: what is above is left out,
+and counted.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class AgentMetrics:
         collectors: Iterable[CollectorSpec] = COLLECTORS,
     ) -> None:
         """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML,
-        `read_expiry` when
-        certificates end."""
+        `read_expiry` when certificates end."""
         self.read_expiry = read_expiry
         self._count_probes, self._read_driver_s = count_probes, read_driver_s
         self._report: Report | None = None

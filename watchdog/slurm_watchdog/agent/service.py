@@ -160,8 +160,7 @@ def run_agent(
     Returns the exit code.
 
     At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
-    `once` it is 2 for a process
-    with rights that are the helper's.
+    `once` it is 2 for a process with rights that are the helper's.
     """
     if not once and not config.agent.controller_url:
         log.critical("%s", NO_CONTROLLER)

@@ -45,8 +45,7 @@ class SwitchDirectories:
         all in them.
 
         `running`: the jobs that Slurm has here. While that is not known nothing is removed: a switch that a
-        job has not seen yet
-        would be lost.
+        job has not seen yet would be lost.
         """
         watch = tuple(watch)
         wanted = {}

@@ -161,8 +161,8 @@ async def live(
     controller: Controller, notifier: Notifier, stop: asyncio.Event, anew: asyncio.Event | None = None
 ) -> None:
     """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
-    `stop` is set. With `anew`
-    set, too, systemd learns that this is no end: a service that said it stops would be helped to.
+    `stop` is set. With `anew` set, too, systemd learns that this is no end: a service that said it stops
+    would be helped to.
 
     The simulator calls it as well, under a clock of its own.
     """

@@ -153,8 +153,8 @@ def newest(assessed: Iterable[Assessed]) -> Assessed | None:
     """The newest complete one: by number within a layout and a directory, by time between them.
 
     Where a tracker speaks for a layout, it alone decides, for the trainer resumes from what it says: what has
-    a higher number
-    is not complete. A file without a number in its name counts only where nothing else is complete.
+    a higher number is not complete. A file without a number in its name counts only where nothing else is
+    complete.
     """
     best: dict[tuple[str, str], Assessed] = {}
     for each in assessed:

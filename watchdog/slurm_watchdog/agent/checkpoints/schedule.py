@@ -1,11 +1,10 @@
 """The checkpoints of the jobs on this node: which is the newest complete one, and is one being written; and
-the files that jobs
-write to as their loop turns, where a site has named them: that one of these is changed is progress.
+the files that jobs write to as their loop turns, where a site has named them: that one of these is changed is
+progress.
 
 The loop only knows names. The child that reads the logs of the same mount as the same user looks (see
 slurm_watchdog.agent.checkpoints.scan), so a filesystem that hangs holds one child. Never waited for: what is
-asked in one call is
-answered in a later one.
+asked in one call is answered in a later one.
 """
 
 from __future__ import annotations
@@ -95,10 +94,8 @@ class CheckpointSchedule:
         """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
 
         `directories` are absolute, by job; the trackers that the controller names for its jobs are read as
-        well. Those of the
-        jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next one. Call it after the
-        logs were read:
-        it shares their children.
+        well. Those of the jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next
+        one. Call it after the logs were read: it shares their children.
         """
         self._note_places(now, directories)
         for (job_id, _), place in self._places.items():

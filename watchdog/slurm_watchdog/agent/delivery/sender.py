@@ -3,9 +3,8 @@
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
 
 A controller that has the report before this one is told only what has changed since. Any doubt (an error, an
-answer that did not come,
-a report that still waits, a controller that lacks it) makes the next one full, and a full one goes out every
-ten minutes in any case.
+answer that did not come, a report that still waits, a controller that lacks it) makes the next one full, and
+a full one goes out every ten minutes in any case.
 """
 
 from __future__ import annotations
@@ -130,8 +129,7 @@ class Sender:
 
     def left(self) -> tuple[Waiting, ...]:
         """What has not been taken by the controller, oldest first. After `stop`: one that is on its way just
-        now is among them, and
-        will be known as told before."""
+        now is among them, and will be known as told before."""
         with self._lock:
             return self._spool.left()
 

@@ -1,8 +1,8 @@
 """One collection of evidence on one node: what is asked of which child and when, and the answer put together.
 
 The loop only asks and takes. Every part has its own child and its own deadline; what does not come in time is
-a sentence in
-the answer. A child that hangs on one process is set aside, and the others are asked about again in a fresh one.
+a sentence in the answer. A child that hangs on one process is set aside, and the others are asked about again
+in a fresh one.
 """
 
 from __future__ import annotations

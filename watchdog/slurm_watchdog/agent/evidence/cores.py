@@ -1,13 +1,11 @@
 """Core files of a job: where the kernel puts them, which are this job's, and what a debugger reads out of them.
 
 Found and read in a child that is the job's owner. The debugger gets no start-up file, loads nothing by itself
-and asks no
-server; it has a deadline and bounds.
+and asks no server; it has a deadline and bounds.
 
 It is off by default (agent.core_debugger), and stays so until it is safe: it has to read files that only the
-owner may open, so it runs
-as that user, and a process that has done exec may be taken over by its user. With it a user's code would run
-in the unit of the helper.
+owner may open, so it runs as that user, and a process that has done exec may be taken over by its user. With
+it a user's code would run in the unit of the helper.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ _SPECIFIER = re.compile(r"%.")
 
 def places(core_pattern: str, directories: list[str], uses_pid: bool = True) -> list[tuple[str, str]]:
     """(directory, pattern of names) where core files of a process may lie, for the text of
-    /proc/sys/kernel/core_pattern and
-    the working directories of the job. Empty where a program takes them that we do not know (see core(5))."""
+    /proc/sys/kernel/core_pattern and the working directories of the job. Empty where a program takes them
+    that we do not know (see core(5))."""
     pattern = core_pattern.strip()
     if pattern.startswith("|"):
         return [(SYSTEMD_PLACE, "core.*")] if "systemd-coredump" in pattern else []

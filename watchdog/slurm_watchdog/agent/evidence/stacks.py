@@ -2,8 +2,8 @@
 D-state process.
 
 Runs in the `stacks` child. Each dump is a process of its own with a deadline; one that does not come back is
-killed and, if the
-kernel does not let it go, left. A rank that cannot be dumped gets an entry with the reason: that is evidence, too.
+killed and, if the kernel does not let it go, left. A rank that cannot be dumped gets an entry with the
+reason: that is evidence, too.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 means and a deadline.
 
 Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints
-is read with a bound
-while it prints: a program that prints too much is ended, and its output is no answer.
+is read with a bound while it prints: a program that prints too much is ended, and its output is no answer.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ def run_tools(
     jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], environment: Mapping[str, str] | None = None
 ) -> Iterator[Ran]:
     """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
-    is called just before its
-    program is started. To be called from a process with one thread. Raises OSError if one can't be started."""
+    is called just before its program is started. To be called from a process with one thread. Raises OSError
+    if one can't be started."""
     waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
     started = told = 0
     more = True

@@ -76,8 +76,7 @@ def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory
 
 def _lies_on(directory: str, point: str) -> bool:
     """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere
-    else. True where the
-    kernel does not say."""
+    else. True where the kernel does not say."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
@@ -91,11 +90,10 @@ def _lies_on(directory: str, point: str) -> bool:
 def _ask_server(directory: str) -> None:
     """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
 
-    statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC has the
-    attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a minute
-    ago; opening a
-    directory is a request of its own for FUSE and Lustre, and makes NFS look whether it still is the same. Nothing is
-    listed: there may be a million entries.
+    statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC
+    has the attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a
+    minute ago; opening a directory is a request of its own for FUSE and Lustre, and makes NFS look whether it
+    still is the same. Nothing is listed: there may be a million entries.
     """
     os.statvfs(directory)
     _statx_now(directory)

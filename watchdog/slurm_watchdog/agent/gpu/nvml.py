@@ -27,8 +27,7 @@ PROCESSES, HEALTH = "processes", "health"
 """What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
 IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
 """Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a
-list of processes
-all of them would take as long as a tick may cost."""
+list of processes all of them would take as long as a tick may cost."""
 MAX_GPUS = 64
 """More of one node are not read, whatever the driver counts."""
 MAX_LISTED = 4096
@@ -236,8 +235,7 @@ class Session:
         """Those that compute.
 
         Those that only draw are left out: to list them, too, would double the time under the driver's lock,
-        and a display
-        server is no training. A trainer that draws as well computes, and is listed.
+        and a display server is no training. A trainer that draws as well computes, and is listed.
         """
         nvml = self.nvml
         error = nvml.NVML_ERROR_FUNCTION_NOT_FOUND

@@ -1,6 +1,5 @@
 """Who has a GPU open, by the links in /proc/PID/fd. They are read through a thread that lives: of a process
-whose main thread has
-ended, another one still has the descriptors."""
+whose main thread has ended, another one still has the descriptors."""
 
 from __future__ import annotations
 

@@ -1,15 +1,13 @@
 """Processes that hold a GPU and belong to no job that runs here.
 
 Who holds one: NVML's lists, and the links in /proc/PID/fd to /dev/nvidiaN, which DataLoader workers keep that
-inherited them
-and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are read, a few in
-each tick, never
-those of a running job's processes; so on a healthy node this costs next to nothing.
+inherited them and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-caps are no GPU. Only links are
+read, a few in each tick, never those of a running job's processes; so on a healthy node this costs next to
+nothing.
 
 Who is accused is told only if everything is known: the jobs that Slurm has here, the process's own
-environment, and that it
-has been without a job for the grace. Root's own processes and known daemons are nobody's orphans, unless they
-came from a job.
+environment, and that it has been without a job for the grace. Root's own processes and known daemons are
+nobody's orphans, unless they came from a job.
 """
 
 from __future__ import annotations
@@ -106,8 +104,8 @@ class OrphanGpuProcesses:
         """Who holds a GPU without a job, the longest first.
 
         `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs
-        that Slurm has on this
-        node, None while that is not known: then those of jobs are left out, and nobody is said to be an orphan.
+        that Slurm has on this node, None while that is not known: then those of jobs are left out, and nobody
+        is said to be an orphan.
         """
         self._note_running(running)
         listed = _listed_by_nvml(gpus) if self.trusts_nvml else {}

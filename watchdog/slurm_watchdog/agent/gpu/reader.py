@@ -1,9 +1,8 @@
 """The GPUs of this node, in every tick, as the `nvml` child reads them.
 
 The loop itself never calls NVML. While the child does not answer, each GPU that is known is a row without
-values and with
-the reason; a node without driver has no rows, and says so once in the log. What is dear is asked for in turn (see
-slurm_watchdog.agent.gpu.nvml) and said again in between.
+values and with the reason; a node without driver has no rows, and says so once in the log. What is dear is
+asked for in turn (see slurm_watchdog.agent.gpu.nvml) and said again in between.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The helper: the same spawner of children as the agent's own, in a service with the rights that the agent lacks.
 
 It listens on a local socket, takes connections of one user alone, and three messages: [KEY, UID] with one end
-of a socket, for which
-it forks a worker that serves that socket; ["end child", PID] for one that gives no answer; and ["kernel
-log"], for which it passes an open /dev/kmsg. What a worker may be asked is
-in slurm_watchdog.agent.helper.requests, and is checked in the worker. The helper itself only accepts, forks
-and counts: nothing here can hang.
+of a socket, for which it forks a worker that serves that socket; ["end child", PID] for one that gives no
+answer; and ["kernel log"], for which it passes an open /dev/kmsg. What a worker may be asked is in
+slurm_watchdog.agent.helper.requests, and is checked in the worker. The helper itself only accepts, forks and
+counts: nothing here can hang.
 """
 
 from __future__ import annotations

@@ -25,9 +25,8 @@ class KernelClock:
     """How much must be added to the kernel's time stamps to have CLOCK_MONOTONIC.
 
     printk stamps with local_clock(), which NTP does not discipline: days after the boot it may be off by
-    seconds. Two bounds are
-    seen with each tick: a record that has been read is not from the future, and one that was not there when the log was
-    last read to its end is younger than that.
+    seconds. Two bounds are seen with each tick: a record that has been read is not from the future, and one
+    that was not there when the log was last read to its end is younger than that.
     """
 
     offset_s: float = 0.0
@@ -68,8 +67,7 @@ class Deduplicator:
     """The events of one tick: the same thing of the same resource is told once, with how often.
 
     What came back after something else had been said about its resource is told a second time, as the last
-    word on it: silent, OK,
-    silent must not end with OK.
+    word on it: silent, OK, silent must not end with OK.
     """
 
     entries: dict[tuple[Resource, bool], Reported] = field(default_factory=dict)

@@ -37,10 +37,9 @@ def condense(events: list[Event], limit: int = MAX_EVENTS) -> tuple[list[Event],
     """At most `limit` events of each kind, in order, and how many were left out.
 
     Of progress the last and an even choice of the others stay. Of errors, phases and checkpoints the first of
-    each pattern,
-    for one cause may stand in the middle of another's consequences, and the last; then the first that each
-    rank says of a
-    pattern, for who is silent in a cascade is what matters; then the first ones.
+    each pattern, for one cause may stand in the middle of another's consequences, and the last; then the
+    first that each rank says of a pattern, for who is silent in a cascade is what matters; then the first
+    ones.
     """
     if len(events) <= limit:
         return events, 0

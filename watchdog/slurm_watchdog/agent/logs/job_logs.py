@@ -1,8 +1,7 @@
 """The logs of the jobs on this node: which files there are, who reads them, and what came of it.
 
 The loop only knows names. One child for each mount and owner reads (see slurm_watchdog.agent.logs.follow), so
-a filesystem that
-hangs holds one child and the logs on it, and nothing else.
+a filesystem that hangs holds one child and the logs on it, and nothing else.
 """
 
 from __future__ import annotations

@@ -368,8 +368,7 @@ class LogFollower:
 
     def _tell_last_line(self, now: float) -> None:
         """The last words of a program may lack the end of their line: a bar gets it when it is drawn again.
-        Else only for errors: a number
-        may be cut in two."""
+        Else only for errors: a number may be cut in two."""
         place = self.place
         if place is None or self.grown_at is None or self._told or not place.lines.pending:
             return

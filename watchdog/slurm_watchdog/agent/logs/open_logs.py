@@ -15,8 +15,7 @@ from slurm_watchdog.model.observations import Process, Role
 
 LIST_FIRST_S, LIST_EVERY_S = 10.0, 300.0
 """Between two lists of a process's open files: it doubles. A trainer opens its log in its first minutes, if
-not at once; a list
-of 160 descriptors costs a millisecond."""
+not at once; a list of 160 descriptors costs a millisecond."""
 LISTED_IN_TURN = 2
 """Old processes in one tick. One that has as many files open as when it was listed last is left out, but for
 LIST_EVERY_S at most:

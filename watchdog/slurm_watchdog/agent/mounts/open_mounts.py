@@ -2,8 +2,7 @@
 probed like those of logs.
 
 Processes are looked at in turn, in a child of its own (`open-mounts`): the table of mapped files may not come
-(slurm_watchdog.agent.proc.mapped_files), and
-then nothing else waits for it.
+(slurm_watchdog.agent.proc.mapped_files), and then nothing else waits for it.
 """
 
 from __future__ import annotations

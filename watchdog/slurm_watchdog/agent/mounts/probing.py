@@ -1,14 +1,12 @@
 """The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
 
 The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user
-has a hand in it. What has to be
-a user (a write, or a look where nobody else may go) is done by `probe:MOUNT:UID`, and its word is that user's
-alone (MountProbe.uid). A
-child ends as soon as it has answered; one that does not come back is left. Only one that was seen to stand in
-a call that
-does not return says that the mount does not answer; one that was stopped, killed or starved says nothing
-(NoAnswer). Mounts are the node's own: a path that exists only in the mount namespace of a
-container (`Blocked.mount` may be such a one) is not known here, and the answer then says where it lies instead.
+has a hand in it. What has to be a user (a write, or a look where nobody else may go) is done by
+`probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A child ends as soon as it has
+answered; one that does not come back is left. Only one that was seen to stand in a call that does not return
+says that the mount does not answer; one that was stopped, killed or starved says nothing (NoAnswer). Mounts
+are the node's own: a path that exists only in the mount namespace of a container (`Blocked.mount` may be such
+a one) is not known here, and the answer then says where it lies instead.
 
 Probing says nothing about what it did not touch: a frozen filesystem answers a look, only a write (`wrote`) shows it.
 """
@@ -53,10 +51,10 @@ def wanted_mounts(
 ) -> dict[str, ProbeTarget]:
     """What to probe: of the directories that jobs use, as (path, uid), the first on each mount, by mount point.
 
-    Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and would not be
-    there to tell; unless the mount point is in `always`, as those are that are to be written to. An autofs
-    that has nothing
-    mounted is left out in any case, and what an ordinary user serves (FUSE). At most MAX_MOUNTS.
+    Left out is what has no server that could fail (NOT_PROBED), and `/`: the agent itself lies there, and
+    would not be there to tell; unless the mount point is in `always`, as those are that are to be written to.
+    An autofs that has nothing mounted is left out in any case, and what an ordinary user serves (FUSE). At
+    most MAX_MOUNTS.
     """
     table = tuple(mounts)
     wanted: dict[str, ProbeTarget] = {}
@@ -183,8 +181,7 @@ class MountProber:
         """Writes and reads back on the command's mount, as `uid`. False: the child is busy, try again.
 
         `then` gets the result, which is ok if the mount's state is known, and that includes: it does not
-        answer. A mount
-        that is stuck already is not asked again.
+        answer. A mount that is stuck already is not asked again.
         """
         own, key = _key(command.mount, -1), _key(command.mount, uid)
         if self.probes.hung_since(own, now) is not None and self.probes.is_stuck(own):
@@ -215,8 +212,7 @@ class MountProber:
         kind = ProbeDirectory if write or place.uid >= 0 else ProbeMountPoint
         request = kind(directory=place.directory, mount=mount, write=write, node=self.node)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen:
-        # thereby it is
-        # told from one that has died.
+        # thereby it is told from one that has died.
         key = _key(mount, place.uid)
         done = partial(then, mount, place, write)
         asked = self.probes.ask(key, request, deadline_s, now, done, place.uid, idle_s=IDLE_S)
@@ -287,8 +283,7 @@ class MountProber:
         """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
 
         What it says when it comes back late is not known. If it was to write, the next call has it written
-        once more, so
-        that the end of an outage is told by a write that was seen to succeed.
+        once more, so that the end of an outage is told by a write that was seen to succeed.
         """
         state = self._states[key]
         if state.out is None:

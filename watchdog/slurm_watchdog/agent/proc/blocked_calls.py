@@ -2,16 +2,15 @@
 the letter D.
 
 A thread is followed from the moment it is first seen in a call that concerns a file (or in state D). It is
-still the same call
-if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things proves that the thread did not
-leave it in between: it was never switched out again (voluntary switches unchanged), or its count of finished reads and
-writes is unchanged. The second holds where a filesystem's client wakes up by a timer to look again. A thread that uses
-the CPU meanwhile is not blocked: it may copy gigabytes in one call.
+still the same call if the line of /proc/PID/task/TID/syscall is the same to the letter and one of two things
+proves that the thread did not leave it in between: it was never switched out again (voluntary switches
+unchanged), or its count of finished reads and writes is unchanged. The second holds where a filesystem's
+client wakes up by a timer to look again. A thread that uses the CPU meanwhile is not blocked: it may copy
+gigabytes in one call.
 
 The main thread of a rank is looked at in every tick, and so is every thread that is followed. All other
-threads have their turn,
-a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a process that gives cause
-come at once.
+threads have their turn, a share of them in each tick, so that each is seen once in ROUND_TICKS; those of a
+process that gives cause come at once.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ MAX_THREADS = 1024
 """Threads of one process that are looked at: a rank has 50 to 300."""
 ROUND_TICKS = 12
 """Ticks in which every thread of every process is looked at once: a minute at the usual interval. This was
-the agent's dearest
-habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of a process that
-gives cause, do not wait."""
+the agent's dearest habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of
+a process that gives cause, do not wait."""
 MIN_AT_ONCE, MAX_AT_ONCE = 32, 192
 """Threads that are looked at in one tick for no cause."""
 AGAIN_EVERY = 3

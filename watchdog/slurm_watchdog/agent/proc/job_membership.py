@@ -1,13 +1,11 @@
 """Which processes belong to which job, step and rank. Pure: a table of processes goes in, memberships come out.
 
 Job and step come from the control group's path, else from the slurmstepd above a process, else from what was
-learnt about it
-before its ancestors died, else from its environment: a user writes there what he likes, so that counts for
-the job's owner alone, as
-Slurm has named him, and for a job that Slurm has here. The job id is
-Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see `ranks_of_step`.
-A program that forks its ranks itself and gives them no variables (torch.multiprocessing.spawn) is one rank
-with workers.
+learnt about it before its ancestors died, else from its environment: a user writes there what he likes, so
+that counts for the job's owner alone, as Slurm has named him, and for a job that Slurm has here. The job id
+is Slurm's plain number (SLURM_JOB_ID), also for elements of arrays. Ranks come from the environment: see
+`ranks_of_step`. A program that forks its ranks itself and gives them no variables
+(torch.multiprocessing.spawn) is one rank with workers.
 """
 
 from __future__ import annotations
@@ -91,8 +89,8 @@ def _left_over(
     """Those who outlived their run, which shows when its job runs here again.
 
     The new run is one whose slurmstepd, or control group, is there and whose environment counts more
-    restarts. Only who is
-    neither below that slurmstepd nor in a group of Slurm's can be of the old one; and who was of it once remains so.
+    restarts. Only who is neither below that slurmstepd nor in a group of Slurm's can be of the old one; and
+    who was of it once remains so.
     """
     newest: dict[str, int] = {}
     for pid in certain:

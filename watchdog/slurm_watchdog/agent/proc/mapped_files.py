@@ -39,8 +39,8 @@ def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> 
     """What a page fault may be about; only `candidates` where it may be several filesystems.
 
     Filesystems with a server come first: a local disk that hangs takes the whole node with it. On one
-    filesystem a file of data comes
-    before programs and libraries, which are read once, at the start; of several files none is named.
+    filesystem a file of data comes before programs and libraries, which are read once, at the start; of
+    several files none is named.
     """
     table = tuple(mounts)
     by_mount: dict[str, tuple[Mount, list[tuple[str, bool]]]] = {}

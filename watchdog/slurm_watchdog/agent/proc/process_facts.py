@@ -12,9 +12,8 @@ _CGROUP = re.compile(
     r"/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?:/step_([0-9a-z]+))?(?=[/ ]|$)"
 )
 """Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and
-`slurmstepd.scope/job_N`
-in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since CgroupSlice). Source: cgroup.conf(5),
-cgroup_v2.html."""
+`slurmstepd.scope/job_N` in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since
+CgroupSlice). Source: cgroup.conf(5), cgroup_v2.html."""
 _USERS_OWN = re.compile(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
 """What systemd hands to a user, who may make groups of any name below it."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
@@ -89,8 +88,7 @@ def parse_cgroup(text: str) -> JobStep | None:
     """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs.
 
     Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in
-    what was delegated
-    to him. The outermost one counts, for what a job makes is below its own group.
+    what was delegated to him. The outermost one counts, for what a job makes is below its own group.
     """
     if "/job_" not in text:
         return None

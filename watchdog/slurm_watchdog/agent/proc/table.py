@@ -1,15 +1,12 @@
 """All processes of this node, as the loop may look at them: who is there, since when, below whom.
 
 What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a
-page fault on a
-dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there; not in 6.1)
-`stat`, `wchan`,
-`syscall`, `io` and the links of descriptors block, too, while a process is in execve and waits for the memory that it
-still shares with its parent (vfork): they all check who may look under the lock that execve holds. `status`,
-`statm`, `comm`
-and `cgroup` take neither. So a process that is new is asked for its `status` first. If that says D, nothing
-else of it is
-read in the loop until a child has read it and come back.
+page fault on a dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there;
+not in 6.1) `stat`, `wchan`, `syscall`, `io` and the links of descriptors block, too, while a process is in
+execve and waits for the memory that it still shares with its parent (vfork): they all check who may look
+under the lock that execve holds. `status`, `statm`, `comm` and `cgroup` take neither. So a process that is
+new is asked for its `status` first. If that says D, nothing else of it is read in the loop until a child has
+read it and come back.
 """
 
 from __future__ import annotations
@@ -57,9 +54,9 @@ LIST_AT_LEAST_EVERY = 6
 needed for life."""
 NEW_AT_ONCE = 256
 """New processes that are looked at in one tick, the users in turn: at 60 us each, a user who starts 55,000
-would take the loop for
-three seconds. While so many wait, /proc is listed in every second tick, for that costs more than the looks.
-The first look takes all, for what an agent does not name looks gone to the controller."""
+would take the loop for three seconds. While so many wait, /proc is listed in every second tick, for that
+costs more than the looks. The first look takes all, for what an agent does not name looks gone to the
+controller."""
 SAMPLED = 8192
 """Processes among which a user's largest job is looked for, in every tick of a crowd."""
 
@@ -77,8 +74,7 @@ class ProcessTable:
     """Pids of which only a child may read more: in D since they were first seen."""
     spawner: int = -1
     """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child
-    that is asked, which again
-    would be somebody new to be asked about."""
+    that is asked, which again would be somebody new to be asked about."""
     changed: bool = True
     """Something that decides who belongs where is not what it was."""
     tick: int = 0
@@ -201,8 +197,7 @@ class ProcessTable:
 
     def _next_new(self, pids: set[int]) -> Iterable[int]:
         """Those of the new processes that are looked at in this tick: one user's thousands cost another none
-        of his few. As many are
-        held for the next one."""
+        of his few. As many are held for the next one."""
         if len(pids) <= NEW_AT_ONCE or not self.entries:
             self.unmet, self._owners, self._held = Counter(), {}, []
             return pids

@@ -15,8 +15,7 @@ MAX_WISH = 1024
 
 def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[JobDirectives, ...]:
     """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the
-    owner's in the run; nobody
-    else's processes count."""
+    owner's in the run; nobody else's processes count."""
     found: dict[str, tuple[bool, JobDirectives]] = {}
     for entry in entries:
         environ, member = entry.known.environ or {}, entry.member

@@ -1,8 +1,7 @@
 """Which environment variables are kept of a rank, and what in them is masked. Pure.
 
 An environment holds passwords, so there is an allow-list and nothing else; and what is allowed may still hold
-a secret, in an
-address or by mistake, so values that look like one are masked.
+a secret, in an address or by mistake, so values that look like one are masked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The end of a rank, told by the kernel when it comes: a report goes out at once, not with the next tick.
 
 A process descriptor (pidfd_open(2), Linux 5.3) can be read when its process has ended. Where the kernel has
-none, or refuses, nothing
-is lost but these seconds.
+none, or refuses, nothing is lost but these seconds.
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Exits:
 
     def any_ended(self, now: float) -> bool:
         """Whether a rank has ended since the last call, of a user of whom that was not said within PACE_S.
-        Each is told once: ranks that
-        live for a moment are seen with the next tick, and cost nothing more."""
+        Each is told once: ranks that live for a moment are seen with the next tick, and cost nothing more."""
         if not self._fds:
             return False
         ready = [fd for fd, _ in self._poll.poll(0)]

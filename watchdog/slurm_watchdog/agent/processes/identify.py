@@ -99,8 +99,7 @@ def _is_slurms(pid: int) -> bool:
     """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title.
 
     The real one is root's, or belongs to the one user for whom a slurmd without root starts jobs, as whom the
-    agent runs
-    then, too. Its real uid is asked for: the effective one is the job owner's for moments.
+    agent runs then, too. Its real uid is asked for: the effective one is the job owner's for moments.
     """
     return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 

@@ -1,8 +1,8 @@
 """On which filesystems processes have files open or mapped: for a child, which may hang on a process without harm.
 
 A data set lies where no log and no checkpoint does, and its filesystem fails as well. Nothing is opened or
-looked up: names come from
-the links in /proc/PID/fd and from /proc/PID/maps (whose descriptors may be closed long since), mounts from mountinfo.
+looked up: names come from the links in /proc/PID/fd and from /proc/PID/maps (whose descriptors may be closed
+long since), mounts from mountinfo.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, 
     """The mount points, in the agent's own table, on which files of processes lie, by job.
 
     Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
-    are left out. A process that ended,
-    or that may not be looked into, adds nothing.
+    are left out. A process that ended, or that may not be looked into, adds nothing.
     """
     own = read_mounts()
     tables: dict[str, tuple[Mount, ...]] = {_namespace("self"): own}

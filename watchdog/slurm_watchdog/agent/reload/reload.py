@@ -1,9 +1,9 @@
 """SIGHUP: the configuration is read again, and taken whole or not at all.
 
 It is checked in a child, by the very program that would start with it (slurm_watchdog.agent.validate_config):
-the loop continues meanwhile. What is
-taken, is taken by a fresh start of the same process (its number stays), which begins with what the one before knew (see
-slurm_watchdog.agent.reload.handover). Certificates alone take no new start.
+the loop continues meanwhile. What is taken, is taken by a fresh start of the same process (its number stays),
+which begins with what the one before knew (see slurm_watchdog.agent.reload.handover). Certificates alone take
+no new start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turning a child into another user, for good and without anything left of what it could do before.
 
 Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few
-capabilities would keep
-them through the same calls: so they are given up by name, and the kernel is asked afterwards.
+capabilities would keep them through the same calls: so they are given up by name, and the kernel is asked
+afterwards.
 """
 
 from __future__ import annotations
@@ -112,10 +112,9 @@ _alone: list[int] = []
 
 def serve_alone(uid: int) -> None:
     """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as
-    nobody else: an agent of one
-    person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a container that has no other
-    user: what is root's own
-    is no more than root has already, and nobody else's claim counts."""
+    nobody else: an agent of one person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a
+    container that has no other user: what is root's own is no more than root has already, and nobody else's
+    claim counts."""
     _alone[:] = [uid]
 
 
@@ -167,9 +166,8 @@ def give_up_capabilities() -> None:
 
 def keep_capabilities(kept: Iterable[int]) -> None:
     """Of what this process may do, at most `kept` is left, here and in the programs that it becomes by exec,
-    for good: in the permitted,
-    inheritable and ambient sets, in the bounding set where the kernel lets us (CAP_SETPCAP), and no program
-    gives more back. Raises OSError.
+    for good: in the permitted, inheritable and ambient sets, in the bounding set where the kernel lets us
+    (CAP_SETPCAP), and no program gives more back. Raises OSError.
     """
     mask = sum(1 << each for each in kept) & capabilities()
     _LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

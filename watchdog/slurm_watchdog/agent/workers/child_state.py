@@ -2,9 +2,8 @@
 about its resource.
 
 Stopped, killed, without CPU or in the middle of a page fault (out of memory) it says nothing: the user as
-whom it runs may have had a
-hand in that. So the kernel is asked, twice with a second in between, as it is asked about the ranks
-(agent.proc.blocked_calls).
+whom it runs may have had a hand in that. So the kernel is asked, twice with a second in between, as it is
+asked about the ranks (agent.proc.blocked_calls).
 """
 
 from __future__ import annotations

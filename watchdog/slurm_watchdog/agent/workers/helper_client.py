@@ -1,9 +1,8 @@
 """The agent's side of its helper: a connection that is made when something is wanted, and made again when it broke.
 
 Nothing here waits, but for the descriptor of the kernel's log, and there for a quarter of a second. A helper
-that does not answer
-costs the deadline of what was asked; one that is gone is looked for again with the next request, at most once
-in a second.
+that does not answer costs the deadline of what was asked; one that is gone is looked for again with the next
+request, at most once in a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a child that works on users' data may use: CPU time for one request, address space, no core file.
 
 A parser that meets hostile data ends with a reason, not with a core that spins or a unit that is out of
-memory. Three steps: an exception
-when the budget is spent, the kernel's signal where no Python code gets its turn, and the limit of the address space.
+memory. Three steps: an exception when the budget is spent, the kernel's signal where no Python code gets its
+turn, and the limit of the address space.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def limit_address_space(room: int = ADDRESS_SPACE) -> None:
 @contextmanager
 def cpu_budget(seconds: float) -> Iterator[None]:
     """Raises CpuSpentError in the block once this process has used so much CPU time in it, again each second
-    after that; the kernel
-    kills a process that goes on for KILLED_AFTER_S more."""
+    after that; the kernel kills a process that goes on for KILLED_AFTER_S more."""
     before = signal.signal(signal.SIGPROF, _spent)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     killed_at = math.ceil(usage.ru_utime + usage.ru_stime + seconds + KILLED_AFTER_S)

@@ -25,8 +25,8 @@ sent every few seconds."""
 FEW_POINTS: Final = 12
 
 # A node's cells are one letter a GPU, in the order of their indices: x named by an incident, e does not
-# answer, t slowed down, i a process
-# holds it and it idles, b works, f free; u: its node is silent and nobody knows.
+# answer, t slowed down, i a process holds it and it idles, b works, f free; u: its node is silent and nobody
+# knows.
 
 
 def overview_json(

@@ -1,8 +1,8 @@
 """Evidence from every rank of a suspect job: asked of all its nodes at once, kept with the incident, and judged.
 
 What a node answers is written into the journal as soon as it is there and then let go; in memory stay the
-stacks, of which a
-thousand ranks share most, until the vote is taken. A node that does not answer is a row with the reason.
+stacks, of which a thousand ranks share most, until the vote is taken. A node that does not answer is a row
+with the reason.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ def broken_under(
     of the job by it.
 
     A dead rank or a hang after it are the consequence: a restart on the same card would meet it again. A
-    fault that names
-    no job counts only where the job has the node for itself (of `jobs` some have ended: Slurm lists them for minutes).
+    fault that names no job counts only where the job has the node for itself (of `jobs` some have ended:
+    Slurm lists them for minutes).
     """
     found: dict[str, str] = {}
     for incident in incidents:

@@ -18,8 +18,8 @@ def lost_mounts(
     nodes: Iterable[NodeView], every: Callable[[], Iterable[NodeView]], now: float
 ) -> tuple[tuple[str, str], ...]:
     """(node, sentence) for each of `nodes` whose own look at a shared filesystem does not return, while more
-    of the others reach it
-    than do not. `every`: all nodes there are, asked for only where one of these is in trouble.
+    of the others reach it than do not. `every`: all nodes there are, asked for only where one of these is in
+    trouble.
 
     A user's child counts for nobody, nor does a disk of the node's own: it is as lost to the next job there,
     but no other node can tell.

@@ -1,8 +1,8 @@
 """What is taken of one report: so many rows of each kind, shared among the users and the jobs of its node. Pure.
 
 A report has at most 8 MiB (slurm_watchdog.wire.codec), which may be 100,000 rows, every few seconds. Agents
-send far fewer than these bounds,
-which are for a node that is not ours any more; and an agent of an older release sends every process of its node.
+send far fewer than these bounds, which are for a node that is not ours any more; and an agent of an older
+release sends every process of its node.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def within_bounds(
     """The report as far as it is taken over, and of each job how many of its processes were left out.
 
     `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so
-    that one that is left out
-    was never there, and nobody looks dead for want of room. `nodes_of` says how many nodes a job has.
+    that one that is left out was never there, and nobody looks dead for want of room. `nodes_of` says how
+    many nodes a job has.
     """
     node, kept = report.node, {}
     for name, limit in ROWS.items():

@@ -186,8 +186,8 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
     One more that is complete sets the clock, as a line in the log does that says so: the step after it could
-    not begin before. One
-    that the log has told did that already, and one beyond the run's step is another training's.
+    not begin before. One that the log has told did that already, and one beyond the run's step is another
+    training's.
     """
     if not run.started:
         return

@@ -1,10 +1,9 @@
 """Whose job it is: which jobs a tick looks at, where they are too many to look at all of them each second. Pure.
 
 What a tick may cost is bounded by the number of processes it walks over, so that reports are taken while it
-judges. Below that number
-everything is looked at in every tick. Above it half of a tick is for jobs about which there is news or
-trouble, and all that is left
-for those that were not looked at for longest: nobody waits long, however much trouble there is.
+judges. Below that number everything is looked at in every tick. Above it half of a tick is for jobs about
+which there is news or trouble, and all that is left for those that were not looked at for longest: nobody
+waits long, however much trouble there is.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 cannot be killed. Pure.
 
 The world is asked first here as well: the node says whether the process is there. A SIGTERM is sent once,
-whatever became of the
-answer; before each signal the node looks at everything again, and refuses if anything is not as the request says.
+whatever became of the answer; before each signal the node looks at everything again, and refuses if anything
+is not as the request says.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from slurm_watchdog.model.actions import Fence, OperationOutcome
 from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import check
 from tests.simulation.cluster import Cluster, SimJob
-from tests.simulation.controller import SimJournal
+from tests.simulation.controller import SimEvidence, SimJournal
 from tests.simulation.crash_points import LADDERS, POINTS, TROUBLE_AT_S, quiet_recipe, trouble
 from tests.simulation.history import History, history_of
 from tests.simulation.recipe import SHARED_SWITCH, recipe_of
@@ -216,7 +216,7 @@ def no_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_evidence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimJournal, "add_packed_evidence", lambda *_: None)
+    patch.setattr(SimEvidence, "add", lambda *_: None)
 
 
 def no_warm_up(patch: pytest.MonkeyPatch) -> None:

@@ -209,9 +209,7 @@ async def open_doors(
     controller.personal = own
     door = ReportEndpoint(
         identity=identity,
-        address_of=controller.state.node_addresses.get
-        if config.security.check_node_address and not own
-        else None,
+        address_of=controller.state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
         metrics=controller.metrics,
         healthy=controller.healthy,

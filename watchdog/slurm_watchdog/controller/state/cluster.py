@@ -274,6 +274,10 @@ class ClusterState:
         """The nodes that have reported lately, by name."""
         return self.agents.reporting(now)
 
+    def address_of(self, node: str) -> str | None:
+        """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
+        return self.node_addresses.get(node)
+
     def known_nodes(self) -> tuple[str, ...]:
         """All nodes that have ever reported, by name."""
         return self.agents.known()

@@ -19,7 +19,7 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api import local_socket
+from slurm_watchdog.controller.api import listening, local_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -224,7 +224,7 @@ async def open_doors(
         await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_socket.make_app(controller), access_log=None)
     await local.setup()
-    await local_socket.open_socket(local, config.controller.socket, config.controller.socket_group)
+    await listening.open_socket(local, config.controller.socket, config.controller.socket_group)
     doors: list[Server | web.AppRunner] = [agents, local]
     if config.controller.page_listen:
         page = web.AppRunner(make_page(controller, page_token), access_log=None)

@@ -422,17 +422,15 @@ def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(
     node.event(1, 13)  # a program's own fault
     told = watchdog.sees("n2", lambda r: any(e.xid == 13 for e in r.node_events), 10, "Xid 13")
     assert [(e.gpu_uuid, e.source) for e in told.node_events if e.xid == 13] == [("GPU-n2-1", "nvml")]
-    # What is slow to read is read once a minute, process, slices and exchanged places alike: one minute for all.
+    # What is slow to read is read once a minute.
+    sliced = watchdog.sees("n2", lambda r: r.gpus[0].pids == (pid,) and r.gpus[1].mig, 90, "rank and slices")
+    assert [each.uuid for each in sliced.gpus[1].mig or ()] == ["MIG-a", "MIG-b"]
     healthy = node.gpus
-    node.only(healthy[::-1])
-
-    def all_read(report: Report) -> bool:
-        at_0, at_1 = sorted(report.gpus, key=lambda gpu: gpu.index)
-        return at_0.uuid == "GPU-n2-1" and at_1.pids == (pid,) and bool(at_0.mig)
-
-    seen = {g.uuid: g for g in watchdog.sees("n2", all_read, 90, "the exchange, with rank and slices").gpus}
-    assert {(g.uuid, g.index, g.minor) for g in seen.values()} == {("GPU-n2-0", 1, 1), ("GPU-n2-1", 0, 0)}
-    assert [each.uuid for each in seen["GPU-n2-1"].mig or ()] == ["MIG-a", "MIG-b"]
+    node.only(healthy[::-1])  # each at the other's place
+    swapped = watchdog.sees(
+        "n2", lambda r: [g.uuid for g in r.gpus if g.index == 0] == ["GPU-n2-1"], 90, "the exchange"
+    )
+    assert {(g.uuid, g.index, g.minor) for g in swapped.gpus} == {("GPU-n2-0", 1, 1), ("GPU-n2-1", 0, 0)}
     node.only(healthy)
     assert watchdog.incidents_of("gpu_fault") == []
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from slurm_watchdog.agent.gpu import reader as gpu_reader
+from slurm_watchdog.agent.workers.answer_types import GpuRow
 from slurm_watchdog.model.observations import Gpu, MigInstance
 from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
@@ -228,14 +229,15 @@ class Watched:
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch):
         self.ticks: list[tuple[list[int], list[int], float]] = []
-        take = node.gpus._take_rows
+        take = node.gpus._apply_rows
 
-        def watch(rows: list[dict[str, Any]]) -> None:
-            listed, looked = ([row["index"] for row in rows if key in row] for key in ("processes", "health"))
+        def watch(rows: tuple[GpuRow, ...]) -> None:
+            listed = [row.index for row in rows if row.processes is not UNSET]
+            looked = [row.index for row in rows if row.health is not UNSET]
             self.ticks.append((listed, looked, node.gpus.driver_s or 0.0))
             take(rows)
 
-        monkeypatch.setattr(node.gpus, "_take_rows", watch)
+        monkeypatch.setattr(node.gpus, "_apply_rows", watch)
 
 
 def test_one_gpu_at_a_time_is_asked_and_each_once_a_minute_from_the_start(

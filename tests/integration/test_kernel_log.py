@@ -18,18 +18,17 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
-from slurm_watchdog.agent.files import kernel_log_position as position
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import NodeEvent
+from tests.builders.requests import functions
 from tests.rig.commands import wait_until
 from tests.rig.filesystems import set_frozen
 
 KMSG = "/dev/kmsg"
 RATE_LIMIT = Path("/proc/sys/kernel/printk_devkmsg")
 USER = frozenset({0, 1})
-FUNCTIONS = {"read_state": position.read_state, "write_state": position.write_state}
 
 pytestmark = [
     pytest.mark.exclusive,
@@ -64,7 +63,7 @@ def kmsg() -> Iterator[int]:
 
 @pytest.fixture
 def probes() -> Iterator[WorkerPool]:
-    probes = WorkerPool(FUNCTIONS)
+    probes = WorkerPool(functions("read_state", "write_state"))
     yield probes
     probes.close()
 

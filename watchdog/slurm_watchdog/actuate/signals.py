@@ -15,7 +15,7 @@ TARGETS: dict[str, tuple[SignalTo, str]] = {
 
 async def send(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outcome:
     """Sends `signal` (USR1, TERM) to the run of `fence`, and no other. `skipped`: it is sure that nothing was sent."""
-    target, whom = TARGETS[to]
+    target, receivers = TARGETS[to]
     try:
         job = await client.read_job(fence.job_id)
     except (SlurmUnavailable, SlurmRefused) as error:
@@ -30,4 +30,4 @@ async def send(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outco
         ), f"nothing was sent: {error}"
     except SlurmUnavailable as error:
         return OperationOutcome.UNKNOWN, f"it may have been sent: {error}"
-    return OperationOutcome.DONE, f"SIG{signal} sent to {whom}"
+    return OperationOutcome.DONE, f"SIG{signal} sent to {receivers}"

@@ -301,7 +301,7 @@ class Commands:
         )
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
-        """A refusal is an answer like any other here: whoever asked has to know that nothing was sent."""
+        """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
         if command.boot_id != self.boot_id:
             self._answer_ending(command, ProcessEnd(gone=True))
             return True

@@ -72,7 +72,7 @@ class Service:
         """Makes a report and hands it to the sender; False if this tick could not see."""
         whole = self._tick(now)
         self._follow_controller(now)
-        if whole:  # before the first whole tick nobody is told that all is well, by a reload neither
+        if whole:  # before the first whole tick it is not reported as well, by a reload neither
             self._follow_reload(now)
         return whole
 

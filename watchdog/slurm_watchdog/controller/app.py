@@ -129,14 +129,14 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    anew = asyncio.Event()
+    restart = asyncio.Event()
 
     def read_again() -> None:
         if config_file is not None and not stop.is_set() and reload_config(config_file, config):
             signal.pthread_sigmask(
                 signal.SIG_BLOCK, {signal.SIGHUP}
             )  # it is the fresh one's: see restart_process
-            anew.set()
+            restart.set()
             stop.set()
 
     loop.add_signal_handler(signal.SIGHUP, read_again)
@@ -150,18 +150,18 @@ async def _serve(
         log.error("the controller cannot start: %s", error)
         return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
-    await live(controller, notifier, stop, anew)
+    await live(controller, notifier, stop, restart)
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
-    return RESTART if anew.is_set() else 0
+    return RESTART if restart.is_set() else 0
 
 
 async def live(
-    controller: Controller, notifier: Notifier, stop: asyncio.Event, anew: asyncio.Event | None = None
+    controller: Controller, notifier: Notifier, stop: asyncio.Event, restart: asyncio.Event | None = None
 ) -> None:
     """A controller's life while its doors are open: it looks at Slurm, ticks, sends messages and acts until
-    `stop` is set. With `anew` set, too, systemd learns that this is no end: a service that said it stops
+    `stop` is set. With `restart` set, too, systemd learns that this is no end: a service that said it stops
     would be helped to.
 
     The simulator calls it as well, under a clock of its own.
@@ -173,7 +173,7 @@ async def live(
     ]
     controller.actions.resume_open_actions()
     await stop.wait()
-    sd_notify("STOPPING=1" if anew is None or not anew.is_set() else "RELOADING=1")
+    sd_notify("STOPPING=1" if restart is None or not restart.is_set() else "RELOADING=1")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,7 +183,7 @@ async def live(
 
 
 def tls_context(config: Config) -> Context | None:
-    """The controller's certificate and whom it trusts, where agents prove themselves so. Raises IdentityError."""
+    """The controller's certificate and its authority, where agents prove themselves so. Raises IdentityError."""
     if config.security.identity() != "tls":
         return None
     security = config.security

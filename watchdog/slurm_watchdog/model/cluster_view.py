@@ -342,7 +342,7 @@ class MountAnswer(Struct, frozen=True, kw_only=True):
     same_filesystem: bool = True
     """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
     uid: int | None = None
-    """The user as whom was asked; None: nobody's child, whose word counts for everybody."""
+    """The user that the child asked as; None: no user's child, whose word counts for everybody."""
 
 
 class FilesystemView(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Kill switches: where the file may lie, and its one line. It never holds a program, whoever requests it. Pure.
+"""Kill switches: where the file may lie, and its one line. It never holds a program. Pure.
 
 A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter
 runs: so it lies below fixed directories alone, has no hidden part in its name, and its line is composed here

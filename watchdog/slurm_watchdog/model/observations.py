@@ -171,7 +171,7 @@ class MountProbe(Struct, frozen=True, kw_only=True):
     wrote: bool = False
     """Whether it wrote and read back: a frozen filesystem still answers a mere reader."""
     uid: int | None = None
-    """The user as whom the child ran, whose directory it was: its word counts for that user's processes
+    """The user that the child ran as, whose directory it was: its word counts for that user's processes
     alone. None: the agent's own."""
 
 

@@ -102,7 +102,7 @@ class AlertmanagerChannel:
         failures = []
         for url in self._urls if alerts else ():
             try:
-                await post_json(url, alerts, self._deadline_s, whom="Alertmanager")
+                await post_json(url, alerts, self._deadline_s, receiver="Alertmanager")
             except SendFailed as error:
                 failures.append(error)
         if failures and len(failures) == len(self._urls):

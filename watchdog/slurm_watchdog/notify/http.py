@@ -20,7 +20,7 @@ that is being set up."""
 
 
 async def post_json(
-    url: str, document: Any, deadline_s: float, *, whom: str, headers: Mapping[str, str] | None = None
+    url: str, document: Any, deadline_s: float, *, receiver: str, headers: Mapping[str, str] | None = None
 ) -> None:
     """Deliver `document` to `url`, which is a secret and appears in no exception. Raises SendFailed."""
     try:
@@ -34,15 +34,15 @@ async def post_json(
             said = (await answer.content.read(ANSWER_BYTES)).decode(errors="replace")
             status, asked = answer.status, answer.headers
     except TimeoutError:
-        raise SendFailed(f"{whom} did not answer within {deadline_s:g} s") from None
+        raise SendFailed(f"{receiver} did not answer within {deadline_s:g} s") from None
     # `from None`: the exception below may hold the address.
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise SendFailed(f"{whom} can't be reached ({type(error).__name__})") from None
+        raise SendFailed(f"{receiver} can't be reached ({type(error).__name__})") from None
     said = without_secrets(said, url)
     for word in " ".join((headers or {}).values()).split():
         said = said.replace(word, "(secret)")  # a receiver may echo the request
     raise SendFailed(
-        f"{whom} answered {status}: {safe(said, 200)}",
+        f"{receiver} answered {status}: {safe(said, 200)}",
         retry_after_s=retry_after(asked) if status in (429, 503) else None,
         permanent=status in REFUSED_FOR_GOOD,
     )

@@ -54,13 +54,13 @@ class WebhookChannel:
         events = [_event(item, self._places) for item in items]
         document = {"version": VERSION, "cluster": self._cluster, "events": events}
         try:
-            await post_json(url, document, self._deadline_s, whom="the webhook", headers=headers)
+            await post_json(url, document, self._deadline_s, receiver="the webhook", headers=headers)
         except SendFailed as error:
             if not error.permanent or len(items) == 1:
                 raise
             # The receiver rejects one of them: send the first alone, so that only the rejected one is dropped.
             one = {**document, "events": events[:1]}
-            await post_json(url, one, self._deadline_s, whom="the webhook", headers=headers)
+            await post_json(url, one, self._deadline_s, receiver="the webhook", headers=headers)
             items = items[:1]
         outbox.done_all(self.name, [item.id for item in items])
         return GAP_S

@@ -119,18 +119,18 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
     """What was decided about an incident, by which rule or guard, and why."""
     done = ACTION_PARTICIPLES.get(decision.action, "requeued")
     job = _job(incident, decision)
-    whom = decision_subject(incident, decision)
+    subject = decision_subject(incident, decision)
     if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
-        sentence = f"{whom} is being {done}"
+        sentence = f"{subject} is being {done}"
         todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
     elif decision.verdict is Verdict.ALLOWED:
-        sentence = f"{whom}: alert only" if job or decision.process is not None else "alert only"
+        sentence = f"{subject}: alert only" if job or decision.process is not None else "alert only"
         todo = f"Look at it: slurm-watchdog explain {incident.id}"
     elif decision.verdict is Verdict.OBSERVED:
-        sentence = f"{whom} would have been {done}, but was not touched"
+        sentence = f"{subject} would have been {done}, but was not touched"
         todo = f"Manually: {manual_command(decision, job, caller)}. To have it done: {HOW_TO_ACT[caller]}"
     else:
-        sentence = f"{whom} was not {done} (guard: {decision.by})"
+        sentence = f"{subject} was not {done} (guard: {decision.by})"
         todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {manual_command(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
     if decision.exclude:
@@ -184,17 +184,17 @@ def manual_command(decision: Decision, job: str, caller: Caller = Caller.SERVICE
 def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
     """How an action ended, what it cost, and each operation of it."""
     decision, end = run.decision, run.end
-    job, whom = _job(incident, decision), decision_subject(incident, decision)
+    job, subject = _job(incident, decision), decision_subject(incident, decision)
     evidence = []
     if end is None:
-        sentence, todo = f"{whom}: {decision.action} continues", "Nothing to do"
+        sentence, todo = f"{subject}: {decision.action} continues", "Nothing to do"
     elif end.ok:
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
         again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
         sentence = (
-            f"{whom} was "
+            f"{subject} was "
             f"{'restarted' if again else ACTION_PARTICIPLES.get(decision.action, 'restarted')}: "
             f"{end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         )
@@ -207,10 +207,10 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
             )
             evidence.append(f"Continues from step {end.resumed_at_step}{before}")
     elif end.needless:
-        sentence = f"{whom}: its {_what(decision)} was not needed: {end.detail}"
+        sentence = f"{subject}: its {_what(decision)} was not needed: {end.detail}"
         todo = "Nothing to do"
     else:
-        sentence = f"{whom} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
+        sentence = f"{subject} NEEDS YOU, its {_what(decision)} failed: {end.detail}"
         todo = (
             f"See where it stands: {_inspect_command(decision, job, caller)}; what was done: "
             f"slurm-watchdog explain {incident.id}"

@@ -79,7 +79,7 @@ class Processes:
     _since_gap: int | None = None
     """Listings since one that had left somebody out who was still there; None: there never was one."""
     unplaced: bool = False
-    """The newest listing had a line of which nobody knows whom it is about."""
+    """The newest listing had a line whose job is not known."""
 
     def forget(self, job_id: str) -> None:
         """The run is over: processes that are listed from now on belong to another one."""

@@ -94,7 +94,7 @@ class KernelLogReader:
         self._recent: deque[tuple[float, NodeEvent]] = deque(maxlen=MAX_RECENT)
         self._again = False
         self.state_problem: str | None = None
-        """Why the position can't be kept: after a restart, the ring is told again, as a backlog."""
+        """Why the position can't be kept: after a restart, the ring is reported again, as a backlog."""
 
     @property
     def problem(self) -> str | None:

@@ -2,7 +2,7 @@
 
 A report is encoded once, and waits as bytes: the objects would take many times what the bound says.
 
-A controller that has the report before this one is told only what has changed since. Any doubt (an error, an
+A controller that has the report before this one gets only what has changed since. Any doubt (an error, an
 answer that did not come, a report that still waits, a controller that lacks it) makes the next one full, and
 a full one goes out every ten minutes in any case.
 """
@@ -220,7 +220,7 @@ class Sender:
             try:
                 reply, news = self._send(waiting, small=failures == 0 and refused != waiting.sequence)
                 if reply.want_full and refused != waiting.sequence:
-                    refused = waiting.sequence  # it is told again at once, and in full
+                    refused = waiting.sequence  # it is reported again at once, and in full
                     self._agree(-1)
                     continue
             except Rejected as error:

@@ -77,7 +77,7 @@ class Collection:
     command: CollectEvidence
     sources: Sources
     uid: int
-    """The job's owner, as whom files are read; -1: as whoever the agent is."""
+    """The job's owner: files are read as this user; -1: as the agent's own."""
     began: float
     processes: tuple[Process, ...]
     """Those of the job on this node, as they were when it began."""

@@ -31,7 +31,7 @@ MAX_KEPT_BYTES: Final = 256 * 1024
 
 
 def prefixes(environ: Mapping[str, str]) -> list[str]:
-    """Where a rank with this environment would write: what it is told, else all that PyTorch has ever chosen by itself.
+    """Where a rank with this environment would write: what it names, else all that PyTorch has ever chosen by itself.
 
     `~` stands for the owner's home, which only the child knows.
     """

@@ -91,7 +91,7 @@ def _ask_server(directory: str) -> None:
     """Three questions that a client may not answer from its memory, and that cost the server a round trip each.
 
     statfs is never cached by NFS, FUSE and CephFS, and by Lustre for a second; statx with AT_STATX_FORCE_SYNC
-    has the attributes fetched anew (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a
+    has the attributes fetched again (NFS, FUSE, CephFS, SMB), where a plain stat is content with those of a
     minute ago; opening a directory is a request of its own for FUSE and Lustre, and makes NFS look whether it
     still is the same. Nothing is listed: there may be a million entries.
     """
@@ -183,7 +183,7 @@ def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     """Removes `path` if it says the same `by`, `why`, `incident`, `decision`; fine if there is nothing, or
     another one. Raises OSError.
 
-    Afterwards our switch is gone. Another one in its place is for whoever wrote it, who wants the job to end.
+    Afterwards our switch is gone. Another one in its place belongs to its writer, who wants the job to end.
     """
     directory, name = os.path.split(request.path)
     try:

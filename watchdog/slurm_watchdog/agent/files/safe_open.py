@@ -1,7 +1,7 @@
 """Opening files by names that others may change meanwhile: step by step, from one open directory to the next.
 
 A link is read and never followed by the kernel. Root's own (a site's `/home -> /gpfs/home`) and those of the
-user that this process is count; a link of anybody else ends the walk: whoever may write into a directory of a
+user that this process is count; a link of anybody else ends the walk: who may write into a directory of a
 group could lead the reader to a file that is the reader's alone. What is at the end is looked at before it is
 opened, and it is that which is opened: no FIFO is woken up, no device touched.
 """

@@ -1,6 +1,6 @@
 """Faults that NVML announces, read in the NVML child: an event set, asked without waiting in every tick.
 
-An event is told once to each set that was made before it happened: what falls between two sessions is only in
+An event is delivered once to each set that was made before it happened: what falls between two sessions is only in
 the kernel's log.
 So are the faults that some drivers announce to nobody (79, 119 and 120, says NVIDIA/DCGM#162): this is a
 second witness.

@@ -5,7 +5,7 @@ inherited them and that NVML does not list. nvidiactl, nvidia-uvm and nvidia-cap
 read, a few in each tick, never those of a running job's processes; so on a healthy node this costs next to
 nothing.
 
-Who is accused is told only if everything is known: the jobs that Slurm has here, the process's own
+An accusation is made only if everything is known: the jobs that Slurm has here, the process's own
 environment, and that it has been without a job for the grace. Root's own processes and known daemons are
 nobody's orphans, unless they came from a job.
 """
@@ -152,7 +152,7 @@ class OrphanGpuProcesses:
         """Whether its having no job is knowledge, and not a lack of it."""
         if self._is_daemon(entry):
             return False
-        # All else rests on an environment, which anybody may clear or copy: whoever has a job here may be in that.
+        # All else rests on an environment, which anybody may clear or copy: a user who has a job here may be in that.
         return self._was_in_job(entry) or (
             entry.known.environ is not None and entry.known.uid not in busy_uids
         )

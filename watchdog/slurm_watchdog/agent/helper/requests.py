@@ -1,4 +1,4 @@
-"""Requests that a worker with rights serves: a closed table, checked in that worker, whoever the agent is.
+"""Requests that a worker with rights serves: a closed table, checked in that worker, whatever the agent sends.
 
 Two kinds. What is done with the helper's own rights reads other users' processes and the kernel's log, and
 makes the directory of a kill switch: it gets numbers of processes, and no path but those two. It signals a

@@ -13,7 +13,7 @@ from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.line import KernelFact
 
 MAX_EVENTS = 256
-"""Told in one report. The first of each name is told, and what is critical, even then."""
+"""Events of one report. The first of each name is reported, and what is critical, even then."""
 MAX_OF_A_NAME = 32
 """Different resources of one name in one report."""
 MAX_DRIFT = 1e-3
@@ -64,9 +64,9 @@ class Reported:
 
 @dataclass
 class Deduplicator:
-    """The events of one tick: the same thing of the same resource is told once, with how often.
+    """The events of one tick: the same thing of the same resource is reported once, with a count.
 
-    What came back after something else had been said about its resource is told a second time, as the last
+    What came back after something else had been said about its resource is reported a second time, as the last
     word on it: silent, OK, silent must not end with OK.
     """
 

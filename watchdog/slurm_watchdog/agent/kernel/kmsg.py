@@ -1,6 +1,6 @@
 """Reading /dev/kmsg: one record a read, without ever waiting, and never deaf.
 
-The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and goes on with
+The kernel overwrites the oldest records of its ring; a reader that was too slow gets EPIPE and continues with
 the oldest that is left: what it missed is the gap in the sequence. A device that breaks, goes away or is
 replaced is opened again, with back-off.
 """

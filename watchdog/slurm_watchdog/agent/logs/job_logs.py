@@ -105,7 +105,7 @@ class JobLogs:
         return self.here.watch
 
     def owner_of(self, job_id: str) -> int:
-        """The user to read as: the job's owner, or -1 (whoever the agent is) where it cannot become someone else."""
+        """The user to read as: the job's owner, or -1 (the agent's own user) where it cannot become someone else."""
         job = self.jobs.get(job_id)
         return job.uid if self.become_owner and job is not None else -1
 

@@ -33,7 +33,7 @@ READ = 256 * 1024
 BACKLOG = 64 * 1024
 """Where a file is opened in the middle of its life: enough for the last steps of any framework."""
 MAX_LAG = 256 * 1024**2
-"""Further behind than this reading does not run: then it goes on KEPT_AFTER_SKIP before the end."""
+"""Further behind than this reading does not run: then it continues KEPT_AFTER_SKIP before the end."""
 KEPT_AFTER_SKIP = 16 * 1024**2
 MAX_ITEMS = 500
 """So many are gathered before they are condensed."""
@@ -255,7 +255,7 @@ class LogFollower:
 
     def _fail(self, problem: OSError) -> None:
         self.error = _say(problem)
-        self.close()  # a stale handle is of no use; the next look opens the file again and goes on
+        self.close()  # a stale handle is of no use; the next look opens the file again and continues
 
     # -- reading it --------------------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class LogFollower:
         self.size = os.fstat(self.fd).st_size
         if self.size >= place.position:
             head = os.pread(self.fd, len(place.head), 0)
-            hole = not any(head) and not any(found)  # truncated, and its writer goes on at its old place
+            hole = not any(head) and not any(found)  # truncated, and its writer continues at its old place
             if hole or (head == place.head and head):
                 place.head, place.anchor = head, found
                 return

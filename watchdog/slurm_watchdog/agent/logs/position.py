@@ -1,4 +1,4 @@
-"""How far a log was read: the lines over the borders of reads, and what tells the file again when it is opened anew."""
+"""How far a log was read: the lines over the borders of reads, and what identifies the file when it is opened again."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def goes_on(fd: int, size: int, known: FilePosition) -> bool:
 
 
 def again(known: FilePosition, about: os.stat_result) -> FilePosition:
-    """The same place in what is, maybe under another name or after a mount was made anew, the same text."""
+    """The same place in what is, maybe under another name or after a mount was made again, the same text."""
     return replace(
         known,
         identity=(about.st_dev, about.st_ino),

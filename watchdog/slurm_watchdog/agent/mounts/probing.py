@@ -37,11 +37,11 @@ MAX_MOUNTS = 16
 
 @dataclass(frozen=True)
 class ProbeTarget:
-    """Where on a mount to ask, and as whom."""
+    """Where on a mount to ask, and as which user."""
 
     directory: str
     uid: int = -1
-    """-1: whoever the agent is."""
+    """-1: the agent's own user."""
     device: str | None = None
     fs_type: str | None = None
 
@@ -212,7 +212,7 @@ class MountProber:
         kind = ProbeDirectory if write or place.uid >= 0 else ProbeMountPoint
         request = kind(directory=place.directory, mount=mount, write=write, node=self.node)
         # It is retired as soon as it has answered. One that comes back late has to stay until that was seen:
-        # thereby it is told from one that has died.
+        # thereby it is distinguished from one that has died.
         key = _key(mount, place.uid)
         done = partial(then, mount, place, write)
         asked = self.probes.ask(key, request, deadline_s, now, done, place.uid, idle_s=IDLE_S)
@@ -230,7 +230,7 @@ class MountProber:
         if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
             self._denied.add(mount)  # it says nothing that the server would not say about any user
         elif row is not None and not answer.timed_out:
-            self._rows.append(row)  # one that is out is told by collect, with its growing time
+            self._rows.append(row)  # one that is out is reported by collect, with its growing time
 
     def _apply_command(
         self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: ProbeTarget, write: bool,
@@ -283,7 +283,7 @@ class MountProber:
         """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
 
         What it says when it comes back late is not known. If it was to write, the next call has it written
-        once more, so that the end of an outage is told by a write that was seen to succeed.
+        once more, so that only a write that was seen to succeed ends an outage.
         """
         state = self._states[key]
         if state.out is None:

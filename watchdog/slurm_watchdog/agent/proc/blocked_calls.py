@@ -53,7 +53,7 @@ IDLE_SHARE = 0.002
 """CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
 
 UNSEEN_S = 30.0
-"""So long a thread that could not be looked at stays where it was seen last: a helper that is started anew is
+"""So long a thread that could not be looked at stays where it was seen last: a helper that is started again is
 no end of a stall."""
 
 Key = tuple[int, int]

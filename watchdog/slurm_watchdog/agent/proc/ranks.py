@@ -32,7 +32,7 @@ def ranks_of_step(
 
     The variable of ranks is the first of RANK_VARIABLES that appears somewhere in the step's tree without
     having been in the parent's environment. A rank is the topmost process with a value of it that is no shell
-    and no launcher (a launcher is also whoever gives its children other values than its own). What descends
+    and no launcher (a process that gives its children other values than its own is a launcher, too). What descends
     from a rank is its worker; all else is a helper. In the batch script SLURM_PROCID is 0 for everything, so
     it counts there only if the job has no other step and no srun.
     """

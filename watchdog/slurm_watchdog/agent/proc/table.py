@@ -1,4 +1,4 @@
-"""All processes of this node, as the loop may look at them: who is there, since when, below whom.
+"""All processes of this node, as the loop may look at them: which there are, since when, and their parents.
 
 What blocks. `cmdline`, `environ`, `mem`, `smaps` take the lock of the process's memory, which a thread in a
 page fault on a dead filesystem can hold through another one that waits for it. Since Linux 6.18 (seen there;
@@ -253,7 +253,7 @@ class ProcessTable:
         return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and entry.crowd]
 
     def leave_crowd(self, entry: Entry) -> None:
-        """It is of interest by itself: where it belongs is decided anew."""
+        """It is of interest by itself: where it belongs is decided again."""
         entry.crowd, self.changed = False, True
 
     def _see(self, entry: Entry, stat: Stat, now: float, max_names: int) -> None:

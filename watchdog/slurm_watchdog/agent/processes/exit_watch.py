@@ -60,8 +60,8 @@ class Exits:
         return list(self._fds.values())
 
     def any_ended(self, now: float) -> bool:
-        """Whether a rank has ended since the last call, of a user of whom that was not said within PACE_S.
-        Each is told once: ranks that live for a moment are seen with the next tick, and cost nothing more."""
+        """Whether a rank has ended since the last call; of each user that is said once in PACE_S.
+        Each is reported once: ranks that live for a moment are seen with the next tick, and cost nothing more."""
         if not self._fds:
             return False
         ready = [fd for fd, _ in self._poll.poll(0)]

@@ -80,7 +80,7 @@ class Identities:
     _asking: set[str] = field(default_factory=set)
 
     def ask(self, now: float, deadline_s: float) -> list[int]:
-        """Asks about whoever is new or has become something else; returns the numbers of the requests."""
+        """Asks about processes that are new or have become something else; returns the numbers of the requests."""
         self._release()
         table = self.table
         calm: list[Question] = []
@@ -120,7 +120,7 @@ class Identities:
         return found
 
     def problems(self) -> list[str]:
-        """Users whose processes take more than can be asked at once, and those on whom a child has hung or
+        """Users whose processes take more than can be asked at once, and those for which a child has hung or
         spent its time."""
         found = []
         if self.table.unmet:

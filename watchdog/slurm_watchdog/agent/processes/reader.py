@@ -195,7 +195,7 @@ class ProcessReader:
         return min(ranks)[1] if ranks else None
 
     def _assign(self, all_again: bool, seats: Mapping[str, Mapping[int, WorkerRank]]) -> None:
-        """Who belongs where. Of a crowd, those aside from whom others descend, that was decided before,
+        """Who belongs where. Of a crowd, those with descendants aside, that was decided before,
         unless `all_again`."""
         entries = self.table.entries
         watched = {entry.known.pid for entry in self._mine if not entry.crowd}

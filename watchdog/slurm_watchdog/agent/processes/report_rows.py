@@ -26,7 +26,7 @@ PROCESSES: Final = 2048
 """Of a node. At about 300 bytes each, half a megabyte; the controller takes 4,096
 (slurm_watchdog.controller.state.report_bounds)."""
 MAX_SAID: Final = 64
-"""Jobs and users of whom is said how much was left out."""
+"""Jobs and users for which it is reported how much was left out."""
 FEW_EVENTS: Final = 200
 LONGEST_NAME: Final = 1024
 """Characters of a path in a report that was too large otherwise."""

@@ -1,4 +1,4 @@
-"""What an agent leaves to the one that it becomes: over a new configuration nothing is told twice, nothing is
+"""What an agent leaves to the one that it becomes: over a new configuration nothing is reported twice, nothing is
 lost, nobody is forgotten.
 
 It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are of the monotonic clock, which goes on over exec."""
+    """Times are of the monotonic clock, which continues over exec."""
 
     children: tuple[InheritedWorker, ...] = ()
     """Those that had something to do, or hung."""

@@ -127,7 +127,7 @@ def spawn_for_ever(
         each.close()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    # An agent that has started anew still holds them (runner.Signals.hold).
+    # An agent that has restarted still holds them (runner.Signals.hold).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
@@ -150,7 +150,7 @@ def fork_worker(
     me = os.getpid()
     try:
         pid = os.fork()
-    except OSError as error:  # too many processes, or no memory: the agent is told, and asks again later
+    except OSError as error:  # too many processes, or no memory: the agent asks again later
         say_no_start(fd, f"no child can be started: {describe(error)}")
         return -1
     if pid == 0:

@@ -27,7 +27,7 @@ KERNEL_LOG_S: Final = 0.25
 
 
 def is_usable(path: str) -> bool:
-    """Whether there is a helper for whoever this process is: a socket that it may write to."""
+    """Whether there is a helper for this process: a socket that it may write to."""
     return bool(path) and os.geteuid() != 0 and os.access(path, os.W_OK)
 
 
@@ -38,11 +38,11 @@ class HelperLink:
         self.path = path
         self.sock: socket.socket | None = None
         self.problem = ""
-        """Why it can't be had now."""
+        """Why there is no connection now."""
         self._retry_at = float("-inf")
 
     def connect(self, now: float) -> socket.socket | None:
-        """The connection, made anew if it was lost; None, with `problem`, while there is none."""
+        """The connection, made again if it was lost; None, with `problem`, while there is none."""
         if self.sock is None and now >= self._retry_at:
             self._retry_at = now + RETRY_S
             try:

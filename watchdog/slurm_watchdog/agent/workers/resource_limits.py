@@ -55,7 +55,7 @@ def limit_address_space(room: int = ADDRESS_SPACE) -> None:
 @contextmanager
 def cpu_budget(seconds: float) -> Iterator[None]:
     """Raises CpuSpentError in the block once this process has used so much CPU time in it, again each second
-    after that; the kernel kills a process that goes on for KILLED_AFTER_S more."""
+    after that; the kernel kills a process that continues for KILLED_AFTER_S more."""
     before = signal.signal(signal.SIGPROF, _spent)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     killed_at = math.ceil(usage.ru_utime + usage.ru_stime + seconds + KILLED_AFTER_S)

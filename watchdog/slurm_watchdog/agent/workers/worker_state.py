@@ -20,7 +20,7 @@ class WorkerState:
     uid: int = -1
     """The user that it has become; -1: none."""
     own_uid: int | None = None
-    """The one user whom an agent without rights, and without a helper, may look at: itself."""
+    """The one user that an agent without rights, and without a helper, may look at: itself."""
     send_part: Callable[[Any], None] = _drop
     """Sends a part of the answer ahead: it arrives even if the next line of the function never returns."""
     ends: bool = False

@@ -279,7 +279,7 @@ def _names(run: ActionRun) -> tuple[str, str, str]:
     """What is done, to which job or process, and the id of the decision."""
     decision = run.decision
     process = decision.process
-    whom = f"job {decision.fence.job_id if decision.fence else '?'}"
+    subject = f"job {decision.fence.job_id if decision.fence else '?'}"
     if process is not None:
-        whom = f"process {process.pid} on {process.node}"
-    return str(decision.action), whom, decision.id
+        subject = f"process {process.pid} on {process.node}"
+    return str(decision.action), subject, decision.id

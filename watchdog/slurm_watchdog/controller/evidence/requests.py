@@ -122,7 +122,7 @@ class EvidenceRequests:
         )
         result = await self._commands.ask(node, command, self._patience_s, wanted.uid)
         if result.probe is not None:
-            # As whom was asked is our word, not the node's.
+            # Which user asked is our word, not the node's.
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())
 
     async def answered(self, mounts: Iterable[str], limit_s: float) -> None:

@@ -77,7 +77,7 @@ class ClusterState:
         self.slurm_nodes: tuple[SlurmNode, ...] = ()
         """Of the newest listing: what a job could be placed on."""
         self._jobs_seen_on: dict[str, set[str]] = {}
-        """Node -> the jobs of whom processes are remembered there."""
+        """Node -> the jobs with processes that are remembered there."""
         self._unlisted_on: dict[str, list[Run]] = {}
         """Node -> the runs of which its newest report does not hold every process."""
         self._anywhere: set[str] = set()

@@ -31,7 +31,7 @@ class _Filesystem:
     """Of the only kernel that has it, for a local disk; None for a filesystem that nodes share."""
     nodes: set[str] = field(default_factory=set)
     answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]] = field(default_factory=dict)
-    """Node and the user as whom was asked -> newest probe, when it came, and whether it is about this very
+    """Node and the user that asked -> newest probe, when it came, and whether it is about this very
     filesystem."""
     last_blocked_at: float = 0.0
 

@@ -72,7 +72,7 @@ class Run:
     order: tuple[ProcessKey, ...] = ()
     """The keys of `processes`, sorted; empty: to be sorted again."""
     blocked: set[ProcessKey] = field(default_factory=set)
-    """Those of whom a thread waits in one call."""
+    """Those with a thread that waits in one call."""
     looked: tuple[float, JobView] | None = None
     """When a tick last looked at it, and what it saw."""
     restless: bool = True

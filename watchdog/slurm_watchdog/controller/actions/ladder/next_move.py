@@ -151,7 +151,7 @@ def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
 
 
 def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
-    """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is told,
+    """Keeps a job that restarts and dies from starting again, as soon as it waits in the queue. It is reported,
     never ended."""
     job, decision = world.job, run.decision
     if job is None:

@@ -183,9 +183,7 @@ def settles_at(pid: int, before: tuple[int, int]) -> None:
     """Fails if the tree of `pid` keeps more descriptors or threads than `before`. A child of a moment is none kept."""
 
     def holds() -> bool:
-        return all(
-            now <= then for now, then in zip(descriptors_and_threads(tree_of(pid)), before, strict=True)
-        )
+        return all(now <= then for now, then in zip(descriptors_and_threads(tree_of(pid)), before, strict=True))
 
     until(holds, 15, f"no more descriptors and threads than {before}")
 

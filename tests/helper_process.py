@@ -66,14 +66,8 @@ def why_impossible() -> str | None:
         return "needs root, who alone can start somebody with a few capabilities"
     if shutil.which("setpriv") is None:
         return "setpriv (util-linux) is not installed"
-    done = subprocess.run(
-        as_user(HELPER_UID, CAPABILITIES, ["true"]), capture_output=True, text=True, check=False
-    )
-    return (
-        None
-        if done.returncode == 0
-        else f"the helper's capabilities are unavailable here: {done.stderr.strip()}"
-    )
+    done = subprocess.run(as_user(HELPER_UID, CAPABILITIES, ["true"]), capture_output=True, text=True, check=False)
+    return None if done.returncode == 0 else f"the helper's capabilities are unavailable here: {done.stderr.strip()}"
 
 
 def run_here(*words: object) -> None:

@@ -108,8 +108,7 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
     job = views.job(
         job=views.slurm_job(nodes=tuple(names[: nodes // 2]), name=name, user="u"),
         step_times=tuple(
-            StepTime(step=step, seconds=10.0 + step % 7, at=9_000.0 + step, logged=True)
-            for step in range(200)
+            StepTime(step=step, seconds=10.0 + step % 7, at=9_000.0 + step, logged=True) for step in range(200)
         ),
     )
     view = views.cluster(
@@ -146,9 +145,7 @@ SEES_ALL = Person(knows_password=True)
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    controller: FixedController, token: str = "", person: Person | None = None
-) -> AsyncIterator[str]:
+async def serving(controller: FixedController, token: str = "", person: Person | None = None) -> AsyncIterator[str]:
     """The page's address while the block runs; `person` looks, without a password."""
     runner = web.AppRunner(make_page(controller, token, person), access_log=None)  # type: ignore[arg-type]
     await runner.setup()

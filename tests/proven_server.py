@@ -56,9 +56,7 @@ class Proof:
         if "code" in found:
             return 401, {}, str(found["error"]).encode()
         payload = base64.b64decode(found.pop("payload"))
-        credential = Credential(
-            found["uid"], found["time"], found["restricted_to"], found["encrypted"], payload
-        )
+        credential = Credential(found["uid"], found["time"], found["restricted_to"], found["encrypted"], payload)
         session = self.sessions.begin(self.sessions.check_credential(credential), HERE, credential.made_at)
         said = b'{"session":true}'
         return 200, {"Authentication-Info": answer_mac(session.key, 200, 0, said)}, said

@@ -34,9 +34,7 @@ HUNG_RANK = 2
 RANKS_PER_NODE = 2
 STEP_S = 0.4
 
-console = Console(
-    highlight=False, soft_wrap=True, color_system=None if os.environ.get("NO_COLOR") else "auto"
-)
+console = Console(highlight=False, soft_wrap=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
 
 
 class WrongEnd(Exception):
@@ -72,9 +70,7 @@ class Teller:
 class Story:
     """The cluster, the job and the watchdog of the demo."""
 
-    def __init__(
-        self, cluster: Cluster, watchdog: Watchdog, teller: Teller, cards: SimulatedCards | None = None
-    ):
+    def __init__(self, cluster: Cluster, watchdog: Watchdog, teller: Teller, cards: SimulatedCards | None = None):
         self.cluster = cluster
         self.cards = cards
         self.watchdog = watchdog
@@ -100,9 +96,7 @@ class Story:
         self.teller.say("we", f"submitted job {self.job}: 6 ranks on 3 of {len(self.cluster.nodes)} nodes")
         self.watchdog.wait_for(lambda: self.watchdog.step(self.job) >= 5, 60, "the first steps")
         job = self.watchdog.status()["jobs"][0]
-        self.teller.say(
-            "training", f"runs on {', '.join(job['nodes'])}, step {job['step']}, {job['ranks']} ranks"
-        )
+        self.teller.say("training", f"runs on {', '.join(job['nodes'])}, step {job['step']}, {job['ranks']} ranks")
 
     # ------------------------------------------------------------------------------------ helpers
 
@@ -187,9 +181,7 @@ class Story:
         before = self.cluster.job(self.job)
         step = self.watchdog.step(self.job)
         self.cluster.freeze()
-        self.teller.say(
-            "we", f"froze {self.cluster.shared}: every process that writes there waits in state D"
-        )
+        self.teller.say("we", f"froze {self.cluster.shared}: every process that writes there waits in state D")
         incident = self.incident("filesystem_outage", 60)
         self.tell_cards(incident["culprits"][0])
         time.sleep(4)
@@ -241,9 +233,7 @@ class Story:
         culprit = incident["culprits"][0]
         hung_node = nodes[HUNG_RANK // RANKS_PER_NODE]
         named = [(c["rank"], c["node"]) for c in incident["culprits"]]
-        self.check(
-            named == [(HUNG_RANK, hung_node)], f"named {named}, but it is rank {HUNG_RANK} on {hung_node}"
-        )
+        self.check(named == [(HUNG_RANK, hung_node)], f"named {named}, but it is rank {HUNG_RANK} on {hung_node}")
         self.tell_cards(culprit)
         action = self.follow(incident["id"], 90)
         end = action["end"]
@@ -266,12 +256,8 @@ class Story:
         self.watchdog.wait_for(self._is_between_checkpoints, 60)
         slack = len(self.watchdog.slack.messages)
         node = self.watchdog.status()["jobs"][0]["nodes"][0]
-        self.teller.say(
-            "we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'"
-        )
-        done = self.watchdog.command(
-            "restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait"
-        )
+        self.teller.say("we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'")
+        done = self.watchdog.command("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
         self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
         incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
         action = self.follow(incident["id"], 90)
@@ -302,9 +288,7 @@ def tell(nodes: int = 4) -> int:
     acts: list[dict[str, Any]] = []
     good = True
     try:
-        teller.say(
-            "we", "starting Slurm: slurmctld, munged and one slurmd a node, each in its own namespaces"
-        )
+        teller.say("we", "starting Slurm: slurmctld, munged and one slurmd a node, each in its own namespaces")
         with contextlib.ExitStack() as stack:
             cluster = stack.enter_context(Cluster(nodes=nodes))
             cards = simulated_cards(cluster)
@@ -315,9 +299,7 @@ def tell(nodes: int = 4) -> int:
                 teller.say("we", "each node has simulated cards: a stand-in for NVIDIA's library lists them")
             environment = cards.environment if cards is not None else None
             settings = {"controller": {"page_listen": PAGE}}
-            watchdog = stack.enter_context(
-                Watchdog(cluster, mode="act", settings=settings, agent_env=environment)
-            )
+            watchdog = stack.enter_context(Watchdog(cluster, mode="act", settings=settings, agent_env=environment))
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
             teller.say(
                 "we",

@@ -15,7 +15,8 @@ class Torch(object):
     """torch.distributed: a one-number all_reduce over gloo, asked for at one call and read at the next, so
     that no step waits.
 
-    group  a process group whose tensors may lie in the CPU's memory. Default: the default group if it is gloo, else one is made.
+    group  a process group whose tensors may lie in the CPU's memory. Default: the default group if it is gloo, else
+           one is made.
     """
 
     def __init__(self, group=None):

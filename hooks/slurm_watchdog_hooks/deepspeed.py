@@ -31,9 +31,7 @@ def watch(engine, directory, total=None, client_state=None, **options):
         if watchdog.step(engine.global_steps):
             state = dict(client_state() if client_state is not None else {}, step=engine.global_steps)
             with watchdog.phase("checkpointing"):
-                engine.save_checkpoint(
-                    directory, tag="step{}".format(engine.global_steps), client_state=state
-                )
+                engine.save_checkpoint(directory, tag="step{}".format(engine.global_steps), client_state=state)
             watchdog.announce(engine.global_steps)
             sys.exit(0)
         return made

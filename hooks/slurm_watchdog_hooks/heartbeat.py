@@ -31,7 +31,8 @@ def is_first_rank():
 class Heartbeat(object):
     """Rank 0 keeps the file up to date, in a thread: `report` only remembers, waits for no filesystem and never raises.
 
-    path     default: SLURM_WATCHDOG_HEARTBEAT, which Slurm's task prolog or `slurm-watchdog run` sets. Without one: nothing.
+    path     default: SLURM_WATCHDOG_HEARTBEAT, which Slurm's task prolog or `slurm-watchdog run` sets. Without one:
+             nothing.
     every_s  seconds between two lines, at least.
     writes   whether this process writes; default: rank 0 does.
     """

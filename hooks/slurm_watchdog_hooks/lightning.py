@@ -22,7 +22,8 @@ class WatchdogCallback(Callback):
     """Saves `directory`/kill-switch-step=N.ckpt and ends the training at the first batch after any rank saw the switch.
 
     directory  on a filesystem that all ranks share; made if it is not there.
-    options    of Watchdog. Lightning itself uses SIGUSR1 for requeues (its plugin SLURMEnvironment): where it does, give signals=().
+    options    of Watchdog. Lightning itself uses SIGUSR1 for requeues (its plugin SLURMEnvironment): where it does,
+               give signals=().
     """
 
     def __init__(self, directory, **options):

@@ -16,18 +16,18 @@ class KillSwitch(object):
 
     Make one after `init_process_group`, on all ranks. Call `agreed` once a step, on all ranks, equally often.
 
-    path             the file that is looked for; "" or None: SLURM_WATCHDOG_KILL_SWITCH, which Slurm's task prolog sets.
+    path             the file that is looked for; "" or None: SLURM_WATCHDOG_KILL_SWITCH, which Slurm's task prolog
+                     sets.
                      Without a path only the signals count.
     poll_seconds     how often a thread looks. It is a thread so that a filesystem that stopped answering stops only it.
     signals          they mean the same as the file; handlers that were there before are called as well.
     group            see agreement.Torch.
-    every            the ranks agree at every so many calls. Default: each (PyTorch, where it waits for nothing), every 20th (JAX).
+    every            the ranks agree at every so many calls. Default: each (PyTorch, where it waits for nothing),
+                     every 20th (JAX).
     agreement        an object with `agreed(seen)` for ranks that talk in another way.
     """
 
-    def __init__(
-        self, path=None, poll_seconds=1.0, signals=(signal.SIGUSR1,), group=None, every=None, agreement=None
-    ):
+    def __init__(self, path=None, poll_seconds=1.0, signals=(signal.SIGUSR1,), group=None, every=None, agreement=None):
         self.path = path or os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")
         self.reason = ""  # on ranks that saw it themselves: what the file said, or which signal came
         self._poll_seconds = poll_seconds

@@ -23,9 +23,7 @@ def main() -> int:
     """Returns 0 if every bound holds."""
     parser = argparse.ArgumentParser(prog="make accuracy", description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names of cases and healthy things (default: all)")
-    parser.add_argument(
-        "--hours", type=float, default=matrix.HOURS, help="healthy job-hours in all (default 10000)"
-    )
+    parser.add_argument("--hours", type=float, default=matrix.HOURS, help="healthy job-hours in all (default 10000)")
     parser.add_argument(
         "--minutes",
         type=float,
@@ -33,9 +31,7 @@ def main() -> int:
         help="begin no further run after so long (default: do all)",
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--seed-from", type=int, default=0, help="first seed of every case and thing (default 0)"
-    )
+    parser.add_argument("--seed-from", type=int, default=0, help="first seed of every case and thing (default 0)")
     parser.add_argument(
         "--write",
         action="store_true",
@@ -44,9 +40,7 @@ def main() -> int:
     one = parser.add_argument_group("one run, to look at it closely")
     one.add_argument("--case", help="its full name, such as case_05_lingering_gone or healthy_requeue")
     one.add_argument("--seed", type=int, default=0)
-    one.add_argument(
-        "--nodes", type=int, default=2, help="of a case; a healthy thing draws its own size from its seed"
-    )
+    one.add_argument("--nodes", type=int, default=2, help="of a case; a healthy thing draws its own size from its seed")
     one.add_argument("--way", choices=("direct", "trace"), default="direct")
     one.add_argument("--trace", metavar="FILE", help="write it as a trace v1 and judge nothing")
     options = parser.parse_args()
@@ -95,9 +89,7 @@ def one_run(options: argparse.Namespace) -> int:
         f"{hours:.1f} simulated job-hours on {nodes} nodes, reports every {fine}, {len(said)} false incidents, failures: {failures}"
     )
     for incident in said:
-        print(
-            f"{incident.fired_at:.0f} s: {incident.kind}: {incident.summary}", *incident.facts, sep="\n    "
-        )
+        print(f"{incident.fired_at:.0f} s: {incident.kind}: {incident.summary}", *incident.facts, sep="\n    ")
     return 1 if said or failures else 0
 
 

@@ -57,9 +57,7 @@ def hang_at_evaluation(s: Setup) -> Scene:
     """One rank waits for its DataLoader in an evaluation, its peers in a broadcast. The log has a PULSE an hour."""
     scene = s.scene(Expect(HANG), eval_every=20, eval_s=45.0, pulse_s=3600.0)
     told = bool(scene.job.format.evaluating(1, 0.0))
-    floor_s = (
-        1800.0 + 2 * REPORT_S if told else 0.0
-    )  # the configured floor of an evaluation that the log speaks of
+    floor_s = 1800.0 + 2 * REPORT_S if told else 0.0  # the configured floor of an evaluation that the log speaks of
     scene.expect.within_s = lambda: max(floor_s, hang_bound(scene.job)())
     hang_in(scene, s, "evaluate", s.warm_s(scene.job.plan), looks.SPIN_EVALUATION, looks.LOADER)
     scene.until_s += 1200.0
@@ -102,9 +100,7 @@ def hang_with_heartbeats(s: Setup) -> Scene:
 
     def ping(t: float) -> None:
         job = scene.job
-        job.say(
-            t, f"[{stamp(t)}] heartbeat: 8 of 8 processes alive, uptime {t:.0f}", "waiting to be scheduled"
-        )
+        job.say(t, f"[{stamp(t)}] heartbeat: 8 of 8 processes alive, uptime {t:.0f}", "waiting to be scheduled")
         if t < at + 900:
             scene.world.at(t + 20.0, ping)
 

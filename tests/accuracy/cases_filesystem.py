@@ -37,9 +37,7 @@ def filesystem_outage(s: Setup) -> Scene:
     return scene
 
 
-def _block(
-    scene: Scene, at: float, numbers: list[int], look: looks.Look, *, everywhere: bool = False
-) -> None:
+def _block(scene: Scene, at: float, numbers: list[int], look: looks.Look, *, everywhere: bool = False) -> None:
     def begin(t: float) -> None:
         job, mount = scene.job, scene.world.mounts[0]
         stuck = replace(look, path=LOG, mount="/gpfs")

@@ -49,9 +49,7 @@ def gpu_crash(s: Setup) -> Scene:
 
 def gpu_error_in_log(s: Setup) -> Scene:
     """`CUDA error` in the log with the rank's prefix, and nothing from the kernel."""
-    scene = s.scene(
-        Expect(("log_error",), also=("dead_rank", "lingering_job"), within_s=3 * REPORT_S), save_every=12
-    )
+    scene = s.scene(Expect(("log_error",), also=("dead_rank", "lingering_job"), within_s=3 * REPORT_S), save_every=12)
 
     def begin(t: float) -> None:
         job, rank = scene.job, s.some_rank(scene.job)
@@ -82,9 +80,7 @@ def _crash(job: Job, t: float, number: int, error: str) -> None:
 
 def slow_gpu(s: Setup) -> Scene:
     """One GPU is slowed down by its heat, and the whole job with it: signals name it."""
-    scene = s.scene(
-        Expect(("gpu_clock_low", "slow_node"), also=("slow_job",)), TIMED_FORMATS, every=1, step_s=10.0
-    )
+    scene = s.scene(Expect(("gpu_clock_low", "slow_node"), also=("slow_job",)), TIMED_FORMATS, every=1, step_s=10.0)
     at = s.warm_s(scene.job.plan, 40)
     scene.expect.within_s = 240.0
 
@@ -106,9 +102,7 @@ def slow_gpu(s: Setup) -> Scene:
 def gpu_off_the_bus(s: Setup) -> Scene:
     """Xid 79; the job hangs on it."""
     scene = s.scene(
-        Expect(
-            ("gpu_fault",), also=("collective_hang", "stalled_progress", "gpu_idle_rank"), within_s=REPORT_S
-        )
+        Expect(("gpu_fault",), also=("collective_hang", "stalled_progress", "gpu_idle_rank"), within_s=REPORT_S)
     )
 
     def begin(t: float) -> None:
@@ -117,9 +111,7 @@ def gpu_off_the_bus(s: Setup) -> Scene:
         node.kernel.append(
             (
                 t,
-                XID.format(
-                    slot=0x10 + rank.local, number=79, pid=rank.pid, text="GPU has fallen off the bus."
-                ),
+                XID.format(slot=0x10 + rank.local, number=79, pid=rank.pid, text="GPU has fallen off the bus."),
             )
         )
         node.gpu_changes[rank.local] = {

@@ -18,9 +18,7 @@ from tests.accuracy.scene import (
 
 def loss_spike(s: Setup) -> Scene:
     """The loss jumps, as at step 31,214 of BLOOM, and recovers within thirty steps."""
-    scene = s.scene(
-        Expect(("loss_spike",)), ("bloom", "megatron", "json", "key_value", "maxtext"), every=1, step_s=8.0
-    )
+    scene = s.scene(Expect(("loss_spike",)), ("bloom", "megatron", "json", "key_value", "maxtext"), every=1, step_s=8.0)
     at = s.warm_s(scene.job.plan, 60)
     scene.expect.within_s = 10 * 8.0 + REPORT_S
 
@@ -74,9 +72,7 @@ def nccl_cascade(s: Setup) -> Scene:
         away = scene.expect.ranks or frozenset()
         for rank in scene.job.ranks:
             if rank.number not in away:
-                scene.job.say(
-                    t + 0.001 * rank.number, WATCHDOG_LINE.format(rank=rank.number, ms=s.rng.randrange(1000))
-                )
+                scene.job.say(t + 0.001 * rank.number, WATCHDOG_LINE.format(rank=rank.number, ms=s.rng.randrange(1000)))
 
     scene.world.at(at + 600.0, cascade)
     scene.settle_s = 700.0
@@ -86,9 +82,7 @@ def nccl_cascade(s: Setup) -> Scene:
 
 def nccl_cascade_then_death(s: Setup) -> Scene:
     """The same, but the watchdog ends the processes, as by default; the log is what is left."""
-    scene = s.scene(
-        Expect((*HANG, "log_error"), also=("log_error", "dead_rank", "lingering_job")), step_s=6.0
-    )
+    scene = s.scene(Expect((*HANG, "log_error"), also=("log_error", "dead_rank", "lingering_job")), step_s=6.0)
     scene.expect.within_s = hang_bound(scene.job)
     at = s.warm_s(scene.job.plan)
     hang(scene, s, at, looks.SPIN_REDUCE, looks.LOADER)
@@ -97,9 +91,7 @@ def nccl_cascade_then_death(s: Setup) -> Scene:
         away = scene.expect.ranks or frozenset()
         for rank in scene.job.ranks:
             if rank.number not in away:
-                scene.job.say(
-                    t + 0.001 * rank.number, WATCHDOG_LINE.format(rank=rank.number, ms=s.rng.randrange(1000))
-                )
+                scene.job.say(t + 0.001 * rank.number, WATCHDOG_LINE.format(rank=rank.number, ms=s.rng.randrange(1000)))
         scene.world.at(
             t + 6.0,
             lambda then: scene.job.kill(then, [r.number for r in scene.job.ranks if r.number not in away]),
@@ -114,9 +106,7 @@ def nccl_cascade_then_death(s: Setup) -> Scene:
 
 def interleaved_tracebacks(s: Setup) -> Scene:
     """One rank fails first, the others fail for it, and all print over each other. The first is named."""
-    scene = s.scene(
-        Expect(("log_error",), also=("dead_rank", "lingering_job"), within_s=3 * REPORT_S, first_only=True)
-    )
+    scene = s.scene(Expect(("log_error",), also=("dead_rank", "lingering_job"), within_s=3 * REPORT_S, first_only=True))
 
     def begin(t: float) -> None:
         job = scene.job

@@ -62,9 +62,7 @@ class _Mail:
 class Drive:
     """One world, one judgement."""
 
-    def __init__(
-        self, world: World, config: Config, *, interval_s: float = INTERVAL_S, calm_s: float = INTERVAL_S
-    ):
+    def __init__(self, world: World, config: Config, *, interval_s: float = INTERVAL_S, calm_s: float = INTERVAL_S):
         """`interval_s` between two reports of a node; `calm_s` between two looks while nothing is wrong."""
         self.world, self.config = world, config
         self.interval_s, self.calm_s = interval_s, calm_s
@@ -73,9 +71,7 @@ class Drive:
             report_lifetime_s=config.controller.report_lifetime,
         )
         self.story = Story()
-        self.judge = Judge(
-            config, self.state, (), numbered_ids(), lambda kind: self.story.failures.append(str(kind))
-        )
+        self.judge = Judge(config, self.state, (), numbered_ids(), lambda kind: self.story.failures.append(str(kind)))
         self._next_report = {node.name: node.phase for node in world.nodes}
         self._mail: dict[str, list[_Mail]] = {node.name: [] for node in world.nodes}
         self._readers = {node.name: Reader() for node in world.nodes}
@@ -100,9 +96,7 @@ class Drive:
     def _next_moment(self, t: float, tick_s: float, until: float) -> float:
         if t < self._alert_until or self._answers:
             return t + tick_s
-        due = min(
-            *self._next_report.values(), self._next_look, self._slurm_at + self.config.slurm.poll_interval
-        )
+        due = min(*self._next_report.values(), self._next_look, self._slurm_at + self.config.slurm.poll_interval)
         ticks = max(1, -int(-(due - t) // tick_s))
         return min(until, t + ticks * tick_s)
 

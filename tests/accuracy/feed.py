@@ -73,8 +73,7 @@ def report_of(said: Said, reader: Reader) -> Report:
         events=events,
         events_dropped=dropped,
         logs=tuple(
-            LogFile(job_id=job_id, path=path, growth_age_s=said.at - at)
-            for (job_id, path), at in files.items()
+            LogFile(job_id=job_id, path=path, growth_age_s=said.at - at) for (job_id, path), at in files.items()
         ),
         node_events=tuple(_kernel_events(said)),
         mounts=tuple(said.probes),

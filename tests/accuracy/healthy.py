@@ -77,16 +77,12 @@ def long_start(s: Setup) -> Scene:
 
 def index_build(s: Setup) -> Scene:
     """Rank 0 builds the index of the data for most of an hour; the others wait in a barrier, their GPUs at 100 %."""
-    return scene_with(
-        s, 2 * H, ("bloom", "megatron", "nemo2"), prepare_s=s.rng.uniform(900.0, 2900.0), start_s=120.0
-    )
+    return scene_with(s, 2 * H, ("bloom", "megatron", "nemo2"), prepare_s=s.rng.uniform(900.0, 2900.0), start_s=120.0)
 
 
 def evaluation(s: Setup) -> Scene:
     """An evaluation of twelve minutes between steps of 105 s; half of the logs say so."""
-    return scene_with(
-        s, SHORT_DAY_S, step_s=105.0, eval_every=40, eval_s=720.0, eval_told=s.rng.random() < 0.5
-    )
+    return scene_with(s, SHORT_DAY_S, step_s=105.0, eval_every=40, eval_s=720.0, eval_told=s.rng.random() < 0.5)
 
 
 def evaluation_between_short_steps(s: Setup) -> Scene:
@@ -115,9 +111,7 @@ def long_checkpoint(s: Setup) -> Scene:
 
 def batch_ramp(s: Setup) -> Scene:
     """The batch grows, and with it the time of a step."""
-    return scene_with(
-        s, 4 * H, ("bloom", "megatron", "nemo2"), step_s=60.0, ramp=s.rng.choice((60, 150)), every=1
-    )
+    return scene_with(s, 4 * H, ("bloom", "megatron", "nemo2"), step_s=60.0, ramp=s.rng.choice((60, 150)), every=1)
 
 
 def drift(s: Setup) -> Scene:
@@ -254,9 +248,7 @@ def harmless_words(s: Setup) -> Scene:
 
 def rotated_log(s: Setup) -> Scene:
     """The log is rotated or truncated: lines come a second time, and the count continues."""
-    scene = scene_with(
-        s, 3 * H, ("bloom", "megatron", "torchtitan", "json", "key_value"), step_s=15.0, every=1
-    )
+    scene = scene_with(s, 3 * H, ("bloom", "megatron", "torchtitan", "json", "key_value"), step_s=15.0, every=1)
     job = scene.job
     recent: list[str] = []
 

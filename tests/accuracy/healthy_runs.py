@@ -26,9 +26,7 @@ def requeue(s: Setup) -> Scene:
             )
             job.requeue(t)
             kept = max(1, s.nodes // 2) if s.rng.random() < 0.5 else s.nodes
-            scene.world.at(
-                t + s.rng.uniform(120.0, 1500.0), lambda now: job.start(now, scene.world.nodes[:kept])
-            )
+            scene.world.at(t + s.rng.uniform(120.0, 1500.0), lambda now: job.start(now, scene.world.nodes[:kept]))
         scene.world.at(t + s.rng.uniform(3000.0, 7000.0), again)
 
     scene.world.at(3000.0, again)
@@ -95,9 +93,7 @@ def _leave(job: Job, number: int, t: float) -> None:
 
 def end_of_training(s: Setup) -> Scene:
     """The last step, a last checkpoint of minutes, ranks that leave one after the other."""
-    scene = scene_with(
-        s, 1.2 * H, step_s=s.rng.choice((5.0, 20.0)), total=int(s.rng.uniform(40, 110)), save_every=30
-    )
+    scene = scene_with(s, 1.2 * H, step_s=s.rng.choice((5.0, 20.0)), total=int(s.rng.uniform(40, 110)), save_every=30)
     job = scene.job
 
     def begins(span: Span, t: float) -> None:

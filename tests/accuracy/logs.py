@@ -117,9 +117,7 @@ def _megatron_start(step: int, t: float) -> Lines:
         f"time to initialize megatron (seconds): {t % 97:.3f}",
     ]
     if step:
-        lines.append(
-            f"  successfully loaded checkpoint from /gpfs/m4/checkpoints [ t 1/1, p 1/1 ] at iteration {step}"
-        )
+        lines.append(f"  successfully loaded checkpoint from /gpfs/m4/checkpoints [ t 1/1, p 1/1 ] at iteration {step}")
     return [*lines, "[before the start of training step] datetime: " + stamp(t)]
 
 
@@ -137,9 +135,7 @@ def _megatron_saved(step: int, t: float) -> Lines:
 
 def _megatron_evaluated(step: int, t: float) -> Lines:
     rule = "-" * 98
-    text = (
-        f" validation loss at iteration {step} | lm loss value: 2.351712E+00 | lm loss PPL: 1.050354E+01 | "
-    )
+    text = f" validation loss at iteration {step} | lm loss value: 2.351712E+00 | lm loss PPL: 1.050354E+01 | "
     return [rule, text, rule]
 
 
@@ -238,8 +234,7 @@ def _nemo2_step(s: Step) -> Lines:
 
 def _validation_bar(step: int, t: float) -> Lines:
     return [
-        f"\rValidation DataLoader 0: {_bar(done, 20)} {done}/20 [00:{done:02d}<00:10,  1.10s/it]"
-        for done in (0, 1)
+        f"\rValidation DataLoader 0: {_bar(done, 20)} {done}/20 [00:{done:02d}<00:10,  1.10s/it]" for done in (0, 1)
     ]
 
 

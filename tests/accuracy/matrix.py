@@ -62,13 +62,9 @@ def plan(hours: float, names: tuple[str, ...] = (), seed_from: int = 0) -> list[
         for nodes in case.sizes:
             jobs += [Job(True, place, seed_from + n, nodes, "direct") for n in range(SEEDS[nodes])]
             if case.by_trace:
-                jobs += [
-                    Job(True, place, seed_from + n, nodes, "trace") for n in range(TRACE_SEEDS.get(nodes, 0))
-                ]
+                jobs += [Job(True, place, seed_from + n, nodes, "trace") for n in range(TRACE_SEEDS.get(nodes, 0))]
     things = [
-        (place, thing)
-        for place, thing in enumerate(THINGS)
-        if not names or any(name in thing.key for name in names)
+        (place, thing) for place, thing in enumerate(THINGS) if not names or any(name in thing.key for name in names)
     ]
     shares = sum(thing.share for thing in THINGS)
     for place, thing in things:
@@ -99,12 +95,8 @@ def work(job: Job) -> tuple[Job, Score | None, Healthy | None]:
         return job, run_case(case, job.seed, job.nodes, job.way), None
     thing: Thing = THINGS[job.place]
     hours, said, failures, _ = run_thing(thing, job.seed)
-    false = [
-        f"{i.kind} at {i.fired_at:.0f} s: {i.summary} (--case {thing.key} --seed {job.seed})" for i in said
-    ]
-    false += [
-        f"detector {name} failed (--case {thing.key} --seed {job.seed})" for name in dict.fromkeys(failures)
-    ]
+    false = [f"{i.kind} at {i.fired_at:.0f} s: {i.summary} (--case {thing.key} --seed {job.seed})" for i in said]
+    false += [f"detector {name} failed (--case {thing.key} --seed {job.seed})" for name in dict.fromkeys(failures)]
     return job, None, Healthy(hours=hours, runs=1, false=false)
 
 
@@ -120,9 +112,7 @@ def run(jobs: list[Job], processes: int, minutes: float = float("inf")) -> Resul
             known.false += healthy.false
         if done % 100 == 0:
             hours = sum(each.hours for each in results.healthy.values())
-            _say(
-                f"{done} of {len(jobs)} runs, {hours:.0f} healthy job-hours, {time.monotonic() - began:.0f} s"
-            )
+            _say(f"{done} of {len(jobs)} runs, {hours:.0f} healthy job-hours, {time.monotonic() - began:.0f} s")
     for known in results.healthy.values():
         known.false.sort()
     results.scores.sort(key=lambda each: (each.case, each.way, each.nodes, each.seed))
@@ -130,9 +120,7 @@ def run(jobs: list[Job], processes: int, minutes: float = float("inf")) -> Resul
     return results
 
 
-def _each(
-    jobs: list[Job], processes: int, until: float
-) -> Iterator[tuple[Job, Score | None, Healthy | None]]:
+def _each(jobs: list[Job], processes: int, until: float) -> Iterator[tuple[Job, Score | None, Healthy | None]]:
     """What comes of each; from `until` on (of time.monotonic()) none is begun any more."""
     if processes <= 1:
         for job in jobs:
@@ -212,9 +200,7 @@ def write_figures(figures: Figures, results: Results) -> None:
             [f for e in results.healthy.values() for f in e.false],
         )
         figures.add("accuracy.healthy.job_hours", everything.hours, "h")
-        figures.add(
-            "accuracy.healthy.false_per_1000_job_hours", per_1000_hours(everything), "incidents", at_most=0
-        )
+        figures.add("accuracy.healthy.false_per_1000_job_hours", per_1000_hours(everything), "incidents", at_most=0)
 
 
 def per_1000_hours(healthy: Healthy) -> float:

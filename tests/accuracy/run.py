@@ -30,11 +30,7 @@ def direct(scene: Scene, config: Config | None = None) -> Story:
             return False
         soon = now < scene.fault_at + CLOSE_S
         drive.look_every(drive.config.controller.tick if soon else INTERVAL_S, now)
-        right = [
-            i
-            for i in right_ones(scene.expect, story.incidents.values())
-            if (i.fired_at or 0.0) >= scene.fault_at
-        ]
+        right = [i for i in right_ones(scene.expect, story.incidents.values()) if (i.fired_at or 0.0) >= scene.fault_at]
         return bool(right) and now > (right[0].fired_at or 0.0) + scene.settle_s
 
     return drive.run(scene.until_s, done)
@@ -102,9 +98,7 @@ def run_case(case: Case, seed: int, nodes: int, way: str) -> Score:
         story = direct(scene)
         incidents, failures = list(story.incidents.values()), story.failures
         if scene.fault_at is not None:
-            late_s = max(
-                (s for at, s in story.late if -s < at - scene.fault_at < scene.within()), default=0.0
-            )
+            late_s = max((s for at, s in story.late if -s < at - scene.fault_at < scene.within()), default=0.0)
     return score(case.key, seed, nodes, way, scene, incidents, failures, late_s)
 
 
@@ -115,16 +109,12 @@ simulate more hours. Whatever is not as it should be makes the looks as frequent
 
 
 @quiet()
-def run_thing(
-    thing: Thing, seed: int, hours: float = float("inf")
-) -> tuple[float, list[Incident], list[str], int]:
+def run_thing(thing: Thing, seed: int, hours: float = float("inf")) -> tuple[float, list[Incident], list[str], int]:
     """One healthy run, of so many `hours` at most: simulated job-hours, what was said and is not explained,
     detectors that failed, nodes."""
     scene = thing_scene(thing, seed)
     fine = thing.fine or seed % FINE_EVERY == 0
     interval_s, calm_s = (INTERVAL_S, INTERVAL_S) if fine else (COARSE_S, COARSE_LOOKS_S)
-    story = Drive(scene.world, Config(), interval_s=interval_s, calm_s=calm_s).run(
-        min(scene.until_s, 3600.0 * hours)
-    )
+    story = Drive(scene.world, Config(), interval_s=interval_s, calm_s=calm_s).run(min(scene.until_s, 3600.0 * hours))
     said = [i for i in story.incidents.values() if i.inhibited_by is None]
     return story.ended_at / 3600.0, said, story.failures, len(scene.world.nodes)

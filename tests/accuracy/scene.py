@@ -126,9 +126,7 @@ def node_of(scene: Scene, rank: Rank) -> Node:
     return next(node for node in scene.world.nodes if node.name == rank.node)
 
 
-def hang(
-    scene: Scene, setup: Setup, at: float, others: Look, culprit: Look, number: int | None = None
-) -> None:
+def hang(scene: Scene, setup: Setup, at: float, others: Look, culprit: Look, number: int | None = None) -> None:
     """At `at` one rank stays out of the collective in which the others wait, and never enters it."""
 
     def begin(t: float) -> None:

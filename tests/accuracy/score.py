@@ -36,9 +36,7 @@ class Score:
 
     @property
     def perfect(self) -> bool:
-        return (
-            self.found and self.culprit is not False and self.in_time and not self.false and not self.failures
-        )
+        return self.found and self.culprit is not False and self.in_time and not self.false and not self.failures
 
     def command(self) -> str:
         return f"python -m tests.accuracy --case {self.case} --seed {self.seed} --nodes {self.nodes} --way {self.way}"
@@ -80,15 +78,12 @@ def score(
     after = [i for i in fired(incidents) if fault_at is not None and (i.fired_at or 0.0) >= fault_at]
     right = right_ones(expect, after)
     first = right[0] if right else None
-    seconds = (
-        None if first is None or fault_at is None or first.fired_at is None else first.fired_at - fault_at
-    )
+    seconds = None if first is None or fault_at is None or first.fired_at is None else first.fired_at - fault_at
     good = (*expect.kinds, *expect.also)
     false = tuple(
         f"{i.kind} at {i.fired_at:.0f} s: {i.summary}"
         for i in fired(incidents)
-        if (i not in after or i.kind not in good)
-        and not (i.inhibited_by and _kind(known, i.inhibited_by) in good)
+        if (i not in after or i.kind not in good) and not (i.inhibited_by and _kind(known, i.inhibited_by) in good)
     )
     culprit = None if not right else any(names(expect, i) for i in right)
     return Score(
@@ -125,6 +120,4 @@ def names(expect: Expect, incident: Incident) -> bool:
         return False
     if expect.gpu is not None and {c.gpu_uuid for c in culprits} != {expect.gpu}:
         return False
-    return (
-        expect.mount is None or expect.mount in incident.mounts or expect.mount in {c.mount for c in culprits}
-    )
+    return expect.mount is None or expect.mount in incident.mounts or expect.mount in {c.mount for c in culprits}

@@ -108,9 +108,7 @@ class World:
         return SlurmView(
             jobs=tuple(_slurm_job(job) for job in self.jobs if self.now >= job.submitted_at),
             nodes=tuple(
-                SlurmNode(
-                    name=n.name, address=n.name, state=n.state or ("ALLOCATED" if n.name in busy else "IDLE")
-                )
+                SlurmNode(name=n.name, address=n.name, state=n.state or ("ALLOCATED" if n.name in busy else "IDLE"))
                 for n in self.nodes
             ),
         )
@@ -136,9 +134,7 @@ class World:
         said.gpus = [self._gpu(node, index, on_gpu.get(index)) for index in range(node.gpus)]
         said.kernel, node.kernel = node.kernel, []
         said.holders = list(node.holders)
-        said.hung = [
-            HungProbe(probe=name, seconds=t - since) for name, since in node.hung.items() if t > since
-        ]
+        said.hung = [HungProbe(probe=name, seconds=t - since) for name, since in node.hung.items() if t > since]
         if t - node.probed_at >= PROBE_EVERY_S:
             node.probed_at = t
             said.probes = [self.probe(node, mount, t, wrote=False) for mount in self.mounts]
@@ -193,9 +189,7 @@ class World:
             "pci_bus_id": f"0000:{0x10 + index:02x}:00.0",
             "minor": index,
             "name": "NVIDIA A100-SXM4-80GB",
-            "utilization_ratio": min(1.0, look.util + 0.02 * noise())
-            if busy
-            else (0.02 if noise() < 0.02 else 0.0),
+            "utilization_ratio": min(1.0, look.util + 0.02 * noise()) if busy else (0.02 if noise() < 0.02 else 0.0),
             "sm_clock_hz": 1e6 * (look.clock_mhz - (15.0 if busy and noise() < 0.1 else 0.0)),
             "power_w": round(look.power_w * (0.96 + 0.08 * noise()), 1),
             "temperature_c": round(look.temp_c + 3.0 * noise() - 1.5),

@@ -137,9 +137,7 @@ def chains_to(start: str, forbidden: tuple[str, ...], modules: dict[str, tuple[s
     return bad
 
 
-def without_declarations(
-    contract: Contract, modules: dict[str, tuple[str, ...]]
-) -> dict[str, tuple[str, ...]]:
+def without_declarations(contract: Contract, modules: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """The imports, but for those of what is forbidden that stand in the contract's `declares` rooms themselves."""
     return {
         name: tuple(each for each in imported if not any(within(each, room) for room in contract.forbidden))
@@ -303,7 +301,4 @@ PORT_USERS = ("decider", "actions.manager", "evidence.collector", "api.local_soc
 @pytest.mark.parametrize("user", PORT_USERS)
 def test_who_takes_ports_does_not_know_the_whole_controller(user: str) -> None:
     modules = read_modules()
-    assert (
-        chains_to(f"slurm_watchdog.controller.{user}", ("slurm_watchdog.controller.controller",), modules)
-        == []
-    )
+    assert chains_to(f"slurm_watchdog.controller.{user}", ("slurm_watchdog.controller.controller",), modules) == []

@@ -63,9 +63,7 @@ class Copy:
 
     def command(self, *arguments: str, code: int = 0) -> str:
         """The same of a command of slurm-watchdog."""
-        return self.run(
-            sys.executable, "-c", "from slurm_watchdog.cli.main import main; main()", *arguments, code=code
-        )
+        return self.run(sys.executable, "-c", "from slurm_watchdog.cli.main import main; main()", *arguments, code=code)
 
 
 def apply(lines: str, text: str) -> str:
@@ -136,9 +134,7 @@ def seen(copy: Copy) -> dict[str, Any]:
 def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
     files = [f"tests/unit/detect/test_{name}.py" for name in ("loss_zero", "every_detector", "registry")]
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    said = copy.run(
-        *pytest_, "--rootdir", str(copy.root), "-c", os.devnull, "-k", "loss_zero or registry", *files
-    )
+    said = copy.run(*pytest_, "--rootdir", str(copy.root), "-c", os.devnull, "-k", "loss_zero or registry", *files)
     assert re.search(r"(\d\d) passed", said), said
 
 
@@ -146,9 +142,7 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
     config = copy.root / "config.yaml"
     config.write_text("detectors: {loss_zero: {steps: 3, mode: 'off'}}\n")
     assert "is fine" in copy.command("check-config", str(config))
-    config.write_text(
-        "detectors: {loss_zero: {steps: 1}}\npolicy: {kinds: {loss_zero: {ladder: [requeue]}}}\n"
-    )
+    config.write_text("detectors: {loss_zero: {steps: 1}}\npolicy: {kinds: {loss_zero: {ladder: [requeue]}}}\n")
     refused = copy.command("check-config", str(config), code=2)
     assert "detectors.loss_zero.steps" in refused
     assert "loss_zero is reported only: its evidence is never good enough to act on" in refused
@@ -171,9 +165,7 @@ def test_what_explains_it_and_what_it_explains_is_known_to_correlation(seen: dic
 
 def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
     assert 'slurm_watchdog_detector_failures_total{kind="loss_zero"} 0.0' in seen["metrics"]
-    assert (
-        'slurm_watchdog_job_incident{job_id="7",kind="loss_zero",severity="warning"} 1.0' in seen["metrics"]
-    )
+    assert 'slurm_watchdog_job_incident{job_id="7",kind="loss_zero",severity="warning"} 1.0' in seen["metrics"]
     ((kind, summary),) = ((each["kind"], each["summary"]) for each in seen["page"])
     assert (kind, summary) == ("loss_zero", "The loss is 0 (job 7).")
     assert re.search(r'kind=~"[^"]*\bloss_nan\|loss_zero\b', seen["alerts"])
@@ -187,6 +179,5 @@ def test_the_page_of_detectors_has_its_row_and_its_section(seen: dict[str, Any])
     )
     section = page.partition("\n## loss_zero\n")[2].partition("\n## ")[0]
     assert [
-        word in section
-        for word in ("five losses in a row are 0", "`log_error`", "Every label is masked.", "`steps`")
+        word in section for word in ("five losses in a row are 0", "`log_error`", "Every label is masked.", "`steps`")
     ] == [True] * 4

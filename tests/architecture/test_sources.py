@@ -20,9 +20,7 @@ MACHINE_PATHS_IN_CAPTURES = re.compile(r"(?<![\w.~-])/wor" + r"k/(?:main|shared|
 
 def tracked_files() -> list[Path]:
     """What git tracks here and is text; skips the test where there is no git checkout (an unpacked source archive)."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=False, timeout=60
-    )
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, check=False, timeout=60)
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     paths = [CHECKOUT / name for name in listed.stdout.decode().split("\0") if name]
@@ -73,9 +71,5 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_every_folder_of_modules_is_a_package() -> None:
     folders = {path.parent for path in (CHECKOUT / "watchdog/slurm_watchdog").rglob("*.py")}
-    bad = [
-        str(folder.relative_to(CHECKOUT))
-        for folder in sorted(folders)
-        if not (folder / "__init__.py").exists()
-    ]
+    bad = [str(folder.relative_to(CHECKOUT)) for folder in sorted(folders) if not (folder / "__init__.py").exists()]
     assert not bad, "No __init__.py in:\n" + "\n".join(bad)

@@ -44,9 +44,7 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
 def commands_help(source: str) -> Iterator[tuple[int, str]]:
     """(line, docstring) of each click command: its `--help`."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef) and any(
-            "command" in ast.unparse(each) for each in node.decorator_list
-        ):
+        if isinstance(node, ast.FunctionDef) and any("command" in ast.unparse(each) for each in node.decorator_list):
             yield node.lineno, ast.get_docstring(node) or ""
 
 

@@ -267,9 +267,7 @@ def test_an_impostor_at_the_controller_s_address_is_not_obeyed_and_learns_nothin
     if transport == "unix":
         impostor.address = str(stage.place / f"s{len(os.listdir(stage.place))}")
     context = None if tls is None else tls(stage)
-    found, problem = attack(
-        stage, impostor, lambda address: stage.channel(transport, address), MALLORY, context
-    )
+    found, problem = attack(stage, impostor, lambda address: stage.channel(transport, address), MALLORY, context)
     assert found == [] and problem
     assert b"what-only-the-controller-may-read" not in impostor.heard
     for key in stage.keys:

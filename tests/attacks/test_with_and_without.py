@@ -233,9 +233,7 @@ def memory_after_the_call(stage: Stage) -> bool:
         stage.patch.setattr(identify, "_read_path", slowly)
         asked = BlockedCall(child.pid, child.pid, "openat", list(call.args))
         found: list[Any] = []
-        identify.resolve_calls(
-            ResolveCalls([asked]), WorkerState(own_uid=os.getuid(), send_part=found.append)
-        )
+        identify.resolve_calls(ResolveCalls([asked]), WorkerState(own_uid=os.getuid(), send_part=found.append))
         return bool(found[0].target.path)
     finally:
         child.kill()
@@ -291,9 +289,7 @@ def kernel_line_of_a_name(stage: Stage) -> bool:
 
 def storm_of_one(stage: Stage) -> bool:
     """Fifty jobs of Mallory's in the same trouble, and as many restarts: the victim's job is not helped."""
-    mine = decide(
-        two_users.INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), two_users.LIMITS, "d"
-    )
+    mine = decide(two_users.INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), two_users.LIMITS, "d")
     return mine.verdict is not Verdict.ALLOWED
 
 

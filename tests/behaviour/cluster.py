@@ -149,9 +149,7 @@ class Scripted:
 
     def add_nodes(self, *names: str, partition: str = "gpu") -> None:
         for name in names:
-            self.nodes[name] = SlurmNode(
-                name=name, address="127.0.0.1", state="IDLE", partitions=(partition,)
-            )
+            self.nodes[name] = SlurmNode(name=name, address="127.0.0.1", state="IDLE", partitions=(partition,))
 
     def live(self) -> None:
         """One second."""
@@ -373,9 +371,7 @@ class Scripted:
 
     async def submit(self, submission: Submission) -> str:
         self._arrives("submit")
-        options: Mapping[str, str] = dict(
-            option[2:].split("=", 1) for option in submission.options if "=" in option
-        )
+        options: Mapping[str, str] = dict(option[2:].split("=", 1) for option in submission.options if "=" in option)
 
         def effect() -> None:
             self.submitted += 1
@@ -437,9 +433,7 @@ class Scripted:
             job.told = max(job.told, job.step)
             age_s = None if job.saved_at is None else self.now() - job.saved_at
             if age_s is not None and age_s < (300.0 if again else 5.0):
-                saved = Event(
-                    kind=EventKind.CHECKPOINT, job_id=self._raw(job), age_s=age_s, source=LOG, step=job.saved
-                )
+                saved = Event(kind=EventKind.CHECKPOINT, job_id=self._raw(job), age_s=age_s, source=LOG, step=job.saved)
                 events.append(saved)
         return Report(
             node=node, boot_id="b", agent_id=agent_id, sequence=sequence, events=tuple(events),

@@ -97,9 +97,7 @@ class DyingJournal(Journal):
     ) -> None:
         self._write(
             f"outcome {operation}",
-            lambda: super(DyingJournal, self).operation_outcome(
-                decision_id, operation, attempt, outcome, at, detail
-            ),
+            lambda: super(DyingJournal, self).operation_outcome(decision_id, operation, attempt, outcome, at, detail),
         )
 
     def end_action(self, decision_id: str, end: ActionEnd) -> None:
@@ -213,9 +211,7 @@ class Story:
             seen = await self.cluster.read_job(job.id)
             assert isinstance(seen, SlurmJob)
             decisions.append(
-                self.controller.decider.ask_restart(
-                    seen, tuple(exclude.split()), "a test", "root", at_once=now
-                )[1]
+                self.controller.decider.ask_restart(seen, tuple(exclude.split()), "a test", "root", at_once=now)[1]
             )
 
         self._run(ask())
@@ -270,9 +266,7 @@ class Story:
 
     def end(self, about: Incident | Decision) -> ActionEnd:
         found = self.action(about).end
-        assert found is not None, [
-            f"{r.operation} {r.outcome} {r.detail}" for r in self.action(about).records
-        ]
+        assert found is not None, [f"{r.operation} {r.outcome} {r.detail}" for r in self.action(about).records]
         return found
 
     def operations(self, about: Incident | Decision) -> list[str]:

@@ -15,9 +15,7 @@ SHARED = "/shared/stop-{job_id}"
 
 def rule(ladder: str, more: str = "") -> str:
     """A configuration that answers slow nodes with `ladder`."""
-    return (
-        f"mode: act\npolicy: {{cooldown: 1min, kinds: {{slow_node: {{ladder: [{ladder}]{more}}}}}}}\n{QUICK}"
-    )
+    return f"mode: act\npolicy: {{cooldown: 1min, kinds: {{slow_node: {{ladder: [{ladder}]{more}}}}}}}\n{QUICK}"
 
 
 GRACEFUL = rule("kill_switch, requeue", ", checkpoint_limit: 2min, exit_limit: 20s")
@@ -123,9 +121,7 @@ def test_given_a_job_that_its_owner_cancels_while_it_saves_then_it_is_not_run_ag
 def test_given_a_loop_that_does_not_turn_then_no_kill_switch_is_written_and_it_says_so(
     tell: Callable[..., Story],
 ) -> None:
-    story = tell(
-        "mode: act\npolicy: {kinds: {collective_hang: {ladder: [evidence, kill_switch, requeue]}}}\n" + QUICK
-    )
+    story = tell("mode: act\npolicy: {kinds: {collective_hang: {ladder: [evidence, kill_switch, requeue]}}}\n" + QUICK)
     job = story.job(hangs=True)
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=3)

@@ -92,9 +92,7 @@ def test_given_a_job_that_was_restarted_since_the_incident_fired_then_the_new_ru
     refused(story, hang, "job_changed", "restarted since")
 
 
-@pytest.mark.parametrize(
-    "comment", ["watchdog=off", "x, watchdog: off", "Watchdog:OFF", "watchdog: off; nice"]
-)
+@pytest.mark.parametrize("comment", ["watchdog=off", "x, watchdog: off", "Watchdog:OFF", "watchdog: off; nice"])
 def test_given_a_job_that_opted_out_then_it_is_watched_and_never_touched(story: Story, comment: str) -> None:
     job = story.job(hangs=True, comment=comment)
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
@@ -161,9 +159,7 @@ def test_given_three_jobs_with_the_same_trouble_at_once_then_it_is_the_fabric_an
     hangs = []
     for number in range(3):
         story.cluster.add_nodes(f"m{number}")
-        hangs.append(
-            story.finds(IncidentKind.COLLECTIVE_HANG, story.job(str(20 + number), wants=1, hangs=True))
-        )
+        hangs.append(story.finds(IncidentKind.COLLECTIVE_HANG, story.job(str(20 + number), wants=1, hangs=True)))
     story.journal.resume("root", 1.0)
     story.passes(seconds=10)
     for hang in hangs:

@@ -16,9 +16,7 @@ ENDS = f"mode: act\npolicy: {{budget: 9, budget_percent: 100, kinds: {{orphan_gp
 
 def begin(tell: Tell, *leftovers: Leftover, config: str = ENDS) -> tuple[Story, Incident]:
     story = tell(config)
-    story.cluster.add_nodes(
-        "n5", "n6", "n7", "n8"
-    )  # one user may have half of the budget, a share of the nodes
+    story.cluster.add_nodes("n5", "n6", "n7", "n8")  # one user may have half of the budget, a share of the nodes
     story.cluster.leftovers += leftovers
     story.passes(seconds=10)
     (incident,) = story.judges()

@@ -67,9 +67,7 @@ def test_operator_restart_cannot_be_cancelled_once_the_job_is_requeued(tell: Cal
     story.cluster.when_asked["release"] = lambda: refused.append(story.operator_cancels(job))
     decision = story.operator_restarts(job, now=True)
     story.passes(minutes=1)
-    assert refused == [
-        f"job {job.id} is being ended or was requeued already: the restart cannot be cancelled any more"
-    ]
+    assert refused == [f"job {job.id} is being ended or was requeued already: the restart cannot be cancelled any more"]
     story.passes(minutes=5)
     assert story.end(decision).ok and job.restarts == 1
 

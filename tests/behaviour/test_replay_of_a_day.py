@@ -248,9 +248,7 @@ def noon(day: Day) -> None:
     day.ends(gentle)
     back = day.runs("25")
     day.at("after decision", lambda: day.pauses("wait a minute"))
-    for _ in range(
-        2
-    ):  # what is acted on is one incident, also when its fault goes away meanwhile and comes back
+    for _ in range(2):  # what is acted on is one incident, also when its fault goes away meanwhile and comes back
         day.loses(back, seconds=10)
     day.resumes()
     day.passes(seconds=60)
@@ -278,9 +276,7 @@ def afternoon(day: Day) -> None:
     drained = [day.runs(number, name="drained") for number in ("19", "20")]
     for job in drained:
         day.loses(job, seconds=60)
-        for (
-            node
-        ) in day.cluster.nodes.values():  # a person returns what we drained, and our ledger still has it
+        for node in day.cluster.nodes.values():  # a person returns what we drained, and our ledger still has it
             day.cluster.nodes[node.name] = replace(node, state="IDLE", reason="")
     day.ends(*drained)
 
@@ -333,9 +329,7 @@ def told(decisions: list[Decision], incidents: list[Incident]) -> list[str]:
         about = "" if each.fence is None else f", run {each.fence.job_id}.{each.fence.restarts}"
         reason = re.sub(r"(?<=incident )\w+", lambda found: names[found[0]], each.reason)
         what = f"{each.action} {each.verdict} by {each.by} ({each.rule}): {reason}; without {each.exclude}, drains {each.drain}"
-        lines.append(
-            f"{names[each.incident_id]}{about}: {what}; {each.ladder} {each.loop_turns} {each.asked_by}"
-        )
+        lines.append(f"{names[each.incident_id]}{about}: {what}; {each.ladder} {each.loop_turns} {each.asked_by}")
     return lines
 
 

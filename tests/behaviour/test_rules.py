@@ -99,9 +99,7 @@ policy:
 
 def test_given_a_job_with_a_kill_switch_of_its_own_then_that_file_is_written(tell: Tell) -> None:
     story = tell(GRACEFUL + "jobs: {kill_switch_prefixes: [/shared]}\n")
-    job = story.job(
-        comment="watchdog: kill_switch=/shared/run/{job_id}/stop", listens_at="/shared/run/7/stop"
-    )
+    job = story.job(comment="watchdog: kill_switch=/shared/run/{job_id}/stop", listens_at="/shared/run/7/stop")
     slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=4)
     assert story.end(slow).ok and story.end(slow).steps_lost == 0
@@ -174,9 +172,7 @@ def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_
     assert "cannot be read" in story.why(hang)
 
 
-@pytest.mark.parametrize(
-    "comment", ["my watchdog test", "", "reservation for the watchdogs", "see ticket 4: x"]
-)
+@pytest.mark.parametrize("comment", ["my watchdog test", "", "reservation for the watchdogs", "see ticket 4: x"])
 def test_given_a_comment_that_is_no_wish_then_it_changes_nothing(tell: Tell, comment: str) -> None:
     story = tell(GRACEFUL)
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))

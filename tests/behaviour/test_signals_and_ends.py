@@ -61,9 +61,7 @@ def test_given_a_turning_job_that_ignores_every_signal_then_it_runs_on_and_loses
 
 
 @pytest.mark.parametrize(("words", "slurm"), [("steps", "steps"), ("batch", "batch"), ("all", "full")])
-def test_given_a_rule_that_says_who_gets_the_signal_then_they_get_it(
-    tell: Tell, words: str, slurm: str
-) -> None:
+def test_given_a_rule_that_says_who_gets_the_signal_then_they_get_it(tell: Tell, words: str, slurm: str) -> None:
     story = tell(rule("slow_node", "sigterm, requeue", f", signal_to: {words}"))
     job = story.job(on_term="save and exit")
     story.finds(IncidentKind.SLOW_NODE, job)
@@ -83,9 +81,7 @@ def test_given_a_signal_of_which_nobody_knows_whether_it_was_sent_then_it_is_not
 
 
 @pytest.mark.parametrize("when", ["after intent signal_term", "before outcome signal_term"])
-def test_given_a_controller_that_dies_over_a_signal_then_it_is_sent_once_at_most(
-    tell: Tell, when: str
-) -> None:
+def test_given_a_controller_that_dies_over_a_signal_then_it_is_sent_once_at_most(tell: Tell, when: str) -> None:
     story = tell(rule("collective_hang", "evidence, sigterm, requeue", ", signal_limit: 1min"))
     job = story.job(hangs=True)
     story.controller_dies(when)

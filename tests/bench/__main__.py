@@ -53,17 +53,13 @@ def main() -> int:
     parser.add_argument(
         "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or {' '.join(apart)}"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=120.0, help="length of the measurement (default 120)"
-    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="length of the measurement (default 120)")
     parser.add_argument("--interval", type=float, default=5.0, help="of the agent and its peers (default 5)")
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before it (default 30)")
     parser.add_argument("--no-peers", action="store_true", help="the agent alone")
     parser.add_argument("--pairs", type=int, default=12, help="of rounds, for the noise (default 12)")
     parser.add_argument("--quanta", type=int, default=10_000, help="of 1 ms in a round (default 10000)")
-    parser.add_argument(
-        "--log-bytes", type=int, default=logs.MEASURED, help="of each kind of log (default 24 MB)"
-    )
+    parser.add_argument("--log-bytes", type=int, default=logs.MEASURED, help="of each kind of log (default 24 MB)")
     parser.add_argument("--ticks", type=int, default=drift.DAY_TICKS, help="of the drift (default: a day)")
     parser.add_argument("--nodes", type=int, default=10_000, help="of the controller's fleet (default 10000)")
     parser.add_argument("--jobs", type=int, default=200, help="on them, equally large (default 200)")

@@ -97,18 +97,14 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
         security = f"security: {json.dumps(taker.munged.security())}\n"
         (job.directory / "state").mkdir()
         # Not the benchmark's own environment: a service has a small one.
-        kept = {
-            name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
-        }
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
         helper = None
         if os.geteuid() == 0:
             place = stack.enter_context(helper_process.place(partial(_run_in, job)))
             environment = {**kept, **job.environment, **place.environment}
             # The stand-in of the driver's library, and where the interpreter's own library is bound.
             libraries = [
-                each["LD_LIBRARY_PATH"]
-                for each in (job.environment, place.environment)
-                if each.get("LD_LIBRARY_PATH")
+                each["LD_LIBRARY_PATH"] for each in (job.environment, place.environment) if each.get("LD_LIBRARY_PATH")
             ]
             environment["LD_LIBRARY_PATH"] = ":".join(libraries)
             helper, socket = stack.enter_context(_helper(job, place, environment, cpus))
@@ -117,9 +113,7 @@ def scene(interval_s: float, cpus: set[int] | None = None) -> Iterator[Scene]:
             command = helper_process.agent_command(place, "--config", str(config))
         else:
             environment = {**kept, **job.environment}
-            start = (
-                "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
-            )
+            start = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
             command = [sys.executable, "-c", start, "agent", "--config", str(config)]
         config.write_text(f"agent:\n{settings}{security}")
         config.chmod(0o644)
@@ -190,9 +184,7 @@ def run(figures: Figures, options: Options) -> None:
             logs = sorted(here.load.directory.glob("logs/*.out"))
             others = stack.enter_context(
                 peers.running(
-                    peers.Place(
-                        here.load.directory, here.load.space, here.load.pids, logs, options.interval_s
-                    )
+                    peers.Place(here.load.directory, here.load.space, here.load.pids, logs, options.interval_s)
                 )
             )
         say(f"warming up for {options.warm_up_s:.0f} s, then measuring for {options.seconds:.0f} s")

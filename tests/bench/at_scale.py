@@ -177,9 +177,7 @@ def _measure_load(figures: Figures, here: Scene) -> list[int]:
     cpu_s = service.cpu_s() - cpu_s
     rss.append(service.rss_bytes())
     tally = fleet.ask("tally")
-    say(
-        f"fleet: { ({k: v for k, v in tally.items() if k != 'trips_s'}) }; load average {os.getloadavg()[0]:.1f}"
-    )
+    say(f"fleet: { ({k: v for k, v in tally.items() if k != 'trips_s'}) }; load average {os.getloadavg()[0]:.1f}")
     figures.add("controller.agents", tally["connected"], "1", at_least=options.nodes)
     figures.add(
         "controller.reports_per_s",
@@ -224,9 +222,7 @@ def _add_decisions(figures: Figures, here: Scene, injected: dict[str, float]) ->
     figures.add("controller.faults_decided_ratio", len(found) / len(injected), "1", at_least=1.0)
     if waits_s:
         figures.add("controller.receive_to_decision_p50_s", quantile(waits_s, 0.5), "s")
-        figures.add(
-            "controller.receive_to_decision_p99_s", quantile(waits_s, 0.99), "s", at_most=MAX_DECISION_S
-        )
+        figures.add("controller.receive_to_decision_p99_s", quantile(waits_s, 0.99), "s", at_most=MAX_DECISION_S)
 
 
 def _measure_questions(figures: Figures, here: Scene) -> None:
@@ -276,9 +272,7 @@ def _measure_restart(figures: Figures, here: Scene) -> None:
         time.sleep(here.options.quiet_s)
     figures.add("controller.restart_stall_max_ms", 1000 * max(prober.waits_s), "ms", at_most=MAX_STALL_MS)
     text = here.service.get("/metrics", 30.0).decode()
-    reporting = next(
-        float(line.split()[-1]) for line in text.splitlines() if 'nodes{state="reporting"}' in line
-    )
+    reporting = next(float(line.split()[-1]) for line in text.splitlines() if 'nodes{state="reporting"}' in line)
     figures.add("controller.restart_nodes_reporting", reporting, "1", at_least=here.options.nodes)
     say(f"down for {began - killed:.1f} s; fleet: {here.fleet.ask('count')}")
 

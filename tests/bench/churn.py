@@ -39,9 +39,7 @@ def run(figures: Figures, minutes: float) -> None:
         spent_ms, grown_mib, kept = asyncio.run(_rounds(f"{directory}/journal.db", rounds))
     begin = int(rounds * WARM_UP_SHARE)
     size = max(1, (rounds - begin) // 4)
-    early, late = (
-        quantile(each, 0.5) for each in (spent_ms[begin : begin + size], spent_ms[rounds - size :])
-    )
+    early, late = (quantile(each, 0.5) for each in (spent_ms[begin : begin + size], spent_ms[rounds - size :]))
     say(f"{rounds} rounds of {NODES} nodes x {PROCESSES} processes, none of which lives for two")
     figures.add("churn.round_cpu_early_ms", early, "ms")
     figures.add("churn.round_cpu_late_ms", late, "ms")
@@ -84,9 +82,7 @@ def _body(node: str, number: int) -> bytes:
     """A report in which every process but the rank is a new one."""
     first = FIRST_PID + number * PROCESSES
     rows = [
-        process(
-            pid=first + each, start_ticks=first + each, job_id=JOB, role=Role.WORKER, rank=None, comm="cc1"
-        )
+        process(pid=first + each, start_ticks=first + each, job_id=JOB, role=Role.WORKER, rank=None, comm="cc1")
         for each in range(PROCESSES)
     ]
     rank = process(pid=2, start_ticks=2, job_id=JOB, role=Role.RANK, rank=int(node[1:]))

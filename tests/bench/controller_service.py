@@ -37,9 +37,7 @@ def prefer(pid: int, nice: int) -> None:
         if group.exists():
             group.write_text(str(nice))
     except PermissionError:
-        say(
-            "this user may prefer no process: what else runs here takes its share, and wall times are longer for it"
-        )
+        say("this user may prefer no process: what else runs here takes its share, and wall times are longer for it")
 
 
 @dataclass

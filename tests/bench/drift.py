@@ -35,8 +35,7 @@ def run(figures: Figures, ticks: int = DAY_TICKS, warm_up: int = 2000, name: str
         gained_kib / 1024 * DAY_TICKS / ticks,
         "MiB",
         at_most=MAX_DRIFT_MIB,
-        doubtful=ticks
-        < DAY_TICKS / 2,  # what a heap rounds up weighs as much as what it loses in so short a time
+        doubtful=ticks < DAY_TICKS / 2,  # what a heap rounds up weighs as much as what it loses in so short a time
     )
     for what in ("descriptors", "threads"):
         figures.add(f"{name}.{what}_drift", result["after"][what] - result["before"][what], "1", at_most=0)

@@ -46,9 +46,7 @@ SHAKING = 200
 other. What it did not come to for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
-HEAD = (
-    b"POST %b HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
-)
+HEAD = b"POST %b HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 
 
 @dataclass(slots=True)
@@ -319,10 +317,7 @@ class Fleet:
         sequence, made_at, number = agent.waiting[0]
         now = time.monotonic()
         full = (
-            agent.full_next
-            or not self.changes
-            or agent.since_full >= FULL_EVERY
-            or agent.acknowledged != sequence - 1
+            agent.full_next or not self.changes or agent.since_full >= FULL_EVERY or agent.acknowledged != sequence - 1
         )
         body = self._full(agent, sequence, number) if full else self._changes(agent, sequence, number)
         if now - made_at > 0.05:
@@ -408,9 +403,7 @@ class Fleet:
 
     def _part(self, before: Report, after: Report) -> bytes:
         """Everything of a report of changes but who sends it, and its number."""
-        small = changes_between(
-            msgspec.structs.replace(before, sequence=1), msgspec.structs.replace(after, sequence=2)
-        )
+        small = changes_between(msgspec.structs.replace(before, sequence=1), msgspec.structs.replace(after, sequence=2))
         assert small is not None
         body = encode_report(
             msgspec.structs.replace(
@@ -469,9 +462,7 @@ def main() -> None:
     if hard < options.nodes + 100:
         sys.exit(f"{options.nodes} connections need as many descriptors, and the limit is {hard}: ulimit -Hn")
     shape = Shape(nodes=options.nodes, jobs=options.jobs, workers=options.workers)
-    proof = (
-        fleet_munge.Client(Munged(options.munge, 0)) if options.tls is None else fleet_tls.Client(options.tls)
-    )
+    proof = fleet_munge.Client(Munged(options.munge, 0)) if options.tls is None else fleet_tls.Client(options.tls)
     address = ("127.0.0.1", options.port)
     fleet = Fleet(address, shape, options.interval, changes=not options.always_full, proof=proof)
     fleet.epoll.register(0, select.EPOLLIN)

@@ -35,9 +35,7 @@ def write(directory: Path, jobs: list[dict[str, str]], nodes: list[dict[str, str
     (commands / "nodes").write_text(_listing(NODE_FIELDS, nodes))
     for name, listing, format in (("squeue", "jobs", "$SQUEUE_FORMAT2"), ("sinfo", "nodes", "${@: -1}")):
         script = commands / name
-        script.write_text(
-            SCRIPT.format(format=format, field=FIELD, record=RECORD, listing=commands / listing)
-        )
+        script.write_text(SCRIPT.format(format=format, field=FIELD, record=RECORD, listing=commands / listing))
         script.chmod(0o755)
     return commands
 
@@ -65,9 +63,7 @@ def _job(shape: Shape, number: int) -> dict[str, str]:
     return {**row, "nodelist": nodes, "numnodes": str(shape.nodes_a_job), "name": f"pretrain-{number}"}
 
 
-def job_row(
-    job_id: str, nodes: list[str], *, uid: int, user: str, stdout: str, workdir: str
-) -> dict[str, str]:
+def job_row(job_id: str, nodes: list[str], *, uid: int, user: str, stdout: str, workdir: str) -> dict[str, str]:
     """A job that runs on these nodes, as squeue lists it."""
     return {
         "jobid": job_id,

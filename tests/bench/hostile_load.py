@@ -82,9 +82,7 @@ class Node:
 
     def step(self, job: str) -> int:
         """The newest step of a job that the controller knows; 0 before there is one."""
-        return next(
-            (each["step"] or 0 for each in self.ask("/v1/status")["jobs"] if each["job_id"] == job), 0
-        )
+        return next((each["step"] or 0 for each in self.ask("/v1/status")["jobs"] if each["job_id"] == job), 0)
 
 
 @dataclass
@@ -179,13 +177,8 @@ def _look(node: Node, job: str, seconds: float) -> Look:
     began = time.monotonic()
     with ages.looking():
         time.sleep(seconds)
-    spent = [
-        100 * (now - then) / (time.monotonic() - began)
-        for now, then in zip(_cpu_s(node), before, strict=True)
-    ]
-    return Look(
-        quantile(ages.ages_s, 0.95) if ages.ages_s else seconds, _time_to_finding_s(node, job), *spent
-    )
+    spent = [100 * (now - then) / (time.monotonic() - began) for now, then in zip(_cpu_s(node), before, strict=True)]
+    return Look(quantile(ages.ages_s, 0.95) if ages.ages_s else seconds, _time_to_finding_s(node, job), *spent)
 
 
 def _cpu_s(node: Node) -> tuple[float, float, float]:
@@ -216,9 +209,7 @@ def _report(figures: Figures, node: Node, usual: Look, loaded: Look) -> None:
         figures.add(f"hostile.{name.removesuffix('_s')}_ratio", during / before, "1", at_most=MAX_RATIO)
     for name, bound in (("agent", MAX_AGENT_CPU_PERCENT), ("helper", None), ("controller", None)):
         figures.add(f"hostile.{name}_cpu_usual_percent_of_core", getattr(usual, f"{name}_percent"), "%")
-        figures.add(
-            f"hostile.{name}_cpu_percent_of_core", getattr(loaded, f"{name}_percent"), "%", at_most=bound
-        )
+        figures.add(f"hostile.{name}_cpu_percent_of_core", getattr(loaded, f"{name}_percent"), "%", at_most=bound)
     for target, limit in ((node.agent, AGENT_MIB), (node.helper, HELPER_MIB)):
         usage = target.usage()
         figures.add(f"hostile.{target.name}_pss_mib", usage.pss_bytes / MIB, "MiB", at_most=limit)

@@ -151,9 +151,7 @@ class HostileUser:
 
     def _make_group(self) -> Path | None:
         """A control group as Slurm makes it, by which agents know what belongs to the job."""
-        parent = find_group_parent(
-            Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
-        )
+        parent = find_group_parent(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
         if parent is None:
             say("no control group can be had here: what he starts is his job's by its environment alone")
             return None
@@ -161,9 +159,7 @@ class HostileUser:
         group.mkdir(parents=True)
         return group
 
-    def _start(
-        self, *words: str, environment: Mapping[str, str] | None = None, out: Path | None = None
-    ) -> None:
+    def _start(self, *words: str, environment: Mapping[str, str] | None = None, out: Path | None = None) -> None:
         self._run([str(self.program), *words], environment or {}, out)
 
     def _run(self, command: Sequence[str], environment: Mapping[str, str], out: Path | None = None) -> int:
@@ -174,9 +170,7 @@ class HostileUser:
         with open(out or os.devnull, "ab") as output:
             if out is not None:
                 os.fchown(output.fileno(), self.uid, -1)
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, env=mine, start_new_session=True
-            )
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, env=mine, start_new_session=True)
         self._stack.callback(process.wait, 60)
         self._stack.callback(process.kill)
         return process.pid

@@ -74,9 +74,7 @@ def _measure(mode: str, place: Path) -> tuple[float, float, float]:
         certificate_authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), 5, now)
         node = certificate_authority.issue(place / "ca", "node", "n1", (), 5, now)
         context = make_context(TlsFiles(node.directory, "agent"), server=False)
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.identity", mode, str(place)], stdout=subprocess.PIPE
-    )
+    server = subprocess.Popen([sys.executable, "-m", "tests.bench.identity", mode, str(place)], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None
         port = int(server.stdout.readline())
@@ -172,9 +170,7 @@ async def _serve(mode: str, place: Path) -> None:
         mine = _session(number)
         sessions.begin(SessionOffer(mine.id, KEY.hex(), mine.node, sessions.epoch), "127.0.0.1", 0)
     tls = (
-        Context(TlsFiles(str(place / "ca/controllers/localhost"), "controller"), server=True)
-        if mode == "tls"
-        else None
+        Context(TlsFiles(str(place / "ca/controllers/localhost"), "controller"), server=True) if mode == "tls" else None
     )
     door = ReportEndpoint(
         address_of=None,

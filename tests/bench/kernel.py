@@ -67,9 +67,7 @@ def measure(messages: Iterator[str], count: int) -> tuple[float, int]:
 
     records = [record(number, message) for number, message in enumerate(islice(messages, count))]
     ring = Ring(records)
-    log = KernelLogReader(
-        "/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring)
-    )
+    log = KernelLogReader("/dev/kmsg", "", "", cast("WorkerPool", None), open_device=lambda path: cast("Any", ring))
     events, ticks = 0, 0
     began = time.process_time()
     while True:

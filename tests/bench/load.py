@@ -93,15 +93,9 @@ def rank_environment(rank: int, directory: Path) -> dict[str, str]:
 def batch_environment(directory: Path) -> dict[str, str]:
     """What slurmd gives the batch script: one task of the step `batch`."""
     environment = {
-        name: value
-        for name, value in rank_environment(0, directory).items()
-        if name.startswith(("SLURM", "PATH"))
+        name: value for name, value in rank_environment(0, directory).items() if name.startswith(("SLURM", "PATH"))
     }
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")
-    }
+    return {name: value for name, value in environment.items() if name not in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS")}
 
 
 @contextmanager
@@ -169,8 +163,7 @@ def _start_gpus(directory: Path, pids: tuple[int, ...]) -> tuple[dict[str, str],
     library.mkdir()
     standin.build(library)
     gpus = tuple(
-        replace(gpu, processes=((pid, 60 * 1024**3),))
-        for gpu, pid in zip(standin.eight_cards(), pids, strict=True)
+        replace(gpu, processes=((pid, 60 * 1024**3),)) for gpu, pid in zip(standin.eight_cards(), pids, strict=True)
     )
     scenario = standin.Scenario(directory / "gpus.txt", gpus=gpus, rules=standin.field_latencies())
     return standin.environment_of(library / "libnvidia-ml.so.1", scenario.path), scenario

@@ -158,9 +158,7 @@ def measure(pieces: Iterator[tuple[bytes, int]], path: Path, warm_up: int = WARM
 
 
 def _look(path: Path, state: WorkerState) -> FollowedFile:
-    answer = follow.follow(
-        Follow([("1", str(path), 0)], taken=state.memory(follow.FollowMemory).token), state
-    )
+    answer = follow.follow(Follow([("1", str(path), 0)], taken=state.memory(follow.FollowMemory).token), state)
     row = answer.files[0]
     if row.error:
         raise RuntimeError(f"the log can't be read: {row.error}")
@@ -174,9 +172,7 @@ def _read_to(path: Path, state: WorkerState, size: int) -> list[FollowedFile]:
         rows.append(_look(path, state))
         if rows[-1].offset == size:
             return rows
-    raise RuntimeError(
-        f"a log of {size} bytes is not read to its end in 1,000 looks, only to {rows[-1]['offset']}"
-    )
+    raise RuntimeError(f"a log of {size} bytes is not read to its end in 1,000 looks, only to {rows[-1]['offset']}")
 
 
 def run(figures: Figures, total: int = MEASURED) -> None:
@@ -191,17 +187,11 @@ def run(figures: Figures, total: int = MEASURED) -> None:
             rates[name] = best.lines / best.cpu_s
             figures.add(f"logs.lines_per_second_{name}", rates[name], "1/s")
             if best.skipped:
-                say(
-                    f"{name}: {best.skipped} of {best.bytes} bytes were skipped: this is not a rate of reading"
-                )
-            say(
-                f"{name}: {best.bytes / best.cpu_s / 1e6:.0f} MB/s, {best.events} events of {best.lines} lines"
-            )
+                say(f"{name}: {best.skipped} of {best.bytes} bytes were skipped: this is not a rate of reading")
+            say(f"{name}: {best.bytes / best.cpu_s / 1e6:.0f} MB/s, {best.events} events of {best.lines} lines")
         slowest = min(rates, key=lambda name: rates[name])
         figures.add("logs.lines_per_second_slowest", rates[slowest], "1/s", at_least=MIN_LINES_PER_SECOND)
         say(f"the slowest is {slowest}")
         endless = [(b"x" * (2 * CHUNK) + b"\n", 1)] * max(4, total // (2 * CHUNK))
-        best = min(
-            (measure(iter(endless), path, 2 * CHUNK) for _ in range(REPEATS)), key=lambda rate: rate.cpu_s
-        )
+        best = min((measure(iter(endless), path, 2 * CHUNK) for _ in range(REPEATS)), key=lambda rate: rate.cpu_s)
         figures.add("logs.megabytes_per_second_endless_lines", best.bytes / best.cpu_s / 1e6, "MB/s")

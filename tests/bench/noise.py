@@ -135,9 +135,7 @@ def _measure_pairs(
             here.controller.wait_for_report(agent.START_S)
             time.sleep(SETTLE_S)
         p999 = {is_with: pooled([each], 0.999) * 1e6 for is_with, each in rounds.items()}
-        say(
-            f"pair {number + 1} of {options.pairs}: p99.9 {p999[False]:.0f} us without, {p999[True]:.0f} us with"
-        )
+        say(f"pair {number + 1} of {options.pairs}: p99.9 {p999[False]:.0f} us without, {p999[True]:.0f} us with")
         yield rounds[False], rounds[True]
 
 

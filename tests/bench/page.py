@@ -31,8 +31,6 @@ async def _times_ms(nodes: int) -> tuple[float, float]:
         Browser(url) as browser,
     ):
         await browser.sees(f"Nodes and their GPUs ({nodes})")
-        painted = await browser.evaluate(
-            "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        )
+        painted = await browser.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
         drawn = await browser.evaluate("performance.getEntriesByName('drawn')[0].startTime")
         return float(painted), float(drawn)

@@ -202,9 +202,7 @@ def _monit(stack: ExitStack, home: Path, place: Place) -> Target | None:
     file = home / "monitrc"
     file.write_text(text)
     file.chmod(0o600)
-    return stack.enter_context(
-        started("monit", [program, "-I", "-c", str(file)], home / "output", space=place.space)
-    )
+    return stack.enter_context(started("monit", [program, "-I", "-c", str(file)], home / "output", space=place.space))
 
 
 def _collectd(stack: ExitStack, home: Path, place: Place) -> Target | None:
@@ -275,8 +273,6 @@ class Scraper:
 
 def scrape(connection: HTTPConnection) -> bytes:
     """One answer of /metrics, compressed as Prometheus asks for it. Raises OSError or HTTPException."""
-    connection.request(
-        "GET", "/metrics", headers={"Accept-Encoding": "gzip", "User-Agent": "Prometheus/2.42.0"}
-    )
+    connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip", "User-Agent": "Prometheus/2.42.0"})
     with connection.getresponse() as answer:
         return answer.read()

@@ -185,9 +185,7 @@ def find_group_parent(mounts: str, own: str) -> Path | None:
 
 def make_group(name: str) -> Path | None:
     """A new control group of this name; None where there can be none (no root, read-only)."""
-    parent = find_group_parent(
-        Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
-    )
+    parent = find_group_parent(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
     if parent is None:
         return None
     group = parent / f"{GROUP_PREFIX}.{os.getpid()}.{name}"
@@ -231,13 +229,7 @@ def find_controller(mounts: str, controller: str) -> Path | None:
     for line in mounts.splitlines():
         left, dash, right = line.partition(" - ")
         fields, kind = left.split(), right.split()
-        if (
-            dash
-            and len(fields) >= 5
-            and len(kind) >= 3
-            and kind[0] == "cgroup"
-            and controller in kind[2].split(",")
-        ):
+        if dash and len(fields) >= 5 and len(kind) >= 3 and kind[0] == "cgroup" and controller in kind[2].split(","):
             return Path(fields[4])
     return None
 

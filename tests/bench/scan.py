@@ -80,9 +80,7 @@ def run(figures: Figures, total: int = TOTAL, kernel_total: int = KERNEL_TOTAL) 
             path.unlink()
             figures.add(f"scan_log.mb_per_s_{name}", rates[name], "MB/s")
         text = sorted(rates.values())
-        say(
-            f"the slowest is {min(rates, key=lambda name: rates[name])}, the median {text[len(text) // 2]:.0f} MB/s"
-        )
+        say(f"the slowest is {min(rates, key=lambda name: rates[name])}, the median {text[len(text) // 2]:.0f} MB/s")
         figures.add("scan_log.mb_per_s", rates["megatron"], "MB/s", at_least=MIN_LOG_MB_PER_SECOND)
         path = Path(directory) / "messages"
         write(path, syslog, kernel_total)

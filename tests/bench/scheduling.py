@@ -62,9 +62,7 @@ def parse_switches(lines: Iterable[str]) -> Iterator[Switch]:
     for line in lines:
         match = _SWITCH.search(line)
         if match is not None:
-            yield Switch(
-                float(match["at"]), int(match["prev"]), int(match["next"]), match["state"].startswith("R")
-            )
+            yield Switch(float(match["at"]), int(match["prev"]), int(match["next"]), match["state"].startswith("R"))
 
 
 def parse_forks(lines: Iterable[str]) -> Iterator[int]:

@@ -115,9 +115,7 @@ def _take(here: agent.Scene, watch: Watch) -> Report:
     report = here.controller.wait_for_report(agent.START_S)
     arrived = here.controller.arrived
     start = max(watch.taken, 1)
-    watch.gaps_s += [
-        later - earlier for earlier, later in zip(arrived[start - 1 :], arrived[start:], strict=False)
-    ]
+    watch.gaps_s += [later - earlier for earlier, later in zip(arrived[start - 1 :], arrived[start:], strict=False)]
     watch.taken = len(arrived)
     watch.lines |= {event.line for event in report.events}
     return report

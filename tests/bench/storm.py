@@ -161,9 +161,7 @@ async def _storm(figures: Figures, directory: Path) -> None:
             journal.close()
 
 
-async def _measure(
-    figures: Figures, shape: Shape, controller: Controller, ticks: SlowTicks, slack: Channel
-) -> None:
+async def _measure(figures: Figures, shape: Shape, controller: Controller, ticks: SlowTicks, slack: Channel) -> None:
     await _until(lambda: controller.state.slurm_at is not None)
     for index in range(shape.nodes):
         controller.accept(_report(shape, index, 0))
@@ -224,16 +222,13 @@ class Stall:
 def _view(shape: Shape) -> SlurmView:
     names = [shape.name(index) for index in range(shape.nodes)]
     jobs = tuple(
-        views.slurm_job(
-            job_id=shape.job_of(index), nodes=(name,), partition="gpu", start_at=clock.wall() - 7200
-        )
+        views.slurm_job(job_id=shape.job_of(index), nodes=(name,), partition="gpu", start_at=clock.wall() - 7200)
         for index, name in enumerate(names)
     )
     return SlurmView(
         jobs=jobs,
         nodes=tuple(
-            SlurmNode(name=name, address="127.0.0.1", state="ALLOCATED", partitions=("gpu",))
-            for name in names
+            SlurmNode(name=name, address="127.0.0.1", state="ALLOCATED", partitions=("gpu",)) for name in names
         ),
     )
 

@@ -45,11 +45,7 @@ def bars(first: int, last: int, loss: str | None = "2.5", norm: str = "0.4") -> 
     it is told."""
     return "".join(
         f"  1%|    | {n}/5000 [00:{n % 60:02d}<10:00,  1.01s/it]\n"
-        + (
-            f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {n / 1000:.3f}}}\n"
-            if loss and n % 5 == 0
-            else ""
-        )
+        + (f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': {n / 1000:.3f}}}\n" if loss and n % 5 == 0 else "")
         for n in range(first, last)
     )
 
@@ -63,9 +59,7 @@ def traceback(prefix: str, *last: str) -> str:
     return "".join(f"{prefix}{line}\n" for line in (*frames, *last))
 
 
-def timeout(
-    rank: int, seq: int = 90, op: str = "ALLREDUCE", numel: int = 4096, done: int | None = None
-) -> str:
+def timeout(rank: int, seq: int = 90, op: str = "ALLREDUCE", numel: int = 4096, done: int | None = None) -> str:
     text = (
         f"[rank{rank}]:[E501 10:40:00.1 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
         f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for 600070 milliseconds "
@@ -226,9 +220,7 @@ RAYLET = "(raylet, ip=10.0.0.4) 1 Workers (tasks / actors) killed due to memory 
 
 
 def record(rank: int, message: str) -> str:
-    return (
-        json.dumps({"ts": "2024-05-01T10:00:00Z", "level": "ERROR", "rank": rank, "message": message}) + "\n"
-    )
+    return json.dumps({"ts": "2024-05-01T10:00:00Z", "level": "ERROR", "rank": rank, "message": message}) + "\n"
 
 
 SPEAKERS: list[tuple[str, str, Expected]] = [

@@ -40,9 +40,7 @@ def signature_cases() -> list[Case]:
     cases = []
     for line in captured("signatures.txt"):
         name, severity, exclude, fields, message = line.split("|", 4)
-        cases.append(
-            Case(name.strip(), severity.strip(), exclude.strip() == "x", fields_of(fields), message[1:])
-        )
+        cases.append(Case(name.strip(), severity.strip(), exclude.strip() == "x", fields_of(fields), message[1:]))
     return cases
 
 

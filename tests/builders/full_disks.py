@@ -15,9 +15,7 @@ NOW = 10_000.0
 ENOSPC = "OSError: [Errno 28] No space left on device: '/shared/ckpt/step_400/rank3.pt'"
 
 
-def mount(
-    point: str = "/shared", error: str | None = None, *, at: float = NOW - 5, **changes: Any
-) -> SeenMount:
+def mount(point: str = "/shared", error: str | None = None, *, at: float = NOW - 5, **changes: Any) -> SeenMount:
     given = {
         "mount": point,
         "responding": True,

@@ -40,6 +40,4 @@ def xid(number: int, severity: FaultSeverity, *, age_s: float = 5.0, **changes: 
 
 
 def nodes(**changes: Any) -> ClusterView:
-    return cluster(
-        job(), nodes=(NodeView(**{"name": "n1", "reported_at": NOW - 2.0, "gpus": (card(),), **changes}),)
-    )
+    return cluster(job(), nodes=(NodeView(**{"name": "n1", "reported_at": NOW - 2.0, "gpus": (card(),), **changes}),))

@@ -105,7 +105,5 @@ class World:
         """The child has identified these."""
         for index, (pid, start) in enumerate(self.asked_about(key)):
             if pid in pids:
-                found = IdentifiedProcess(
-                    index=index, pid=pid, start_ticks=start, environ={"RANK": "1"}, exe="python"
-                )
+                found = IdentifiedProcess(index=index, pid=pid, start_ticks=start, environ={"RANK": "1"}, exe="python")
                 self.probes.busy[key].on_part(found)

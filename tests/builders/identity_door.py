@@ -27,9 +27,7 @@ class Port:
         self.metrics = ControllerMetrics()
         self.reports: list[Report] = []
         options = {"identity": OwnUser(0, ""), "address_of": None, **options}
-        self.door = ReportEndpoint(
-            accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options
-        )
+        self.door = ReportEndpoint(accept=self.accept, metrics=self.metrics, healthy=lambda: (True, "well"), **options)
         self.server: Server = self.door.server()
         self.server.only_uid = None  # these clients come by TCP; whose socket it is: test_unix.py
         self.number = 0
@@ -53,18 +51,13 @@ class Port:
     def refused(self, reason: str) -> float:
         """How often connections were refused for this reason."""
         return (
-            self.metrics.registry.get_sample_value(
-                "slurm_watchdog_refused_connections_total", {"reason": reason}
-            )
+            self.metrics.registry.get_sample_value("slurm_watchdog_refused_connections_total", {"reason": reason})
             or 0.0
         )
 
     def outcome(self, outcome: str) -> float:
         """How often a request came to this."""
-        return (
-            self.metrics.registry.get_sample_value("slurm_watchdog_reports_total", {"outcome": outcome})
-            or 0.0
-        )
+        return self.metrics.registry.get_sample_value("slurm_watchdog_reports_total", {"outcome": outcome}) or 0.0
 
     def all_refused(self) -> dict[str, float]:
         """Everything that was refused, by reason."""

@@ -16,9 +16,7 @@ NOW = 10_000.0
 def event(line: str) -> Event:
     fact = parse_line(line)
     assert fact is not None and fact.kind is EventKind.ERROR, line
-    return Event(
-        kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=line, pattern=fact.pattern, rank=fact.rank
-    )
+    return Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", line=line, pattern=fact.pattern, rank=fact.rank)
 
 
 def errors(*lines: tuple[float, str], node: str = "n1") -> tuple[ErrorLine, ...]:

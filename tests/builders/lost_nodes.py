@@ -9,9 +9,7 @@ from tests.builders.views import job, slurm_job
 NOW = 1000.0
 
 
-def cluster(
-    silent: int, of: int, states: dict[str, str] | None = None, jobs_on: tuple[str, ...] = ()
-) -> ClusterView:
+def cluster(silent: int, of: int, states: dict[str, str] | None = None, jobs_on: tuple[str, ...] = ()) -> ClusterView:
     """Nodes n0, n1, …, the first `silent` of which have said nothing for 60 s."""
     names = [f"n{number}" for number in range(of)]
     words = dict.fromkeys(names, "ALLOCATED") | (states or {})

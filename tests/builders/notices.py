@@ -65,9 +65,7 @@ RUN = ActionRun(
             detail="held",
         ),
     ),
-    end=ActionEnd(
-        ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0
-    ),
+    end=ActionEnd(ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0),
 )
 FAILED = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
 OVER = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=7300.0, resolution="steps again")
@@ -89,9 +87,7 @@ class Ticking:
         self.journal = journal
         self.now = now
         self.notifier = Notifier(journal.outbox, channels, "a", wall=lambda: self.now)
-        self.workers = [
-            ChannelWorker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels
-        ]
+        self.workers = [ChannelWorker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
 
     async def run_until(self, until: float) -> None:
         """Let the channels send until this date."""

@@ -84,9 +84,7 @@ HEALTHY = {
     "an evaluation whose GPUs are busy now and then": four(
         "trains", g1=card(1, "trains", busy_since=None), age_s=820.0
     ),
-    "an index that rank 0 builds while nobody's GPU does anything": four(
-        "idles", 0.0, r0=rank(0, 1.0), age_s=1700.0
-    ),
+    "an index that rank 0 builds while nobody's GPU does anything": four("idles", 0.0, r0=rank(0, 1.0), age_s=1700.0),
     "all ranks save": four("idles", 0.4, age_s=1700.0),
     "start-up": four("idles", 0.0, progress=progress(3000.0, steps_seen=2)),
     "an evaluation that the log announces": four("idles", 0.0, progress=progress(1700.0, phase="evaluating")),

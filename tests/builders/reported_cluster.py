@@ -29,9 +29,7 @@ class Cluster:
         self.now += wait
         self.sequence += 1
         given = {"boot_id": "b" + node, "agent_id": "a", "sequence": self.sequence}
-        return self.state.apply_report(
-            Report(node=node, processes=processes, **{**given, **changes}), self.now
-        )
+        return self.state.apply_report(Report(node=node, processes=processes, **{**given, **changes}), self.now)
 
     def step(self, number: int, wait: float = 5.0, **changes: Any) -> None:
         self.report(wait=wait, events=(progress_event(number, **changes),))

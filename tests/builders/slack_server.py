@@ -81,9 +81,7 @@ class FakeSlack:
         self.posts.append({**message, "ts": ts})
         return ts
 
-    async def _odd(
-        self, request: web.Request, message: dict[str, Any], *, plain: bool
-    ) -> web.StreamResponse | None:
+    async def _odd(self, request: web.Request, message: dict[str, Any], *, plain: bool) -> web.StreamResponse | None:
         if not self.answers:
             return None
         answer = self.answers.pop(0)

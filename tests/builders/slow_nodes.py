@@ -17,8 +17,7 @@ SLOWER = [10.0] * 60 + [10.7] * 30
 
 def times(series: list[float]) -> tuple[StepTime, ...]:
     return tuple(
-        StepTime(step=n, seconds=s, at=NOW - 10.0 * (len(series) - n), logged=True)
-        for n, s in enumerate(series)
+        StepTime(step=n, seconds=s, at=NOW - 10.0 * (len(series) - n), logged=True) for n, s in enumerate(series)
     )
 
 

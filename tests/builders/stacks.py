@@ -44,8 +44,6 @@ def text_of(rank: int, frames: Sequence[str], *, pid: int | None = None, host: s
 def dumps_of(places: Sequence[Sequence[str] | None], hosts: Mapping[int, str] | None = None) -> list[Dump]:
     """A dump for each place; None is a rank without one."""
     text = "".join(
-        text_of(r, frames, host=(hosts or {}).get(r, ""))
-        for r, frames in enumerate(places)
-        if frames is not None
+        text_of(r, frames, host=(hosts or {}).get(r, "")) for r, frames in enumerate(places) if frames is not None
     )
     return parse_stacks(text)

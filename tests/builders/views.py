@@ -56,9 +56,7 @@ def process(rank: int | None = 0, **changes: Any) -> Process:
     return Process(**{**given, **changes})
 
 
-def seen(
-    rank: int = 0, *, node: str | None = None, gone_s: float | None = None, **changes: Any
-) -> ProcessView:
+def seen(rank: int = 0, *, node: str | None = None, gone_s: float | None = None, **changes: Any) -> ProcessView:
     return ProcessView(
         node=node or node_of(rank), process=process(rank, **changes), seen_age_s=gone_s or 1.0, gone_s=gone_s
     )
@@ -77,9 +75,7 @@ def blocked(seconds: float, **changes: Any) -> Blocked:
 
 
 def frames(lines: Sequence[str]) -> tuple[Frame, ...]:
-    return tuple(
-        Frame(function=a, file=b.rstrip(")"), line=1) for a, b in (line.split(" (") for line in lines)
-    )
+    return tuple(Frame(function=a, file=b.rstrip(")"), line=1) for a, b in (line.split(" (") for line in lines))
 
 
 def stack(
@@ -105,9 +101,7 @@ def snapshot(age_s: float, stacks: Sequence[ProcessStack]) -> StackSnapshot:
 
 def still(*places: Sequence[str]) -> tuple[StackSnapshot, ...]:
     """Three dumps in which every rank stands where it stood."""
-    return tuple(
-        snapshot(age, [stack(rank, lines) for rank, lines in enumerate(places)]) for age in (30, 20, 10)
-    )
+    return tuple(snapshot(age, [stack(rank, lines) for rank, lines in enumerate(places)]) for age in (30, 20, 10))
 
 
 def slurm_job(**changes: Any) -> SlurmJob:

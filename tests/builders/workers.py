@@ -67,9 +67,7 @@ class Asker:
         self.answers: list[Answer] = []
         self.parts: list[Any] = []
 
-    def ask(
-        self, key: str, function: str, args: Any = None, deadline_s: float = 5.0, uid: int = -1
-    ) -> int | None:
+    def ask(self, key: str, function: str, args: Any = None, deadline_s: float = 5.0, uid: int = -1) -> int | None:
         return self.probes.ask(
             key,
             plain_request(function, args),
@@ -99,8 +97,4 @@ class Asker:
 
 def everything_of(uid: int) -> list[tuple[str, int]]:
     """A child of every kind that works for a user, on more mounts than there are places."""
-    return [
-        (f"{kind}:/m{n}:{uid}", uid)
-        for n in range(40)
-        for kind in ("files", "probe", "checkpoints", "evidence")
-    ]
+    return [(f"{kind}:/m{n}:{uid}", uid) for n in range(40) for kind in ("files", "probe", "checkpoints", "evidence")]

@@ -24,15 +24,11 @@ SHIPPED_PATIENCE_S = 4500.0
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.frameworks", description=__doc__)
-    parser.add_argument(
-        "frameworks", nargs="*", help="names, first words of names, or scripts (default: all)"
-    )
+    parser.add_argument("frameworks", nargs="*", help="names, first words of names, or scripts (default: all)")
     parser.add_argument(
         "--faults", nargs="+", choices=[fault.name for fault in FAULTS], default=[fault.name for fault in FAULTS]
     )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=int, default=2, metavar="N", help="cases at a time (default %(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="cases at a time (default %(default)s)")
     parser.add_argument("--shipped", action="store_true", help="with the limits as shipped: hours")
     parser.add_argument(
         "--python",
@@ -40,9 +36,7 @@ def options() -> argparse.Namespace:
         help="interpreter that has the frameworks",
     )
     parser.add_argument("--keep", metavar="DIR", help="keep logs and journals of all cases there")
-    parser.add_argument(
-        "--results", metavar="F", help="append each outcome to this file, and write the table from it"
-    )
+    parser.add_argument("--results", metavar="F", help="append each outcome to this file, and write the table from it")
     parser.add_argument(
         "--write", action="store_true", help=f"write {table.PAGE} from these cases and those in --results"
     )

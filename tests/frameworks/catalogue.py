@@ -88,18 +88,12 @@ UNREAD = 305
 FRAMEWORKS: tuple[Framework, ...] = (
     Framework("PyTorch DDP", "plain", ("torch",), "a line every ten steps"),
     Framework("nanoGPT-like loop", "nanogpt", ("torch",), "a line a step"),
-    Framework(
-        "transformers Trainer", "hf_trainer", ("transformers", "torch"), "tqdm, and a bar for each evaluation"
-    ),
+    Framework("transformers Trainer", "hf_trainer", ("transformers", "torch"), "tqdm, and a bar for each evaluation"),
     Framework("TRL SFTTrainer", "trl_sft", ("trl", "transformers"), "tqdm"),
     Framework("accelerate", "accelerate_loop", ("accelerate",), "tqdm"),
-    Framework(
-        "Lightning", "lightning_fit", ("lightning",), "Rich's bar: nothing before the end", fault_step=UNREAD
-    ),
+    Framework("Lightning", "lightning_fit", ("lightning",), "Rich's bar: nothing before the end", fault_step=UNREAD),
     Framework("Lightning, tqdm", "lightning_fit", ("lightning",), "tqdm", environ={"BAR": "tqdm"}),
-    Framework(
-        "DeepSpeed", "deepspeed_loop", ("deepspeed",), "no steps: its logger is at WARNING", fault_step=UNREAD
-    ),
+    Framework("DeepSpeed", "deepspeed_loop", ("deepspeed",), "no steps: its logger is at WARNING", fault_step=UNREAD),
     Framework("pytorch-ignite", "ignite_run", ("pytorch-ignite",), "tqdm"),
     Framework("timm's parts", "timm_loop", ("timm",), "the lines of its train.py"),
     Framework("MMEngine", "mmengine_run", ("mmengine",), "a line every ten iterations"),
@@ -116,9 +110,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         fault_step=UNREAD,
     ),
     Framework("fastai", "fastai_fit", ("fastai",), "its bar", ranks=1, launcher="python", fault_step=UNREAD),
-    Framework(
-        "stable-baselines3", "sb3_learn", ("stable_baselines3",), "its tables", ranks=1, launcher="python"
-    ),
+    Framework("stable-baselines3", "sb3_learn", ("stable_baselines3",), "its tables", ranks=1, launcher="python"),
 )
 
 SKIPPED: dict[str, str] = {

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from tests.frameworks.catalogue import Fault, fault_named
 from tests.frameworks.outcome import Outcome, RankRun, Said
 
-FALSE_OF_ALL = re.compile(
-    r"out of memory|checkpoint is damaged|disk is full|XID|node .* is down", re.IGNORECASE
-)
+FALSE_OF_ALL = re.compile(r"out of memory|checkpoint is damaged|disk is full|XID|node .* is down", re.IGNORECASE)
 """Nothing of that is ever done to a training here."""
 EXACT = 1
 """A step may be under way when the fault begins: counts may differ by so many."""

@@ -63,11 +63,7 @@ def page(outcomes: Iterable[Outcome], limits: Mapping[str, Any] | str) -> str:
         LEGEND,
     ]
     for framework in FRAMEWORKS:
-        rows = [
-            verdicts[framework.name, fault.name]
-            for fault in FAULTS
-            if (framework.name, fault.name) in verdicts
-        ]
+        rows = [verdicts[framework.name, fault.name] for fault in FAULTS if (framework.name, fault.name) in verdicts]
         if not rows:
             continue
         names = _releases(framework, [each for each in outcomes if each.framework == framework.name])
@@ -79,9 +75,7 @@ def page(outcomes: Iterable[Outcome], limits: Mapping[str, Any] | str) -> str:
 
 def _releases(framework: Framework, outcomes: Sequence[Outcome]) -> str:
     """`torch 2.13.0+cpu and 2.15.0, numpy 2.4.1`: all that its cases were run with."""
-    found = {
-        name: sorted({each.releases.get(name, "?") for each in outcomes}) for name in framework.distributions
-    }
+    found = {name: sorted({each.releases.get(name, "?") for each in outcomes}) for name in framework.distributions}
     return ", ".join(f"{name} {' and '.join(releases)}" for name, releases in found.items())
 
 
@@ -120,7 +114,9 @@ def _limits(limits: Mapping[str, Any] | str) -> str:
 
 
 def _table(rows: Sequence[Verdict]) -> str:
-    head = "| fault | found | rank | cause | restart | from | lost (said) | false |\n|---|---|---|---|---|---|---|---|\n"
+    head = (
+        "| fault | found | rank | cause | restart | from | lost (said) | false |\n|---|---|---|---|---|---|---|---|\n"
+    )
     return head + "".join(_row(each) for each in rows)
 
 
@@ -146,9 +142,7 @@ def _cell(text: str) -> str:
 
 def _skipped(done: Collection[str]) -> str:
     missing = [each.name for each in FRAMEWORKS if each.name not in done]
-    left = (
-        {", ".join(missing): "its script is there, and no case of it is in these results"} if missing else {}
-    )
+    left = {", ".join(missing): "its script is there, and no case of it is in these results"} if missing else {}
     rows = "".join(f"| {name} | {why} |\n" for name, why in {**left, **SKIPPED}.items())
     return f"\n## Not tried\n\n| framework | why |\n|---|---|\n{rows}" if rows else ""
 
@@ -156,9 +150,5 @@ def _skipped(done: Collection[str]) -> str:
 def versions(python: str) -> dict[str, str]:
     """Distribution -> release, of the environment of `python`; its own and the date's under `Python` and `machine`."""
     code = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    found = json.loads(
-        subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
-    )
-    return {str(name): str(version) for name, version in found.items()} | {
-        "Python": platform.python_version()
-    }
+    found = json.loads(subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return {str(name): str(version) for name, version in found.items()} | {"Python": platform.python_version()}

@@ -40,9 +40,7 @@ def main() -> int:
             place = Place(str(Path(scratch) / "journal.sqlite"))
             try:
                 with place.time():
-                    asyncio.run(
-                        fuzz(place, count, seed, lambda so_far, done=done: say(f"{done + so_far} bodies"))
-                    )
+                    asyncio.run(fuzz(place, count, seed, lambda so_far, done=done: say(f"{done + so_far} bodies")))
             except Unharmed as error:
                 harmed = 1
                 say(str(error))

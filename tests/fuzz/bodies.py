@@ -190,8 +190,7 @@ class Bodies:
                 return [self._draw(each, name, depth + 1) for each in kind.item_types]
             case inspect.DictType():
                 return {
-                    self._text(name): self._draw(kind.value_type, name, depth + 1)
-                    for _ in range(rng.choice((0, 1, 3)))
+                    self._text(name): self._draw(kind.value_type, name, depth + 1) for _ in range(rng.choice((0, 1, 3)))
                 }
             case inspect.EnumType():
                 return rng.choice([each.value for each in kind.cls])

@@ -88,9 +88,7 @@ def controller_of(texts: Sequence[str], mark: str) -> FixedController:
     """A controller that knows a job, an incident and a node for each of them; the jobs' numbers begin with `mark`."""
     jobs = tuple(
         views.job(
-            job=views.slurm_job(
-                job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",)
-            )
+            job=views.slurm_job(job_id=f"{mark}x{number}", name=text, user=text, partition=text, nodes=(f"n{number}",))
         )
         for number, text in enumerate(texts)
     )

@@ -52,8 +52,7 @@ def slack(batch: list[str]) -> None:
     for message in digest.messages("c"):
         check_slack(message)
     pulses = [
-        JobPulse(job_id=t, user=t, name=t, nodes=(t,), running_s=5.0, phase=t, waits_for=t, step=5)
-        for t in batch
+        JobPulse(job_id=t, user=t, name=t, nodes=(t,), running_s=5.0, phase=t, waits_for=t, step=5) for t in batch
     ]
     check_slack(pulse_message([*pulses, *(replace(each, running_s=None) for each in pulses)], "c"))
 
@@ -181,9 +180,7 @@ def controller_text(batch: list[str]) -> str:
     metrics = ControllerMetrics()
     jobs = [
         views.job(
-            job=views.slurm_job(
-                job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t
-            )
+            job=views.slurm_job(job_id=str(n), name=t, user=t, partition=t, account=t, comment=t, workdir=t, stdout=t)
         )
         for n, t in enumerate(batch)
     ]

@@ -99,9 +99,7 @@ class Browser:
                 self.errors.append(str(values["exceptionDetails"]))
             elif method == "Log.entryAdded" and values["entry"]["level"] == "error":
                 self.errors.append(values["entry"]["text"])
-            elif method == "Network.requestWillBeSent" and not values["request"]["url"].startswith(
-                (self.url, "data:")
-            ):
+            elif method == "Network.requestWillBeSent" and not values["request"]["url"].startswith((self.url, "data:")):
                 self.errors.append(f"asked {values['request']['url']}")
 
     async def ask(self, method: str, **values: object) -> dict[str, Any]:
@@ -116,9 +114,7 @@ class Browser:
 
     async def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript in the page."""
-        result = await self.ask(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        result = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 

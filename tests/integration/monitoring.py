@@ -158,9 +158,7 @@ class Receivers:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def alerts(self, receiver: str) -> list[dict[str, Any]]:
-        return [
-            alert for where, document in list(self.got) if where == receiver for alert in document["alerts"]
-        ]
+        return [alert for where, document in list(self.got) if where == receiver for alert in document["alerts"]]
 
     def close(self) -> None:
         self._server.shutdown()

@@ -74,9 +74,7 @@ def mirror(name: str) -> list[str]:
 @contextlib.contextmanager
 def in_memory(directory: Path) -> Iterator[None]:
     """A filesystem in memory there: installing a system flushes thousands of files, and removing it takes as long."""
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4g,mode=755", "nspawn", str(directory)], check=True, timeout=30
-    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g,mode=755", "nspawn", str(directory)], check=True, timeout=30)
     try:
         yield
     finally:
@@ -112,7 +110,9 @@ def make_image(directory: Path) -> None:
     (directory / "etc/slurm/slurm.conf").write_text(SLURM_CONF)
     # Unpacking packages into it flushes every file to the disk otherwise: minutes on a slow one.
     (directory / "etc/dpkg/dpkg.cfg.d/test").write_text("force-unsafe-io\n")
-    inside = "mkdir -p /var/lib/slurm/slurmctld /var/lib/slurm/slurmd && chown -R slurm /var/lib/slurm && useradd -m ann"
+    inside = (
+        "mkdir -p /var/lib/slurm/slurmctld /var/lib/slurm/slurmd && chown -R slurm /var/lib/slurm && useradd -m ann"
+    )
     subprocess.run(["chroot", str(directory), "sh", "-c", inside], check=True, timeout=60)
 
 
@@ -219,9 +219,7 @@ class Machine:
         assert self.process is not None
         if self.process.poll() is not None:
             pytest.fail(f"systemd-nspawn ended: {self.log.read_text(errors='replace')[-800:]}", pytrace=False)
-        state = (
-            self.run("systemctl", "is-system-running", check=False).stdout.strip() if self.leader() else ""
-        )
+        state = self.run("systemctl", "is-system-running", check=False).stdout.strip() if self.leader() else ""
         return state in ("running", "degraded")
 
     def run(
@@ -250,9 +248,7 @@ class Machine:
 
     def journal(self, unit: str) -> str:
         """What a unit has said since the machine booted."""
-        return self.run(
-            "journalctl", "--no-pager", "--boot", "--output=cat", "--unit", unit, check=False
-        ).stdout
+        return self.run("journalctl", "--no-pager", "--boot", "--output=cat", "--unit", unit, check=False).stdout
 
     def file(self, path: str) -> Path:
         """A file of the machine, seen from outside (not below /run, /tmp or /proc)."""

@@ -29,12 +29,7 @@ ATTEMPTS = 2
 def missing(names: list[str]) -> list[str]:
     """The packages of these rows of which a command is not there."""
     wanted = [PACKAGES[name] for name in names]
-    return [
-        package
-        for commands, packages in wanted
-        if not all(map(shutil.which, commands))
-        for package in packages
-    ]
+    return [package for commands, packages in wanted if not all(map(shutil.which, commands)) for package in packages]
 
 
 def install(names: list[str]) -> str:

@@ -17,9 +17,7 @@ class ReportingWatchdog(Watchdog):
     """A watchdog whose agents write their reports down."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(
-            cluster, mode="observe", settings={"agent": {"metrics_listen": ""}}, nodes=("n1", "n2")
-        )
+        super().__init__(cluster, mode="observe", settings={"agent": {"metrics_listen": ""}}, nodes=("n1", "n2"))
 
     def start_agent(self, node: str, *words: str, stdout: IO[bytes] | None = None) -> None:
         with self._reports(node).open("ab") as reports:
@@ -31,18 +29,14 @@ class ReportingWatchdog(Watchdog):
     def last(self, node: str) -> Report:
         return decode_report(self._reports(node).read_bytes().split(b"\n")[:-1][-1])
 
-    def both(
-        self, job: str, condition: Callable[[Report, list[Process]], object], what: str
-    ) -> dict[str, Report]:
+    def both(self, job: str, condition: Callable[[Report, list[Process]], object], what: str) -> dict[str, Report]:
         """A report of each node that is as it should be, as to the report and the job's ranks in it."""
         found: dict[str, Report] = {}
 
         def holds() -> bool:
             for node in self.nodes:
                 report = self.last(node)
-                if condition(
-                    report, [p for p in report.processes if p.job_id == job and p.role is Role.RANK]
-                ):
+                if condition(report, [p for p in report.processes if p.job_id == job and p.role is Role.RANK]):
                     found[node] = report
             return len(found) == len(self.nodes)
 

@@ -115,9 +115,7 @@ assert pathlib.Path(path).exists()
 FILL = "head -c 16M /dev/zero > /run/slurm-watchdog/jobs/1.0/x"
 NAMES = "python3 -c \"[open(f'/run/slurm-watchdog/jobs/1.0/{n}', 'x').close() for n in range(10_000)]\""
 MY_PLACE = "install -d -o eve -m 700 /run/slurm-watchdog/jobs/1.0"
-ON_RUN = (
-    rf"systemctl stop 'run-slurm\x2dwatchdog-jobs.mount' && mkdir -p /run/slurm-watchdog/jobs && {MY_PLACE}"
-)
+ON_RUN = rf"systemctl stop 'run-slurm\x2dwatchdog-jobs.mount' && mkdir -p /run/slurm-watchdog/jobs && {MY_PLACE}"
 OFF_RUN = r"rm -rf /run/slurm-watchdog/jobs/1.0; systemctl start 'run-slurm\x2dwatchdog-jobs.mount'; rm -rf /run/slurm-watchdog/jobs/1.0; chown slurm-watchdog-helper: /run/slurm-watchdog/jobs"
 LOOK = """
 for each in agent helper controller; do

@@ -44,9 +44,7 @@ WRITER = (
     "    time.sleep(0.05)\n"
 )
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes"
-)
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: loop devices, fsfreeze, other users' processes")
 
 
 @pytest.fixture
@@ -128,9 +126,7 @@ def blocked(report: Report, pid: int) -> Blocked | None:
     return next((process.blocked for process in report.processes if process.pid == pid), None)
 
 
-def test_a_frozen_filesystem_is_seen_within_three_ticks_and_forgotten_when_it_thaws(
-    job: Job, filesystem: Path
-) -> None:
+def test_a_frozen_filesystem_is_seen_within_three_ticks_and_forgotten_when_it_thaws(job: Job, filesystem: Path) -> None:
     pid = job.rank(0)
     report = job.until(lambda report: any(event.kind is EventKind.PROGRESS for event in report.events))
     assert find(report, pid).role is Role.RANK
@@ -286,9 +282,7 @@ def test_a_dead_rank_is_a_zombie_and_stays_a_rank(job: Job) -> None:
     assert not [process for process in job.tick().processes if process.pid == pid]
 
 
-def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
-    job: Job, filesystem: Path
-) -> None:
+def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(job: Job, filesystem: Path) -> None:
     path = filesystem / "kill"
     job.rank(0, "/usr/bin/perl", "-e", "sleep 100", uid=USER)
     job.until(lambda report: bool(report.processes))
@@ -310,9 +304,7 @@ def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
     refused = run(
         WriteKillSwitch(id="w2", job_id=JOB, restarts=0, path=str(path), uid=0, content=content),
         WriteKillSwitch(id="w3", job_id="1", restarts=0, path=str(path), uid=USER, content=content),
-        WriteKillSwitch(
-            id="w4", job_id=JOB, restarts=0, path=f"{filesystem}/a/../kill", uid=USER, content=content
-        ),
+        WriteKillSwitch(id="w4", job_id=JOB, restarts=0, path=f"{filesystem}/a/../kill", uid=USER, content=content),
         WriteKillSwitch(id="w5", job_id=JOB, restarts=0, path=str(path), uid=USER, content=other),
         WriteKillSwitch(id="w6", job_id=JOB, restarts=0, path=str(path), uid=USER, content=content),
     )
@@ -325,9 +317,7 @@ def test_a_kill_switch_is_the_owners_written_once_and_removed_by_its_writer(
     assert path.read_text() == content
     remove = RemoveKillSwitch(id="r2", job_id=JOB, path=str(path), uid=USER, content=content)
     assert run(remove) == [("r2", True, None)]
-    assert run(RemoveKillSwitch(id="r3", job_id=JOB, path=str(path), uid=USER, content=content)) == [
-        ("r3", True, None)
-    ]
+    assert run(RemoveKillSwitch(id="r3", job_id=JOB, path=str(path), uid=USER, content=content)) == [("r3", True, None)]
     assert [each.name for each in filesystem.iterdir() if "kill" in each.name] == []
 
 

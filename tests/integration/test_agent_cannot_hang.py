@@ -187,9 +187,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
             until(lambda: [gpu.error for gpu in receiver.last().gpus] == [None, None], 20, "the GPUs answer")
             until(lambda: any(event.step for event in receiver.last().events), 20, "the log to continue")
             until(
-                lambda: any(
-                    each.pid == holder.pid and each.job_id == HIDDEN_JOB for each in receiver.last().processes
-                ),
+                lambda: any(each.pid == holder.pid and each.job_id == HIDDEN_JOB for each in receiver.last().processes),
                 20,
                 "the process whose memory was locked is known",
             )
@@ -256,9 +254,7 @@ def agent(
 def sees_everything(receiver: Receiver, pid: int) -> bool:
     report = receiver.last()
     gpus = [gpu.error for gpu in report.gpus] == [None, None]
-    return (
-        pid in ranks(report) and any(event.step for event in report.events) and gpus and not report.problems
-    )
+    return pid in ranks(report) and any(event.step for event in report.events) and gpus and not report.problems
 
 
 @alone
@@ -290,9 +286,7 @@ def test_without_its_spawner_the_agent_ends_says_so_and_leaves_nobody_behind(age
     tree = tree_of(agent.pid)
     os.kill(tree[1], signal.SIGKILL)
     assert agent.process.wait(10) == 1
-    assert (
-        "the process that starts the agent's children has ended: ending, to be started again" in agent.log()
-    )
+    assert "the process that starts the agent's children has ended: ending, to be started again" in agent.log()
     until(lambda: not any(alive(pid) for pid in tree), 10, "all children are gone")
 
 
@@ -403,9 +397,7 @@ def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
     place = tmp_path / "agent"
     for number, state in enumerate((full, full / "missing" / "too")):
         place.mkdir(exist_ok=True)
-        agent = AgentProcess(
-            place, receiver, interval_s=0.5, environment=scenario.environment, state_directory=state
-        )
+        agent = AgentProcess(place, receiver, interval_s=0.5, environment=scenario.environment, state_directory=state)
         count = len(receiver.reports)
         try:
             until(lambda count=count: len(receiver.reports) > count, 20, f"a report, {number}")
@@ -424,9 +416,7 @@ def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
     open_place: Path, place: Place, receiver: Receiver, rank: subprocess.Popen[bytes], scenario: Scenario
 ) -> None:
     receiver.reply = Reply(controller_id="test", watch=(watched(JOB, ANOTHER_USER),))
-    mine = subprocess.Popen(
-        ["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=ANOTHER_USER, group=ANOTHER_USER
-    )
+    mine = subprocess.Popen(["sleep", "600"], env={**os.environ, **as_rank(JOB)}, user=ANOTHER_USER, group=ANOTHER_USER)
     subprocess.run(["mount", "-o", "remount,hidepid=2", "/proc"], check=True, timeout=20)
     agent = AgentProcess(open_place, receiver, interval_s=0.5, environment=scenario.environment, place=place)
     try:

@@ -127,9 +127,7 @@ class Endurance:
         self.agent = Agent(settings)
         self.agent.probes.read_clock = self.now
         self.metrics = AgentMetrics(self.agent.probes.counts)
-        self.sender = Sender(
-            url, Spool(8 << 20, 600.0), trusting(url), count=self.metrics.count_report, now=self.now
-        )
+        self.sender = Sender(url, Spool(8 << 20, 600.0), trusting(url), count=self.metrics.count_report, now=self.now)
         self.service = Service(self.agent, self.sender, self.metrics, loop.Signals())
         self.sender.start()
         self.problems: set[str] = set()
@@ -287,8 +285,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ticks", type=int, default=DAY_TICKS)
     parser.add_argument("--warm-up", type=int, default=2000)
-    parser.add_argument(
-        "--trace", action="store_true", help="say which lines of the loop hold more memory than before"
-    )
+    parser.add_argument("--trace", action="store_true", help="say which lines of the loop hold more memory than before")
     options = parser.parse_args()
     print(json.dumps(endure(options.ticks, options.warm_up, options.trace)))

@@ -29,9 +29,7 @@ WAIT_S = 120.0
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        os.geteuid() != 0, reason="needs root: a helper with capabilities, processes of several users"
-    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a helper with capabilities, processes of several users"),
 ]
 
 
@@ -95,9 +93,7 @@ def say(*what):
 
 
 def asker(helper: HelperProcess, program: str, *words: str) -> subprocess.Popen[str]:
-    command = helper.place.command(
-        AGENT_UID, (), "-c", ASKER + textwrap.dedent(program), str(helper.socket), *words
-    )
+    command = helper.place.command(AGENT_UID, (), "-c", ASKER + textwrap.dedent(program), str(helper.socket), *words)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, text=True, env=dict(helper.place.environment), cwd="/", **pipes)  # type: ignore[call-overload, no-any-return]
 

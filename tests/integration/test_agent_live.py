@@ -150,9 +150,7 @@ def live(cluster: Cluster) -> Iterator[Callable[..., Live]]:
 def submit(cluster: Cluster, *options: str, nodes: int = 3, sbatch: tuple[str, ...] = ()) -> str:
     output = Path(cluster.directory) / "log" / "job-%j.out"
     output.parent.chmod(0o1777)
-    script = train_script(
-        cluster, f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL}", *options
-    )
+    script = train_script(cluster, f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL}", *options)
     return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
 
 
@@ -231,9 +229,7 @@ def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
             report = watchdog.last(node)
             blocked = _blocked_on(report, job, mount)
             rows = [m for m in report.mounts if m.mount == str(mount)]
-            probe = min(
-                rows, key=lambda row: row.responding, default=None
-            )  # a look of our own still succeeds
+            probe = min(rows, key=lambda row: row.responding, default=None)  # a look of our own still succeeds
             assert [each.rank for each in blocked] == ([5] if node == writer else [])
             if node in victims:
                 assert probe is not None
@@ -268,10 +264,7 @@ def _blocked_on(report: Report, job: str, mount: Path) -> list[Process]:
     return [
         each
         for each in found
-        if each.blocked
-        and each.blocked.syscall
-        and each.blocked.fs_type == "ext4"
-        and each.blocked.seconds > 0
+        if each.blocked and each.blocked.syscall and each.blocked.fs_type == "ext4" and each.blocked.seconds > 0
     ]
 
 
@@ -308,9 +301,7 @@ def test_while_the_network_is_cut_nothing_is_lost_and_what_is_too_old_is_not_jud
     assert counts.get("expired", 0) >= LIFETIME_S / INTERVAL_S, text
     # Slurm itself says of a node that is cut off that it does not answer.
     assert {each["kind"] for each in watchdog.incidents(job)} <= {"node_down"}
-    watchdog.wait_for(
-        lambda: set(watchdog.status()["nodes"]["reporting"]) == set(cluster.nodes), 10, "all nodes"
-    )
+    watchdog.wait_for(lambda: set(watchdog.status()["nodes"]["reporting"]) == set(cluster.nodes), 10, "all nodes")
 
 
 # In a mount namespace of its own, as in a container, there is a device of this name without the machine having one.
@@ -346,10 +337,7 @@ def test_a_process_that_outlives_its_job_on_a_gpu_is_told_of_after_the_grace_unt
         (incident,) = watchdog.incidents_of("orphan_gpu_process")
         (culprit,) = incident["culprits"]
         assert (culprit["node"], culprit["pid"], culprit["gpu_uuid"]) == ("n2", pid, "GPU-n2-0")
-        assert (
-            f"1 process of {USER}'s job {job}, which is over, still holds GPU-n2-0 on n2"
-            in incident["summary"]
-        )
+        assert f"1 process of {USER}'s job {job}, which is over, still holds GPU-n2-0 on n2" in incident["summary"]
         assert f"pid {pid} (sleep)" in incident["summary"]
     finally:
         cluster.node_run("n2", ["kill", "-KILL", str(pid)], check=False)
@@ -373,8 +361,7 @@ def test_a_flood_in_a_jobs_log_hides_neither_its_cause_nor_the_steps_after_it(
     agent = tree_of(watchdog.agents["n1"].pid)
     before_s, began = _cpu_s(agent), len(watchdog.reports("n1"))
     flood = b"".join(
-        b"[rank1]: [W Module.cpp:156] symbolizing C++ stack trace frame %d for a thread\n" % n
-        for n in range(100_000)
+        b"[rank1]: [W Module.cpp:156] symbolizing C++ stack trace frame %d for a thread\n" % n for n in range(100_000)
     )
     with open(log, "ab", buffering=0) as file:
         file.write(f"[rank1]: {CAUSE}\n".encode() + flood)
@@ -409,9 +396,7 @@ def _cpu_s(pids: list[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(
-    cluster: Cluster, live: Callable[..., Live]
-) -> None:
+def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(cluster: Cluster, live: Callable[..., Live]) -> None:
     watchdog = live()
     job = submit(cluster)
     watchdog.wait_for(lambda: watchdog.step(job) >= 3, 60, "steps")
@@ -480,9 +465,7 @@ def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
     watchdog.sees("n3", is_quiet, 10, "a quiet report")
 
 
-def once(
-    watchdog: Live, node: str, *words: str, wrapper: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
+def once(watchdog: Live, node: str, *words: str, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """`slurm-watchdog agent --once` as a person starts it on a node, with half a minute for it."""
     environment = dict(watchdog.cluster.env) | {"SLURMD_NODENAME": node} | dict(watchdog.environment(node))
     argv = [*wrapper, str(COMMAND), "agent", "--once", "--config", str(watchdog.config_file), *words]
@@ -503,9 +486,7 @@ def test_once_prints_a_full_report_and_leaves_no_trace(cluster: Cluster, live: C
     assert report.events
     assert report.logs[0].offset
     assert [(m.mount, m.responding) for m in report.mounts] == [(str(cluster.shared), True)]
-    assert [(c.job_id, c.layout, c.step is not None) for c in report.checkpoints] == [
-        (job, "deepspeed", True)
-    ]
+    assert [(c.job_id, c.layout, c.step is not None) for c in report.checkpoints] == [(job, "deepspeed", True)]
     assert [(g.uuid, g.pids) for g in report.gpus] == [("GPU-n1-0", ()), ("GPU-n1-1", (pid,))]
     assert (report.problems, report.hung_probes, report.gpu_holders) == ((), (), ())
     shown = once(watchdog, "n1")
@@ -583,9 +564,7 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
     (place / "good.log").write_text("iteration 5/ 10 | lm loss: 2.0\n")
     receiver = Receiver("7")
     paths = tuple(str(path) for path in sorted(place.iterdir()))
-    receiver.reply = Reply(
-        controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),)
-    )
+    receiver.reply = Reply(controller_id="t", watch=(JobWatch(job_id="7", restarts=0, uid=0, log_paths=paths),))
     rank = {
         b"PATH": os.environb[b"PATH"],
         b"SLURM_JOB_ID": b"7",
@@ -602,9 +581,7 @@ def test_whatever_a_job_calls_itself_and_its_logs_the_agent_sees_it_and_goes_on(
     agent = AgentProcess(tmp_path, receiver, interval_s=0.5)
     try:
         pids = {process.pid for process in processes}
-        until(
-            lambda: receiver.reports and {p.pid for p in ranks(receiver.last(), "7")} == pids, 20, "all ranks"
-        )
+        until(lambda: receiver.reports and {p.pid for p in ranks(receiver.last(), "7")} == pids, 20, "all ranks")
         until(lambda: len(receiver.last().logs) == len(paths), 20, "all logs")
         until(lambda: all(row.error != "not read yet" for row in receiver.last().logs), 20, "all logs")
         began = time.monotonic()

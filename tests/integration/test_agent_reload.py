@@ -80,9 +80,7 @@ class Node:
         self.configure("400ms")
         environment = {"SLURM_JOB_ID": JOB, "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
                        "SLURM_NTASKS": "1", "PATH": os.environ["PATH"]}  # fmt: skip
-        self.rank = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(place / "train.log")], env=environment
-        )
+        self.rank = subprocess.Popen([sys.executable, "-c", TRAINER, str(place / "train.log")], env=environment)
         with (place / "agent.log").open("wb") as out:
             self.agent = subprocess.Popen(
                 [sys.executable, "-P", "-c", PERSONAL, str(place / "c.yaml")],
@@ -197,9 +195,7 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     known = [any(p.rank == 0 and p.job_id == JOB for p in report.processes) for report in reports]
     assert all(known[known.index(True) :])
     # The same process, and nobody of those who were its children before.
-    node.wait(
-        lambda: node.family() & children == {node.agent.pid}, "the end of the children of the first life"
-    )
+    node.wait(lambda: node.family() & children == {node.agent.pid}, "the end of the children of the first life")
 
 
 def test_many_signals_at_once_end_nobody(node: Node) -> None:

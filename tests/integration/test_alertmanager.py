@@ -29,9 +29,7 @@ def wait_for(found: Any, timeout_s: float = 60.0) -> Any:
 def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_itself(tmp_path: Path) -> None:
     ensure_prometheus()
     receivers = Receivers()
-    routing = (
-        (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
-    )
+    routing = (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
     for wait in ("group_wait: 30s", "group_wait: 10s", "group_interval: 5m"):
         routing = routing.replace(wait, f"{wait.split(':')[0]}: 1s")
     alertmanager = Alertmanager(tmp_path, routing)
@@ -59,9 +57,7 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
         assert alert["annotations"]["job"] == "gpt of ann in large"
         paged = wait_for(lambda: receivers.alerts("page"))[0]
         assert paged["status"] == "firing"
-        assert paged["annotations"]["summary"].startswith(
-            'CRITICAL: job 7: a "name" {{ .Labels }} <!channel> '
-        )
+        assert paged["annotations"]["summary"].startswith('CRITICAL: job 7: a "name" {{ .Labels }} <!channel> ')
         told[0].notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
         told[0].notifier.attach(IncidentSources())
         asyncio.run(told[0].run_until_empty())

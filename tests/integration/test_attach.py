@@ -120,9 +120,7 @@ def test_a_hang_is_named_the_job_requeued_and_followed_into_its_next_run(
     watched = attach(job, "--act")
     watched.until(lambda: watched.step() >= 12, "steps")
     (faults / "dataloader_hang.rank3").touch()
-    found = watched.until(
-        lambda: [i for i in watched.ask("incidents") if i["kind"] == "collective_hang"], "the hang"
-    )
+    found = watched.until(lambda: [i for i in watched.ask("incidents") if i["kind"] == "collective_hang"], "the hang")
     assert [(c["rank"], c["node"]) for c in found[0]["culprits"]] == [(3, "n2")]
 
     def outcome() -> str | None:

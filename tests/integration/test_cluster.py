@@ -62,9 +62,7 @@ def traces(directory: str) -> list[str]:
     for command in [*commands, ["ps", "-eo", "pid,stat,args"]]:
         output = subprocess.run(command, capture_output=True, text=True, timeout=180).stdout
         words = (f"{directory}/", f"swd{index}:", f"swd{index}n", f"swd{index}-")
-        found += [
-            f"{command[0]}: {line}" for line in output.splitlines() if any(word in line for word in words)
-        ]
+        found += [f"{command[0]}: {line}" for line in output.splitlines() if any(word in line for word in words)]
     return found
 
 
@@ -101,9 +99,7 @@ def test_a_job_runs_as_a_normal_user(cluster: Cluster) -> None:
 
 
 def test_slurms_commands_work_with_the_clusters_environment(cluster: Cluster) -> None:
-    done = subprocess.run(
-        ["sinfo", "-h", "-o", "%D %T"], env=cluster.env, capture_output=True, text=True, timeout=180
-    )
+    done = subprocess.run(["sinfo", "-h", "-o", "%D %T"], env=cluster.env, capture_output=True, text=True, timeout=180)
     assert done.stdout.strip() == "3 idle"
     on_node = cluster.node_run("n2", ["sinfo", "-h", "-o", "%D %T"])
     assert on_node.stdout.strip() == "3 idle"
@@ -137,8 +133,7 @@ def test_a_node_reaches_the_controllers_address_and_its_neighbours_by_name(clust
     assert listener.stdout is not None
     port = listener.stdout.readline().strip()
     assert (
-        cluster.node_run("n1", ["bash", "-c", f"cat </dev/tcp/{cluster.controller_address}/{port}"]).stdout
-        == "hello"
+        cluster.node_run("n1", ["bash", "-c", f"cat </dev/tcp/{cluster.controller_address}/{port}"]).stdout == "hello"
     )
     assert listener.wait(timeout=180) == 0
     listener.stdout.close()
@@ -182,9 +177,7 @@ def test_a_writer_is_stuck_in_state_d_while_the_shared_filesystem_is_frozen(clus
     cluster.freeze()  # may be repeated
     assert wait_until(lambda: state_of(process.inner_pid) == "D", 5)
     size = (cluster.shared / "log").stat().st_size  # stat answers
-    assert stays(
-        lambda: state_of(process.inner_pid) == "D" and (cluster.shared / "log").stat().st_size == size, 0.5
-    )
+    assert stays(lambda: state_of(process.inner_pid) == "D" and (cluster.shared / "log").stat().st_size == size, 0.5)
     cluster.thaw()
     cluster.thaw()
     assert wait_until(lambda: (cluster.shared / "log").stat().st_size > size, 5)
@@ -322,9 +315,7 @@ def test_nothing_stays_behind_when_the_owner_is_told_to_end(number: signal.Signa
 def test_clean_removes_what_a_killed_owner_left_even_if_it_is_frozen() -> None:
     owner, directory = start_owner()
     shared = Path(directory, "shared")
-    init = subprocess.run(
-        ["pgrep", "-f", f"^bash {directory}/node-init"], capture_output=True, text=True, timeout=180
-    )
+    init = subprocess.run(["pgrep", "-f", f"^bash {directory}/node-init"], capture_output=True, text=True, timeout=180)
     inside = ["nsenter", f"--target={init.stdout.split()[0]}", "--net", "--mount", "--uts", "--pid", "--"]
     stuck = subprocess.Popen([*inside, "sh", "-c", WRITER, str(shared / "log")])
     assert wait_until((shared / "log").exists, 5)
@@ -368,9 +359,7 @@ def test_clean_leaves_alone_what_it_cannot_prove_to_be_dead() -> None:
     owner, directory = start_owner()
     owner.kill()
     owner.communicate(timeout=180)
-    assert directory not in clean_from("another PID namespace"), (
-        "its nodes live, and cannot be seen from there"
-    )
+    assert directory not in clean_from("another PID namespace"), "its nodes live, and cannot be seen from there"
     assert Path(directory, "slurm.conf").exists()
     assert f"removed {directory}" in clean_from("ours")
     assert traces(directory) == []

@@ -21,9 +21,7 @@ from tests.rig.cards import SimulatedCards, describe, show, simulated_cards
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import TWO
 
-pytestmark = pytest.mark.skipif(
-    not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"
-)
+pytestmark = pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev")
 
 
 @dataclass

@@ -95,14 +95,10 @@ def test_evidence_is_kept_with_the_incident_and_goes_into_a_bundle(
     job = submit(cluster, nodes=2)
     training(watchdog, job)
     inject(cluster, "lock.rank1")
-    incident = watchdog.wait_for(
-        lambda: watchdog.firing(job, "collective_hang"), PATIENCE_S, "the hang to be found"
-    )
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), PATIENCE_S, "the hang to be found")
 
     def requeued() -> Any:
-        return next(
-            (a for a in watchdog.explain(incident["id"])["actions"] if len(a["operations"]) > 1), None
-        )
+        return next((a for a in watchdog.explain(incident["id"])["actions"] if len(a["operations"]) > 1), None)
 
     action = watchdog.wait_for(requeued, PATIENCE_S, "the action to go on")
     assert (action["operations"][0]["operation"], action["operations"][0]["outcome"]) == (
@@ -119,9 +115,7 @@ def test_evidence_is_kept_with_the_incident_and_goes_into_a_bundle(
     assert all(len(rank["dumps"]) == 3 for rank in ranks)
     assert all(dict(rank["environment"]).get("SLURM_PROCID") for rank in ranks)
     assert any(rank.get("sockets") for rank in ranks)
-    assert any(
-        "step" in line for node in nodes.values() for _, lines in node.get("log_lines", []) for line in lines
-    )
+    assert any("step" in line for node in nodes.values() for _, lines in node.get("log_lines", []) for line in lines)
     (diagnosis,) = [p["document"] for p in whole["evidence"] if p["kind"] == "diagnosis"]
     assert [c["rank"] for c in diagnosis["culprits"]] == [1]
     assert any("evidence of 4 ranks from 2 of 2 nodes" in each["text"] for each in whole["timeline"])

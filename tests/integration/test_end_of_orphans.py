@@ -72,8 +72,7 @@ class Acting(ReportingWatchdog):
         place.mkdir()
         library = standin.build(place)
         cards = tuple(
-            Gpu(uuid=f"GPU-{index}", bus=f"00000000:0{index + 1}:00.0", minor=index, **HEALTHY)
-            for index in range(2)
+            Gpu(uuid=f"GPU-{index}", bus=f"00000000:0{index + 1}:00.0", minor=index, **HEALTHY) for index in range(2)
         )
         scenario = Scenario(place / "scenario", gpus=cards)
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -156,8 +155,7 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
 
     cluster.slurm("scancel", later)
     actions = {
-        name: watchdog.wait_for(lambda n=name: watchdog.ended(n), WAIT_S, f"the end of {name}")
-        for name in NAMES
+        name: watchdog.wait_for(lambda n=name: watchdog.ended(n), WAIT_S, f"the end of {name}") for name in NAMES
     }
     assert operations(actions["quiet"]) == ["term_process"], actions
     assert operations(actions["deaf"]) == ["term_process", "kill_process"], actions

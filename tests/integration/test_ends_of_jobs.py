@@ -27,9 +27,7 @@ def submit(cluster: Cluster, *options: str, nodes: int = 1, tail: str = "") -> s
     logs = Path(cluster.directory) / "log"
     logs.chmod(0o1777)
     script = train_script(cluster, "--step-seconds 0.3 --save-interval 10", *options)
-    script = script.replace("srun ", "srun --kill-on-bad-exit=1 ").replace(
-        "exit $code", f"{tail}\nexit $code"
-    )
+    script = script.replace("srun ", "srun --kill-on-bad-exit=1 ").replace("exit $code", f"{tail}\nexit $code")
     return cluster.sbatch(script, f"-N{nodes}", f"--output={logs}/job-%j.out")
 
 
@@ -42,9 +40,7 @@ def alone(watchdog: Watchdog, job: str, kind: str) -> list[Any]:
     return found if any(i["kind"] == kind for i in found) else []
 
 
-def test_a_job_that_fails_is_one_incident_and_jobs_that_end_well_are_none(
-    cluster: Cluster, watchdog: Watchdog
-) -> None:
+def test_a_job_that_fails_is_one_incident_and_jobs_that_end_well_are_none(cluster: Cluster, watchdog: Watchdog) -> None:
     failing = submit(cluster, "--steps 100000", "--fault exception:rank=3,step=20", nodes=2)
     done = submit(cluster, "--steps 30")
     ends(watchdog, cluster, failing, "FAILED")
@@ -63,9 +59,7 @@ def test_a_job_that_fails_is_one_incident_and_jobs_that_end_well_are_none(
     assert watchdog.incidents(cancelled) == []
 
 
-def test_a_job_that_restarts_and_dies_again_and_again_is_one_loop(
-    cluster: Cluster, watchdog: Watchdog
-) -> None:
+def test_a_job_that_restarts_and_dies_again_and_again_is_one_loop(cluster: Cluster, watchdog: Watchdog) -> None:
     again = "if [ $code != 0 ]; then scontrol requeue $SLURM_JOB_ID; sleep 20; fi"
     job = submit(cluster, "--steps 100000", "--fault exception:rank=1,step=1,always", tail=again)
     (incident,) = watchdog.wait_for(lambda: alone(watchdog, job, "crash_loop"), 120, "the loop to be told")

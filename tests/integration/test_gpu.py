@@ -26,9 +26,7 @@ from tests.integration.gpu_node import SHORT_DEADLINE_S, Node, read
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import GPU_IS_LOST, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev"
-)
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt-get install gcc libc6-dev")
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +46,7 @@ def node(library: Path, scenario: Scenario) -> Iterator[Node]:
     node.probes.close()
 
 
-def test_every_value_comes_through_and_the_four_names_are_not_confused(
-    node: Node, scenario: Scenario
-) -> None:
+def test_every_value_comes_through_and_the_four_names_are_not_confused(node: Node, scenario: Scenario) -> None:
     scenario.change(0, processes=((4711, 1024), (4712, 2048)), throttle=0x44)
     node.until(read)
     first, second = node.tick()
@@ -105,9 +101,7 @@ def test_processes_are_listed_once_a_minute_or_when_asked(node: Node, scenario: 
 
 
 def test_a_value_that_a_gpu_does_not_have_is_no_error(node: Node, scenario: Scenario) -> None:
-    scenario.rule(
-        f"error nvmlDeviceGetPowerUsage {NOT_SUPPORTED}", f"error nvmlDeviceGetMinorNumber {NOT_SUPPORTED}"
-    )
+    scenario.rule(f"error nvmlDeviceGetPowerUsage {NOT_SUPPORTED}", f"error nvmlDeviceGetMinorNumber {NOT_SUPPORTED}")
     rows = node.until(read)
     assert [(row.power_w, row.minor, row.temperature_c) for row in rows] == [(None, None, 61.0)] * 2
 
@@ -180,9 +174,7 @@ def test_a_slow_call_delays_the_answer_and_not_the_tick(node: Node, scenario: Sc
     assert node.until(read)[0].utilization_ratio == 0.97
 
 
-def test_a_call_that_never_returns_leaves_one_child_behind_and_no_more(
-    node: Node, scenario: Scenario
-) -> None:
+def test_a_call_that_never_returns_leaves_one_child_behind_and_no_more(node: Node, scenario: Scenario) -> None:
     node.until(read)
     node.impatient()
     scenario.change(1, rules=("hang nvmlDeviceGetUtilizationRates",))
@@ -331,7 +323,5 @@ def test_once_shows_the_gpus(watcher: Watcher, scenario: Scenario) -> None:
     assert shown.returncode == 0, shown.stderr
     for text in ("GPU-aaaa", "0000:c1:00.0", "97%", "1980 MHz", "653 W", "40.0 of 80.0 GiB", "GPU is lost"):
         assert text in shown.stdout
-    done = subprocess.run(
-        [*watcher.once, "--json"], env=environment, capture_output=True, text=True, timeout=180
-    )
+    done = subprocess.run([*watcher.once, "--json"], env=environment, capture_output=True, text=True, timeout=180)
     assert json.loads(done.stdout)["gpus"][0]["uuid"] == "GPU-aaaa"

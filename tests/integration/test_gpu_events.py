@@ -15,9 +15,7 @@ from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import ECC_DOUBLE_BIT, NOT_SUPPORTED, TWO, UNKNOWN, Scenario
 
-pytestmark = pytest.mark.skipif(
-    not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"
-)
+pytestmark = pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev")
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +88,7 @@ def test_a_fault_without_a_number_is_no_event(node: Node, scenario: Scenario) ->
     assert said(node.events()) == [("GPU-aaaa", 48)]
 
 
-def test_a_flood_is_taken_in_bounded_portions_and_what_is_too_much_is_counted(
-    node: Node, scenario: Scenario
-) -> None:
+def test_a_flood_is_taken_in_bounded_portions_and_what_is_too_much_is_counted(node: Node, scenario: Scenario) -> None:
     node.until(read)
     many = tuple((sequence, 1000 + sequence, standin.XID) for sequence in range(1, 101))
     scenario.change(0, events=many)
@@ -126,9 +122,7 @@ def test_a_driver_without_events_is_quiet(node: Node, scenario: Scenario, call: 
     assert node.gpus.problem is None
 
 
-def test_the_fall_of_a_gpu_is_told_by_its_name_and_the_others_events_go_on(
-    node: Node, scenario: Scenario
-) -> None:
+def test_the_fall_of_a_gpu_is_told_by_its_name_and_the_others_events_go_on(node: Node, scenario: Scenario) -> None:
     node.until(read)
     scenario.event(0, 79)
     scenario.change(0, rules=("lost",))

@@ -26,9 +26,7 @@ from tests.rig.standin_nvml.standin import (
     field_latencies,
 )
 
-pytestmark = pytest.mark.skipif(
-    not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"
-)
+pytestmark = pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev")
 
 LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 
@@ -102,9 +100,7 @@ def test_what_a_gpu_has_not_got_is_unknown_and_no_error(node: Node, scenario: Sc
         assert getattr(gpu, name) is None, name
 
 
-@pytest.mark.parametrize(
-    ("counters", "errors"), [("totals", 10), ("links", 10), ("calls", 10), ("none", None)]
-)
+@pytest.mark.parametrize(("counters", "errors"), [("totals", 10), ("links", 10), ("calls", 10), ("none", None)])
 def test_nvlink_errors_are_asked_as_each_generation_wants_it(
     node: Node, scenario: Scenario, counters: str, errors: int | None
 ) -> None:
@@ -128,12 +124,8 @@ def test_slices_are_read_with_their_own_names_and_memory(node: Node, scenario: S
     scenario.change(0, mig=True, instances=slices, processes=((11, 5),))
     gpu = settled(node)[0]
     assert gpu.mig == (
-        MigInstance(
-            uuid="MIG-one", gpu_instance=7, compute_instance=0, memory_used_bytes=1, memory_total_bytes=10
-        ),
-        MigInstance(
-            uuid="MIG-two", gpu_instance=9, compute_instance=1, memory_used_bytes=2, memory_total_bytes=20
-        ),
+        MigInstance(uuid="MIG-one", gpu_instance=7, compute_instance=0, memory_used_bytes=1, memory_total_bytes=10),
+        MigInstance(uuid="MIG-two", gpu_instance=9, compute_instance=1, memory_used_bytes=2, memory_total_bytes=20),
     )
     assert (gpu.uuid, gpu.memory_used_bytes, gpu.utilization_ratio) == ("GPU-aaaa", 40 * 1024**3, None)
     assert (gpu.pids, gpu.error) == ((11,), None)
@@ -206,9 +198,7 @@ def test_a_list_that_fails_is_named_and_takes_nothing_else(node: Node, scenario:
     assert str(gpu.error).startswith("processes: NVML_ERROR_UNKNOWN")
 
 
-def test_what_a_gpu_said_before_it_was_lost_is_not_said_of_it_afterwards(
-    node: Node, scenario: Scenario
-) -> None:
+def test_what_a_gpu_said_before_it_was_lost_is_not_said_of_it_afterwards(node: Node, scenario: Scenario) -> None:
     scenario.change(0, processes=((7, 1),), ecc=(5, 5))
     assert settled(node)[0].ecc_corrected == 5
     scenario.change(0, rules=("lost",))

@@ -16,9 +16,7 @@ from tests.integration.gpu_node import Node, read
 from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import GPU_IS_LOST, UNKNOWN, Gpu, Instance, Scenario
 
-pytestmark = pytest.mark.skipif(
-    not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"
-)
+pytestmark = pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev")
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +150,7 @@ def test_a_gpu_that_comes_back_at_another_place_is_the_same_gpu(node: Node, scen
         check(row)
 
 
-def test_a_library_that_lists_gpus_only_once_is_asked_anew_after_a_while(
-    node: Node, scenario: Scenario
-) -> None:
+def test_a_library_that_lists_gpus_only_once_is_asked_anew_after_a_while(node: Node, scenario: Scenario) -> None:
     """Between two sessions the count stays, and a GPU that fell off the bus and came back stays lost."""
     scenario.rule("snapshot")
     node.until(read)

@@ -99,9 +99,7 @@ def test_every_panel_shows_data_on_a_cluster_with_a_hang(
                 for variable in document["templating"]["list"]:
                     if variable["type"] == "query":
                         offered = values_of(variable["query"], prometheus)
-                        assert {job, nodes["n1"]} & offered, (
-                            f"{file.name}: {variable['name']} offers {offered}"
-                        )
+                        assert {job, nodes["n1"]} & offered, f"{file.name}: {variable['name']} offers {offered}"
                 for title, expression in asked(document):
                     found = prometheus.query(filled_in(expression, job, nodes["n1"]))
                     excused = any(part in title for part in MAY_BE_EMPTY if part not in SAID_HERE)

@@ -24,9 +24,7 @@ def watchdog(cluster: Cluster) -> Iterator[Watchdog]:
 
 
 def counted(watchdog: Watchdog, outcome: str) -> float:
-    found = re.search(
-        rf'slurm_watchdog_reports_total\{{outcome="{outcome}"\}} ([0-9.e+]+)', watchdog.metrics()
-    )
+    found = re.search(rf'slurm_watchdog_reports_total\{{outcome="{outcome}"\}} ([0-9.e+]+)', watchdog.metrics())
     return float(found[1]) if found else 0.0
 
 

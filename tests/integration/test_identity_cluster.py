@@ -64,9 +64,7 @@ class Site:
             # The agent's user reads them; on a real node he has the name that the page gives him.
             f'exec chown -R {AGENT_UID} "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}"',
         )
-        self.program(
-            "slurm-watchdog", f'[ "$1" = ca ] && set -- "$@" --directory {self.ca}\nexec {COMMAND} "$@"'
-        )
+        self.program("slurm-watchdog", f'[ "$1" = ca ] && set -- "$@" --directory {self.ca}\nexec {COMMAND} "$@"')
 
     def program(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -124,8 +122,7 @@ class TlsWatchdog(Watchdog):
         """`reason=…` of connections and `outcome=…` of requests -> how many were refused for it."""
         series = r'^slurm_watchdog_(?:refused_connections|reports)_total\{(\w+)="(\w+)"\} (\S+)$'
         return {
-            f"{label}={name}": float(count)
-            for label, name, count in re.findall(series, self.metrics(), re.MULTILINE)
+            f"{label}={name}": float(count) for label, name, count in re.findall(series, self.metrics(), re.MULTILINE)
         }
 
 
@@ -231,12 +228,8 @@ def test_over_mutual_tls_a_hang_is_named_and_answered_while_everybody_else_who_c
     after = watchdog.refusals()
     risen = {reason for reason, count in after.items() if count > before.get(reason, 0.0)}
     assert risen >= {reason for reason, _ in STRANGERS.values()}, heard
-    assert (
-        b" 413 " in heard["oversized"] and b" 408 " in heard["half_a_body"] and b" 400 " in heard["no_report"]
-    )
-    watchdog.wait_for(
-        lambda: all_report(watchdog), DEADLINE_S, "all to report, the node from which they came, too"
-    )
+    assert b" 413 " in heard["oversized"] and b" 408 " in heard["half_a_body"] and b" 400 " in heard["no_report"]
+    watchdog.wait_for(lambda: all_report(watchdog), DEADLINE_S, "all to report, the node from which they came, too")
 
 
 def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_and_told_and_renewing_brings_both_back(
@@ -251,21 +244,15 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
 
     def both_refused() -> bool:
         now = watchdog.refusals()
-        return all(
-            now.get(each, 0.0) > before.get(each, 0.0) for each in ("outcome=wrong_node", "reason=expired")
-        )
+        return all(now.get(each, 0.0) > before.get(each, 0.0) for each in ("outcome=wrong_node", "reason=expired"))
 
     watchdog.wait_for(both_refused, DEADLINE_S, "both to be refused")
 
     def told() -> set[str]:
-        open_ones = [
-            i for i in watchdog.incidents() if i["kind"] == "agent_silent" and i["state"] == "firing"
-        ]
+        open_ones = [i for i in watchdog.incidents() if i["kind"] == "agent_silent" and i["state"] == "firing"]
         return {culprit["node"] for incident in open_ones for culprit in incident["culprits"]}
 
-    watchdog.wait_for(
-        lambda: told() == {"n2", "n3"}, DEADLINE_S, "it to be told that both are silent, and n1 is not"
-    )
+    watchdog.wait_for(lambda: told() == {"n2", "n3"}, DEADLINE_S, "it to be told that both are silent, and n1 is not")
     assert "who has proven to be n1 can't speak for 'n3'" in watchdog.log_tail("agent-n3", 200)
     assert "our certificate has expired: slurm-watchdog ca renew" in watchdog.log_tail("agent-n2", 200)
 
@@ -276,9 +263,7 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
     watchdog.controller.send_signal(signal.SIGHUP)
     watchdog.stop_agent("n3")  # it would look at its files within a minute, too
     watchdog.start_agent("n3")
-    watchdog.wait_for(
-        lambda: all_report(watchdog), DEADLINE_S, "both to be back, n2's agent without a restart"
-    )
+    watchdog.wait_for(lambda: all_report(watchdog), DEADLINE_S, "both to be back, n2's agent without a restart")
     watchdog.wait_for(
         lambda: watchdog.value('certificate_expiry_timestamp_seconds{certificate="own"}') != ends,
         DEADLINE_S,
@@ -353,9 +338,7 @@ def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrato
         "slurm-watchdog doctor --node --deadline 20s",
         f"slurm-watchdog doctor --node --config {watchdog.config_file} --deadline 120s",
     )
-    edit(
-        check, "doctor --node --deadline 9s", f"doctor --node --config {watchdog.config_file} --deadline 120s"
-    )
+    edit(check, "doctor --node --deadline 9s", f"doctor --node --config {watchdog.config_file} --deadline 120s")
     key = cluster.node_path("n2", site.tls / "agent.key")
     key.chmod(0o600)
     if "DRAIN" in cluster.node("n2")["State"]:  # a try before this one
@@ -375,25 +358,19 @@ def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrato
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text("{}")
     cluster.slurm("scancel", job)
-    watchdog.wait_for(
-        lambda: not left.parent.exists(), DEADLINE_S, "Epilog to remove what is left of the kill switch"
-    )
+    watchdog.wait_for(lambda: not left.parent.exists(), DEADLINE_S, "Epilog to remove what is left of the kill switch")
 
     def looked(node: str) -> bool:
         return f"{node} scontrol show node {node}\n" in said(calls)
 
-    watchdog.wait_for(
-        lambda: all(map(looked, cluster.nodes)), DEADLINE_S, "slurmd of each node to have looked"
-    )
+    watchdog.wait_for(lambda: all(map(looked, cluster.nodes)), DEADLINE_S, "slurmd of each node to have looked")
     key.chmod(0o644)
     watchdog.wait_for(
         lambda: re.search(r"^n2 .*CRITICAL: The agent can't prove who it is", said(log), re.MULTILINE),
         DEADLINE_S,
         "n2's fault to be in its log",
     )
-    assert "can't prove who it is" not in "".join(
-        line for line in said(log).splitlines() if not line.startswith("n2 ")
-    )
+    assert "can't prove who it is" not in "".join(line for line in said(log).splitlines() if not line.startswith("n2 "))
     assert "scontrol update" not in said(calls), "nobody has asked for a drain"
     assert "DRAIN" not in "".join(cluster.node(node)["State"] for node in cluster.nodes)
 

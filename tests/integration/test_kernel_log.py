@@ -101,9 +101,7 @@ def poll_for_seconds(probes: WorkerPool, start: float, seconds: int) -> None:
 
     Only once they have begun, which takes true time: the clock here is a made-up one.
     """
-    assert wait_until(
-        lambda: probes.poll(start) == set() and all(w.born for w in probes._workers.values()), 60.0
-    )
+    assert wait_until(lambda: probes.poll(start) == set() and all(w.born for w in probes._workers.values()), 60.0)
     for second in range(seconds + 1):
         probes.poll(start + second)
 
@@ -125,9 +123,7 @@ def look(collector: KernelLogReader, server: str) -> tuple[list[NodeEvent], int]
     return [event for event in events if event.server == server], dropped
 
 
-def test_a_record_is_told_with_its_age_once_the_kernel_has_it(
-    kmsg: int, probes: WorkerPool, server: str
-) -> None:
+def test_a_record_is_told_with_its_age_once_the_kernel_has_it(kmsg: int, probes: WorkerPool, server: str) -> None:
     collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
     say(kmsg, silent(server))
@@ -148,17 +144,13 @@ def test_a_program_can_not_play_the_kernel(kmsg: int, probes: WorkerPool, server
     assert look(collector, server)[0] == []
 
 
-def test_what_stood_there_before_the_first_start_is_a_backlog(
-    kmsg: int, probes: WorkerPool, server: str
-) -> None:
+def test_what_stood_there_before_the_first_start_is_a_backlog(kmsg: int, probes: WorkerPool, server: str) -> None:
     say(kmsg, silent(server))
     (event,), _ = look(KernelLogReader(KMSG, "boot", "", probes, USER), server)
     assert event.backlog
 
 
-def test_escapes_controls_and_long_lines_come_through_bounded(
-    kmsg: int, probes: WorkerPool, server: str
-) -> None:
+def test_escapes_controls_and_long_lines_come_through_bounded(kmsg: int, probes: WorkerPool, server: str) -> None:
     collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
     os.write(kmsg, f"<14>{silent(server)} \x1b[31m café ".encode() + b"\xff" * 900 + b"\n")
@@ -211,9 +203,7 @@ def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: WorkerPoo
     assert lost == 0
 
 
-def test_a_restarted_agent_goes_on_where_it_was(
-    kmsg: int, probes: WorkerPool, server: str, tmp_path: Path
-) -> None:
+def test_a_restarted_agent_goes_on_where_it_was(kmsg: int, probes: WorkerPool, server: str, tmp_path: Path) -> None:
     state = str(tmp_path / "state" / "kernel_log.json")
     say(kmsg, silent(server))
     first = KernelLogReader(KMSG, "boot", state, probes, USER)
@@ -251,9 +241,7 @@ def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
     say(kmsg, silent(server))
     poll_for_seconds(probes, later, 10)
     assert [hung.probe for hung in probes.hung(later + 10.0)] == ["state"]
-    assert [event.server for event in collector.collect(later + 20.0)[0] if event.server == server] == [
-        server
-    ]
+    assert [event.server for event in collector.collect(later + 20.0)[0] if event.server == server] == [server]
     assert collector.state_problem is not None
     set_frozen(disk, False)
     assert wait_until(lambda: bool(probes.poll(later + 25.0)) or probes.is_free("state"), 20.0)

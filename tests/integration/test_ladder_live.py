@@ -90,9 +90,7 @@ def test_a_hung_job_is_ended_by_sigterm_and_loses_no_more_than_what_came_after_i
     assert cluster.job(job)["Restarts"] == "1"
 
 
-def test_a_job_that_may_not_be_requeued_is_submitted_again_and_goes_on_after_it(
-    cluster: Cluster, watch: Watch
-) -> None:
+def test_a_job_that_may_not_be_requeued_is_submitted_again_and_goes_on_after_it(cluster: Cluster, watch: Watch) -> None:
     settings = policy("operator_restart", ladder=["kill_switch", "requeue", "resubmit"])
     watchdog = watch(mode="observe", settings=settings)
     job = submit(cluster, nodes=2, sbatch=("--no-requeue",))
@@ -115,9 +113,7 @@ def test_an_element_of_an_array_that_runs_one_at_a_time_is_restarted_and_the_oth
     first, second = f"{whole}_1", f"{whole}_2"
     training(watchdog, first)
     inject(cluster, "dataloader_hang.rank1")
-    incident = watchdog.wait_for(
-        lambda: watchdog.firing(first, "collective_hang"), 120, "the hang to be found"
-    )
+    incident = watchdog.wait_for(lambda: watchdog.firing(first, "collective_hang"), 120, "the hang to be found")
     watchdog.wait_for(lambda: cluster.job(first)["Restarts"] == "1", 120, "the element to be requeued")
     # Whichever Slurm starts first: the other one waits for it, and is as it was.
     watchdog.wait_for(

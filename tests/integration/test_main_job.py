@@ -53,9 +53,7 @@ def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
     job = submit(cluster, nodes=2)
     training(watchdog, job, at_least=SAVE_INTERVAL + 2)
     inject(cluster, "die.rank1", "signal=9")
-    incident = watchdog.wait_for(
-        lambda: watchdog.firing(job, "lingering_job"), 40, "the dead rank to be found"
-    )
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "lingering_job"), 40, "the dead rank to be found")
     assert [(c["rank"], c["node"]) for c in incident["culprits"]] == [(1, "n1")]
     end = ended_action(watchdog, incident["id"])["end"]
     assert end["ok"], end
@@ -71,9 +69,7 @@ def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_
     place.mkdir()
     library = standin.build(place)
     scenarios = {
-        node: Scenario(
-            place / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),)
-        )
+        node: Scenario(place / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),))
         for node in cluster.nodes
     }
     policy = {
@@ -97,9 +93,7 @@ def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_
         "the fault",
     )
     inject(cluster, "die.rank1", "signal=9")
-    incident = watchdog.wait_for(
-        lambda: watchdog.firing(job, "lingering_job"), 60, "the dead rank to be found"
-    )
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "lingering_job"), 60, "the dead rank to be found")
     end = ended_action(watchdog, incident["id"])["end"]
     assert end["ok"], end
     assert 0 <= end["steps_lost"] <= SAVE_INTERVAL
@@ -112,14 +106,10 @@ def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_
         assert node["Reason"].startswith("slurm-watchdog:"), node
     drained = [r for r in ended_action(watchdog, incident["id"])["operations"] if r["operation"] == "drain"]
     assert [r["outcome"] for r in drained] == ["done"], drained
-    watchdog.wait_for(
-        lambda: "DRAIN" not in cluster.node("n1")["State"], 240, "our own drain to be taken back"
-    )
+    watchdog.wait_for(lambda: "DRAIN" not in cluster.node("n1")["State"], 240, "our own drain to be taken back")
 
 
-def test_a_users_job_is_moved_off_a_node_with_no_step_lost(
-    cluster: Cluster, watch: Callable[..., Watchdog]
-) -> None:
+def test_a_users_job_is_moved_off_a_node_with_no_step_lost(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="observe")
     job = submit(cluster, nodes=2, sbatch=("--exclude=n3",))
     training(watchdog, job)
@@ -151,9 +141,7 @@ def test_a_filesystem_lost_by_one_node_moves_the_job_off_that_node(
     job = submit(cluster, f"--log {cluster.scratch}/main_log.txt", nodes=2)
     training(watchdog, job)
     cluster.freeze(node="n2")
-    incident = watchdog.wait_for(
-        lambda: watchdog.firing(job, "filesystem_stall"), 60, "the stall to be found"
-    )
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "filesystem_stall"), 60, "the stall to be found")
     culprit = incident["culprits"][0]
     assert (culprit["node"], culprit["rank"], culprit["mount"]) == ("n2", 3, str(cluster.scratch))
     action = ended_action(watchdog, incident["id"], timeout_s=150)
@@ -201,9 +189,7 @@ def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
     log, pid = tmp_path / "scontrol.log", tmp_path / "controller.pid"
     wrapper = tools / "scontrol"
     wrapper.write_text(
-        KILLING_SCONTROL.format(
-            log=log, verb=verb, when=when, once=tmp_path / "once", pid=pid, real=real["scontrol"]
-        )
+        KILLING_SCONTROL.format(log=log, verb=verb, when=when, once=tmp_path / "once", pid=pid, real=real["scontrol"])
     )
     wrapper.chmod(0o755)
     watchdog = watch(mode="act", settings={"slurm": {"bin_directory": str(tools)}})
@@ -260,9 +246,7 @@ def _which(name: str) -> str:
 
 
 def _ended_actions(watchdog: Watchdog) -> int:
-    with sqlite3.connect(
-        f"file:{watchdog.directory}/state/journal.sqlite?mode=ro", uri=True, timeout=180
-    ) as sql:
+    with sqlite3.connect(f"file:{watchdog.directory}/state/journal.sqlite?mode=ro", uri=True, timeout=180) as sql:
         return int(sql.execute("select count(*) from action_ends").fetchone()[0])
 
 
@@ -374,9 +358,7 @@ def test_pause_holds_every_action_until_resume(cluster: Cluster, watch: Callable
     assert end["ok"], end
 
 
-def test_the_socket_and_the_journal_are_closed_to_others(
-    cluster: Cluster, watch: Callable[..., Watchdog]
-) -> None:
+def test_the_socket_and_the_journal_are_closed_to_others(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="observe")
     assert stat.S_IMODE(os.stat(watchdog.socket).st_mode) & 0o007 == 0
     assert stat.S_IMODE(os.stat(watchdog.directory / "state").st_mode) & 0o007 == 0

@@ -59,9 +59,7 @@ class Looks:
     collector: MountProber
     wanted: dict[str, ProbeTarget]
 
-    def until(
-        self, enough: Callable[[tuple[MountProbe, ...]], bool], seconds: float = 10.0
-    ) -> tuple[MountProbe, ...]:
+    def until(self, enough: Callable[[tuple[MountProbe, ...]], bool], seconds: float = 10.0) -> tuple[MountProbe, ...]:
         end = clock.monotonic() + seconds
         while True:
             began = clock.monotonic()
@@ -89,9 +87,7 @@ def children_of(probes: WorkerPool) -> int:
     return len(text.split())
 
 
-def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(
-    probes: WorkerPool, ext4: Path
-) -> None:
+def test_a_healthy_mount_answers_a_look_and_a_write_and_nothing_is_left_there(probes: WorkerPool, ext4: Path) -> None:
     row = looks(probes, ext4).row()
     assert (row.mount, row.responding, row.error, row.wrote) == (str(ext4), True, None, False)
     assert row.fs_type == "ext4"
@@ -236,9 +232,7 @@ def test_checkpoints_on_a_frozen_filesystem_can_still_be_read(probes: WorkerPool
     assert [row.step for row in rows.values()] == [100]
 
 
-def test_a_link_to_another_mount_is_asked_of_that_mounts_child(
-    probes: WorkerPool, ext4: Path, fuse: Silent
-) -> None:
+def test_a_link_to_another_mount_is_asked_of_that_mounts_child(probes: WorkerPool, ext4: Path, fuse: Silent) -> None:
     put_checkpoint(ext4 / "real", 100)
     link = ext4.parent / "link"
     link.symlink_to(ext4 / "real")

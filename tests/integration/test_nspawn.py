@@ -89,9 +89,7 @@ def machine(made: tuple[Machine, str, str]) -> Machine:
 
 def version(machine: Machine) -> str | None:
     """Of the package that is installed; None: it is not."""
-    done = machine.run(
-        "dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", "slurm-watchdog", check=False
-    )
+    done = machine.run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Version}", "slurm-watchdog", check=False)
     status, _, number = done.stdout.partition(" ")
     return number if status == "installed" else None
 
@@ -133,9 +131,7 @@ def test_what_the_page_looks_at_in_the_end_answers_and_sees_the_node(machine: Ma
 
 def test_the_services_watch_a_real_job(machine: Machine) -> None:
     # Both were started at once, and neither stood in the other's way.
-    assert [machine.show(unit, "NRestarts") for unit in SERVICES] == ["0", "0", "0"], machine.journal(
-        CONTROLLER
-    )
+    assert [machine.show(unit, "NRestarts") for unit in SERVICES] == ["0", "0", "0"], machine.journal(CONTROLLER)
     machine.file("/home/ann/train.py").write_text(TRAINER)
     machine.file("/home/ann/job.sh").write_text(JOB)
     job = machine.run("sbatch", "--parsable", "job.sh", user="ann").stdout.strip()
@@ -245,9 +241,7 @@ def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:
     for pid in before.values():
         machine.run("kill", "-KILL", str(pid))
     for unit, pid in before.items():
-        machine.wait(
-            lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
-        )
+        machine.wait(lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back")
     wait_for_report(machine)
 
 
@@ -351,7 +345,9 @@ def test_the_manual_page_and_the_completion_of_bash_are_there(machine: Machine) 
         "command -v man > /dev/null && man -w slurm-watchdog || echo /usr/share/man/man1/slurm-watchdog.1.gz",
     ).stdout.strip()
     assert "slurm\\-watchdog \\- " in machine.run("zcat", where).stdout
-    words = "COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${COMPREPLY[@]}"
+    words = (
+        "COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${COMPREPLY[@]}"
+    )
     text = f". /usr/share/bash-completion/completions/slurm-watchdog; {words}"
     assert machine.run("bash", "-c", text).stdout == "pause\n"
 
@@ -371,9 +367,7 @@ def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back
     assert version(machine) == NEXT
     assert machine.show(HELPER, "ActiveState") == "active"
     for unit, pid in before.items():
-        machine.wait(
-            lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back"
-        )
+        machine.wait(lambda unit=unit, pid=pid: came_back(machine, unit, pid), DEADLINE_S, f"{unit} to come back")
     wait_for_report(machine)
     assert machine.file(CONFIG).read_text() == running + "# ours\n"
     machine.shell(check)
@@ -401,16 +395,12 @@ def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
         r"/srv/(later/)?slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*|/home/eve/planted/.*"
     )
     assert [path for path in left if not packages.fullmatch(path)] == []
-    assert (
-        "slurm-watchdog" in machine.file("/etc/passwd").read_text()
-    )  # as Debian has it: files elsewhere may be its
+    assert "slurm-watchdog" in machine.file("/etc/passwd").read_text()  # as Debian has it: files elsewhere may be its
 
 
 def ours(machine: Machine) -> list[str]:
     """Processes in the machine that were started from the package."""
-    return [
-        line for line in machine.run("ps", "-eo", "args").stdout.splitlines() if "/opt/slurm-watchdog" in line
-    ]
+    return [line for line in machine.run("ps", "-eo", "args").stdout.splitlines() if "/opt/slurm-watchdog" in line]
 
 
 def test_the_package_names_every_unit() -> None:

@@ -82,9 +82,7 @@ class Node:
         self.devices = f"{cluster.shared}/nvidia"
         for name in ("0", "1", "ctl"):
             path = f"{self.devices}{name}"
-            os.mknod(
-                path, 0o666 | 0o020000, os.makedev(1, 3)
-            )  # a character device that anybody may open: null
+            os.mknod(path, 0o666 | 0o020000, os.makedev(1, 3))  # a character device that anybody may open: null
             os.chmod(path, 0o666)
         self.jobs = cluster.directory / "running.json"
         self.tell(None)
@@ -100,9 +98,7 @@ class Node:
     def running(self) -> list[str]:
         """As the controller has it: ending jobs are still there."""
         return [
-            job["job_id"]
-            for job in self.cluster.squeue()
-            if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED")
+            job["job_id"] for job in self.cluster.squeue() if job["state"] in ("RUNNING", "COMPLETING", "SUSPENDED")
         ]
 
     def tick(self) -> dict[str, Any]:

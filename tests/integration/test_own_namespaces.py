@@ -41,9 +41,7 @@ def test_a_worker_has_a_machine_of_its_own_and_nothing_of_it_remains_not_even_wh
 
 
 def test_a_frozen_filesystem_of_another_worker_stays_frozen(tmp_path: Path) -> None:
-    frozen = FREEZES.replace(
-        "exit 7", f"{SCRIPT} true\ngrep -q '^State:.D' /proc/$!/status && echo still stuck"
-    )
+    frozen = FREEZES.replace("exit 7", f"{SCRIPT} true\ngrep -q '^State:.D' /proc/$!/status && echo still stuck")
     done = subprocess.run(
         [SCRIPT, "sh", "-c", frozen, tmp_path],
         stdin=subprocess.DEVNULL,
@@ -56,9 +54,7 @@ def test_a_frozen_filesystem_of_another_worker_stays_frozen(tmp_path: Path) -> N
 
 def test_a_worker_whose_outer_process_is_killed_cleans_up(tmp_path: Path) -> None:
     waits = FREEZES.replace("exit 7", "sleep 100")
-    worker = subprocess.Popen(
-        [SCRIPT, "sh", "-c", waits, tmp_path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    )
+    worker = subprocess.Popen([SCRIPT, "sh", "-c", waits, tmp_path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert worker.stdout is not None
     assert worker.stdout.readline() == b"bash\n"
     worker.kill()

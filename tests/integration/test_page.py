@@ -22,7 +22,9 @@ from tests.rig.stack import Watchdog, train_script
 
 SHOTS = Path(__file__).resolve().parents[2] / "screenshots"
 PHONE = (390, 844)
-HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>{{7*7}}\u202e\x1b[31m javascript:alert(1)'
+HOSTILE = (
+    '<img src=x onerror="document.title=1"><script>document.title=1</script>{{7*7}}\u202e\x1b[31m javascript:alert(1)'
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

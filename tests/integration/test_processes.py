@@ -80,9 +80,7 @@ class Looks:
     def hung(self) -> list[str]:
         """Names of the children that hang, but for those on processes of this machine that no test here started."""
         names = sorted(probe.probe for probe in self.probes.hung(clock.monotonic()))
-        return [
-            name for name in names if not name[-1].isdigit() or int(name.rpartition(":")[2]) in self.watched
-        ]
+        return [name for name in names if not name[-1].isdigit() or int(name.rpartition(":")[2]) in self.watched]
 
     def rank(self, rank: int, *argv: str) -> int:
         command = argv or (sys.executable, "-c", "import time; time.sleep(100)")
@@ -240,9 +238,7 @@ def test_a_stopped_rank_says_since_when(looks: Looks) -> None:
     assert (found[pid].threads, found[pid].container_pid) == (1, None)
 
 
-def test_checkpoint_directories_and_working_directory_come_from_the_command_line(
-    looks: Looks, tmp_path: Path
-) -> None:
+def test_checkpoint_directories_and_working_directory_come_from_the_command_line(looks: Looks, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(100)", "--save", "ckpt/run1"],
         env={**os.environ, **environment(0)}, cwd=tmp_path,

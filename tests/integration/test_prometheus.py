@@ -54,14 +54,10 @@ def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
     cluster: Cluster, watchdog: Watchdog, tmp_path: Path
 ) -> None:
     receivers = Receivers()
-    routing = (
-        (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
-    )
+    routing = (SHIPPED / "alertmanager.example.yaml").read_text().replace("http://localhost:8081", receivers.url)
     alertmanager = Alertmanager(tmp_path, re.sub(r"group_wait: \d+s", "group_wait: 1s", routing))
     rules = tmp_path / "alerts.yaml"
-    rules.write_text(
-        re.sub(r"for: \d+m$", "for: 2s", (SHIPPED / "alerts.yaml").read_text(), flags=re.MULTILINE)
-    )
+    rules.write_text(re.sub(r"for: \d+m$", "for: 2s", (SHIPPED / "alerts.yaml").read_text(), flags=re.MULTILINE))
     agents = [f"{cluster.layout.address(node)}:{AGENT_PORT}" for node in cluster.nodes]
     targets = {"controller": [f"{cluster.controller_address}:{PORT}"], "agent": agents}
     prometheus = Prometheus(tmp_path, targets, rules, alertmanager.address)
@@ -69,22 +65,16 @@ def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
         faults = cluster.shared / "faults"
         faults.mkdir(exist_ok=True)
         faults.chmod(0o777)
-        job = cluster.sbatch(
-            train_script(cluster, f"--step-seconds 0.3 --steps 100000 --fault-dir {faults}"), "-N2"
-        )
+        job = cluster.sbatch(train_script(cluster, f"--step-seconds 0.3 --steps 100000 --fault-dir {faults}"), "-N2")
         watchdog.wait_for(lambda: watchdog.step(job) > 5, 60, "the job to make steps")
-        prometheus.wait_for(
-            lambda: prometheus.query("up") and not prometheus.query("up == 0"), 30, "all targets up"
-        )
+        prometheus.wait_for(lambda: prometheus.query("up") and not prometheus.query("up == 0"), 30, "all targets up")
         ringing = 'ALERTS{severity=~"page|ticket",alertstate="firing"}'
         prometheus.wait_for(lambda: not prometheus.query(ringing), 30, "a healthy job rings nobody")
         for target in (*targets["controller"], *agents):
             lint(target)
         (faults / "dataloader_hang.rank1").touch()
         alert = prometheus.wait_for(
-            lambda: [
-                a for a in receivers.alerts("page") if a["labels"]["alertname"] == "SlurmWatchdogJobHangs"
-            ],
+            lambda: [a for a in receivers.alerts("page") if a["labels"]["alertname"] == "SlurmWatchdogJobHangs"],
             90,
             "the pager to ring",
         )[0]

@@ -37,9 +37,7 @@ def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster
     faults.chmod(0o777)
     with RecordingWatchdog(cluster, mode="observe") as watchdog:
         job = cluster.sbatch(
-            train_script(
-                cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 --fault-dir {faults}"
-            ),
+            train_script(cluster, f"--steps 100000 --step-seconds 0.3 --save-interval 10 --fault-dir {faults}"),
             "-N3",
             f"--output={cluster.directory}/log/job-%j.out",
         )

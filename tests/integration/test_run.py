@@ -187,9 +187,7 @@ def test_a_loop_with_hooks_and_no_log_is_seen_by_its_heartbeat_and_leaves_by_its
 def test_a_command_that_fails_is_started_again_as_often_as_was_said(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
-    run = start(
-        "sh", "-c", "echo run $SLURM_WATCHDOG_RESTARTS; sleep 300 & exit 7", options=("--max-restarts", "1")
-    )
+    run = start("sh", "-c", "echo run $SLURM_WATCHDOG_RESTARTS; sleep 300 & exit 7", options=("--max-restarts", "1"))
     assert run.ends() == 7
     assert [line for line in run.output().splitlines() if line.startswith("run")] == ["run 0", "run 1"]
     assert (tmp_path / "shown.txt").read_text() == run.output()
@@ -244,11 +242,7 @@ def listening_ports(pids: set[int]) -> set[str]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 inodes.add(os.readlink(fd).removeprefix("socket:[").rstrip("]"))
-    rows = [
-        line.split()
-        for kind in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
-    ]
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
     return {row[1] for row in rows if row[3] == "0A" and row[9] in inodes}
 
 

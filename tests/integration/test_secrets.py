@@ -49,15 +49,11 @@ class Echo:
                 said = f"{self.path} {self.headers.get('Authorization')} {self.rfile.read(int(self.headers.get('Content-Length', 0))).decode()}"
                 echo.asked.append(self.path)
                 slack = self.path.startswith("/api/")
-                self.send_response(
-                    200 if slack else 500, f"not {self.path} {self.headers.get('Authorization')}"
-                )
+                self.send_response(200 if slack else 500, f"not {self.path} {self.headers.get('Authorization')}")
                 self.send_header("Content-Type", "application/json")
                 self.end_headers()
                 token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
-                self.wfile.write(
-                    (f'{{"ok":false,"error":"invalid_auth {token}"}}' if slack else said).encode()
-                )
+                self.wfile.write((f'{{"ok":false,"error":"invalid_auth {token}"}}' if slack else said).encode())
 
             def log_message(self, format: str, *args: object) -> None:
                 return
@@ -137,11 +133,7 @@ class Planted:
                 urllib.parse.quote(secret, safe="").encode(),
                 repr(secret).encode()[2:-1],
             }
-            bad += [
-                f"{name} in {where}"
-                for where, text in everything.items()
-                if any(form in text for form in forms)
-            ]
+            bad += [f"{name} in {where}" for where, text in everything.items() if any(form in text for form in forms)]
         return bad
 
 
@@ -240,9 +232,7 @@ notify:
     planted.run("explain", "i1", "--config", str(config), "--bundle", str(place / "bundle.tar.gz"))
     planted.run("check-config", str(config), "--json")
     planted.run("ca", "renew", "n1", "--directory", str(ca))
-    planted.secrets["ca/nodes/n1/agent.key renewed"] = (
-        (ca / "nodes/n1/agent.key").read_text().splitlines()[1].encode()
-    )
+    planted.secrets["ca/nodes/n1/agent.key renewed"] = (ca / "nodes/n1/agent.key").read_text().splitlines()[1].encode()
     planted.stop()
     assert b"waits" in (place / "controller.log").read_bytes(), "a message that failed is in the log"
     assert len(planted.seen) > 20

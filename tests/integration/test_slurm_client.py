@@ -95,12 +95,9 @@ def job_when(
         time.sleep(0.1)
 
 
-def test_jobs_with_hostile_names_are_listed_as_they_are(
-    cluster: Cluster, client: SlurmClient, do: Do
-) -> None:
+def test_jobs_with_hostile_names_are_listed_as_they_are(cluster: Cluster, client: SlurmClient, do: Do) -> None:
     ids = {
-        cluster.sbatch(SLEEP, f"--job-name={name}", f"--comment={name}", "--output=/dev/null"): name
-        for name in HOSTILE
+        cluster.sbatch(SLEEP, f"--job-name={name}", f"--comment={name}", "--output=/dev/null"): name for name in HOSTILE
     }
     for job_id in ids:
         job_when(do, client, job_id, lambda job: job.state == "RUNNING")
@@ -186,9 +183,7 @@ def test_an_element_of_an_array_is_requeued_and_its_siblings_are_not(
         do(client.read_job(array))
 
 
-def test_a_finished_job_is_refused_and_does_not_run_again(
-    cluster: Cluster, client: SlurmClient, do: Do
-) -> None:
+def test_a_finished_job_is_refused_and_does_not_run_again(cluster: Cluster, client: SlurmClient, do: Do) -> None:
     job_id = cluster.sbatch("#!/bin/bash\ntrue\n")
     job_when(do, client, job_id, lambda job: job.state == "COMPLETED")
     with pytest.raises(SlurmRefused, match="already finished"):
@@ -306,9 +301,7 @@ while true; do sleep 0.2; done
 """
 
 
-def test_a_signal_reaches_the_steps_the_batch_script_or_both(
-    cluster: Cluster, commands: SlurmClient, do: Do
-) -> None:
+def test_a_signal_reaches_the_steps_the_batch_script_or_both(cluster: Cluster, commands: SlurmClient, do: Do) -> None:
     jobs = {to: cluster.sbatch(HEARS, "-n1", f"--output={to}.out") for to in SignalTo}
 
     def heard(to: SignalTo, word: str) -> bool:
@@ -462,9 +455,7 @@ def test_a_job_like_another_gets_what_stood_on_that_ones_command_line(
         do(commands.cancel(new))
 
 
-def test_what_can_not_be_submitted_is_refused_for_good(
-    cluster: Cluster, commands: SlurmClient, do: Do
-) -> None:
+def test_what_can_not_be_submitted_is_refused_for_good(cluster: Cluster, commands: SlurmClient, do: Do) -> None:
     for script, option, kind in (
         (SCRIPT, "--partition=nowhere", Refusal.UNSATISFIABLE),
         (SCRIPT, "--nodelist=nowhere", Refusal.NO_SUCH_NODE),
@@ -483,9 +474,7 @@ def test_what_can_not_be_submitted_is_refused_for_good(
 # ------------------------------------------------------------------------------------------------- nodes
 
 
-def test_a_node_is_drained_and_only_our_own_drain_is_taken_back(
-    cluster: Cluster, client: SlurmClient, do: Do
-) -> None:
+def test_a_node_is_drained_and_only_our_own_drain_is_taken_back(cluster: Cluster, client: SlurmClient, do: Do) -> None:
     do(client.drain_node("n3", "slurm-watchdog: two\nlines | and State=IDLE"))
     ours = do(client.read_node("n3"))
     assert "DRAIN" in ours.state

@@ -72,9 +72,7 @@ def _the_checker_can_fail(history: History) -> None:
     assert "no_healthy_run_is_acted_on" in _violated(unhurt)
     again = replace(history, runs=[*history.runs, history.runs[0]])
     assert _violated(again) == {"every_run_is_accounted_for"}
-    stale = replace(
-        history, logs={first.job_id: f"RUN 5\nexiting: kill switch /run/{first.job_id}.0/kill found\n"}
-    )
+    stale = replace(history, logs={first.job_id: f"RUN 5\nexiting: kill switch /run/{first.job_id}.0/kill found\n"})
     assert _violated(stale) == {"no_switch_outlives_its_run"}
     over = Request(**{**vars(first), "before": {**first.before, "JobState": "COMPLETED"}})
     assert "what_is_over_stays_over" in _violated(replace(history, requests=[over]))

@@ -313,9 +313,7 @@ def test_a_killed_dataloader_worker_is_reported_as_torch_reports_it(start):
     rank_pid = world.processes[1].pid
     os.kill(int(Path(f"/proc/{rank_pid}/task/{rank_pid}/children").read_text()), signal.SIGKILL)
     assert world.processes[1].wait(10) == 1
-    assert re.search(
-        r"RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: Killed", world.text(1)
-    )
+    assert re.search(r"RuntimeError: DataLoader worker \(pid \d+\) is killed by signal: Killed", world.text(1))
 
 
 def test_a_wrong_fault_says_what_is_known(start):
@@ -325,10 +323,10 @@ def test_a_wrong_fault_says_what_is_known(start):
     assert "dataloader_hang" in world.text(0)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"), [("n[1-3]", "n1"), ("gpu-[07,09-12]-ib,x1", "gpu-07-ib"), ("a,b", "a")]
-)
+@pytest.mark.parametrize(("nodes", "first"), [("n[1-3]", "n1"), ("gpu-[07,09-12]-ib,x1", "gpu-07-ib"), ("a,b", "a")])
 def test_the_first_host_of_a_slurm_node_list_is_the_master(nodes, first):
-    program = f"import sys; sys.path.insert(0, {str(TRAINER.parent)!r}); import trainer; print(trainer.first_host({nodes!r}))"
+    program = (
+        f"import sys; sys.path.insert(0, {str(TRAINER.parent)!r}); import trainer; print(trainer.first_host({nodes!r}))"
+    )
     done = subprocess.run([sys.executable, "-B", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == first

@@ -101,18 +101,12 @@ def write(figures: Figures, result: Result) -> None:
 def main() -> int:
     """Returns 0 if every bound holds, 1 if not, 2 where nothing could be tried."""
     parser = argparse.ArgumentParser(prog="make live", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", help="parts of names of cases, such as lock.srun or healthy (default: all)"
-    )
-    parser.add_argument(
-        "--at-once", type=int, default=AT_ONCE, help="trainings at the same time (default %(default)s)"
-    )
+    parser.add_argument("names", nargs="*", help="parts of names of cases, such as lock.srun or healthy (default: all)")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="trainings at the same time (default %(default)s)")
     options = parser.parse_args()
     python = python_with_torch()
     reason = why_impossible() or (
-        why_not_for_jobs(python)
-        if python
-        else "no torch: make live installs it, or set LIVE_PYTHON=…/bin/python"
+        why_not_for_jobs(python) if python else "no torch: make live installs it, or set LIVE_PYTHON=…/bin/python"
     )
     if reason is not None or python is None:
         tell(f"skipped: {reason}")

@@ -37,9 +37,7 @@ WIDTH = 64
 
 
 def options():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--place", required=True, help="checkpoints, and a file a rank with its node and pid")
     parser.add_argument("--faults", required=True)
     parser.add_argument("--steps", type=int, default=100000)
@@ -49,16 +47,12 @@ def options():
     parser.add_argument("--save-seconds", type=float, default=0.0, help="of the slow checkpoint at --slow-at")
     parser.add_argument("--evaluate-seconds", type=float, default=0.0, help="of the evaluation at --slow-at")
     parser.add_argument("--evaluate-by", choices=("all", "rank0"), default="all")
-    parser.add_argument(
-        "--compile-seconds", type=float, default=0.0, help="of the compilation at --slow-at (0: none)"
-    )
+    parser.add_argument("--compile-seconds", type=float, default=0.0, help="of the compilation at --slow-at (0: none)")
     parser.add_argument("--compile-first", action="store_true", help="compile before the first step as well")
     parser.add_argument("--slow-at", type=int, default=30, help="step of what takes long")
     parser.add_argument("--side-log", default="", help="a file that --side-rank writes at every step")
     parser.add_argument("--side-rank", type=int, default=2)
-    parser.add_argument(
-        "--worker-log", default="", help="a file that every DataLoader worker writes for every sample"
-    )
+    parser.add_argument("--worker-log", default="", help="a file that every DataLoader worker writes for every sample")
     parser.add_argument("--on-error", choices=("raise", "stay"), default="raise")
     parser.add_argument(
         "--teardown",
@@ -67,9 +61,7 @@ def options():
         help="--teardown-rank never ends",
     )
     parser.add_argument("--teardown-rank", type=int, default=1)
-    parser.add_argument(
-        "--no-total", action="store_true", help="the log does not say how many steps there will be"
-    )
+    parser.add_argument("--no-total", action="store_true", help="the log does not say how many steps there will be")
     return parser.parse_args()
 
 
@@ -214,9 +206,7 @@ class Training:
             dist.all_reduce(mean)
             total = "" if self.args.no_total else f"/{self.args.steps}"
             took = time.monotonic() - began
-            self.say(
-                f"step {self.step}{total} | loss {mean.item() / self.world:.4f} | step_time: {took:.3f} s"
-            )
+            self.say(f"step {self.step}{total} | loss {mean.item() / self.world:.4f} | step_time: {took:.3f} s")
             if self.step % self.args.save_interval == 0:
                 self.save_checkpoint(0.0)
             if self.step == self.args.slow_at:
@@ -237,9 +227,7 @@ class Training:
         if self.rank == 0:
             state = {"model": self.net.state_dict(), "step": self.step}
             if seconds:
-                file = SlowFile(
-                    self.path + ".part", seconds, 4 * sum(p.numel() for p in self.net.parameters())
-                )
+                file = SlowFile(self.path + ".part", seconds, 4 * sum(p.numel() for p in self.net.parameters()))
                 torch.save(state, file)
                 file.close()
             else:

@@ -78,10 +78,7 @@ def run_nodes() -> list[Result]:
                 ("node_down", "n4"),
             }
             for each in watchdog.incidents():
-                if (
-                    each["state"] == "firing"
-                    and not {(each["kind"], c["node"]) for c in each["culprits"]} & expected
-                ):
+                if each["state"] == "firing" and not {(each["kind"], c["node"]) for c in each["culprits"]} & expected:
                     results[-1].false_incidents.append(f"{each['kind']}: {each['summary']}")
             return results
 

@@ -140,9 +140,7 @@ def _restarted(job: Job, result: Result) -> None:
 
     def ended() -> Any:
         watchdog = job.stage.watchdog
-        actions = [
-            a for each in watchdog.incidents(job.job_id) for a in watchdog.explain(each["id"])["actions"]
-        ]
+        actions = [a for each in watchdog.incidents(job.job_id) for a in watchdog.explain(each["id"])["actions"]]
         return next((a for a in actions if a["end"]), None)
 
     end = job.stage.until(ended, 400, f"the action for {result.name} to end")["end"]
@@ -181,9 +179,7 @@ def _run_healthy(stage: Stage, thing: Healthy, launcher: str) -> Result:
             job.stage.pause(LOOK_EVERY_S)
         result.stopped = job.stopped()
         result.acted = not thing.ends and int(stage.cluster.job(job.job_id)["Restarts"]) > 0
-        result.say(
-            f"{len(result.false_incidents)} incidents in {thing.watch_s:.0f} s, {job.steps()[-1][0]} steps"
-        )
+        result.say(f"{len(result.false_incidents)} incidents in {thing.watch_s:.0f} s, {job.steps()[-1][0]} steps")
         return result
     finally:
         job.end()

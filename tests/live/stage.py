@@ -38,9 +38,7 @@ def python_with_torch() -> str | None:
 
 def why_not_for_jobs(python: str) -> str | None:
     """Why the ordinary user as whom jobs run cannot import torch with this interpreter, a sentence; None if it can."""
-    done = subprocess.run(
-        [*as_user("nobody"), python, "-c", "import torch"], capture_output=True, text=True, cwd="/"
-    )
+    done = subprocess.run([*as_user("nobody"), python, "-c", "import torch"], capture_output=True, text=True, cwd="/")
     if done.returncode == 0:
         return None
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -119,9 +117,7 @@ class Job:
         for node in self.nodes:
             listed = self.stage.cluster.node_run(node, ["ps", "-eo", "pid=,stat=,args="]).stdout
             rows = [line.split(None, 2) for line in listed.splitlines()]
-            found += [
-                f"{node} {pid}" for pid, state, words in rows if state[0] in "Tt" and str(self.place) in words
-            ]
+            found += [f"{node} {pid}" for pid, state, words in rows if state[0] in "Tt" and str(self.place) in words]
         return found
 
     def end(self) -> None:

@@ -20,10 +20,7 @@ def main() -> int:
     rows: list[tuple[str, float, str, float | None]] = [
         ("race.swaps", figures.swaps, "", None),
         ("race.seconds", round(figures.seconds, 1), "s", None),
-        *(
-            (f"race.{name.replace(' ', '_')}", count, "", None)
-            for name, count in sorted(figures.done.items())
-        ),
+        *((f"race.{name.replace(' ', '_')}", count, "", None) for name, count in sorted(figures.done.items())),
         ("race.violations", len(figures.violations), "", 0),
     ]
     for name, value, unit, bound in rows:

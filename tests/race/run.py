@@ -158,17 +158,13 @@ def work_for_ever(place: Place, pipe: int) -> None:
             ("removed", as_owner.remove_kill_switch, RemoveSwitch(switch, node="n1", **FIELDS)),
         ):  # fmt: skip
             try:
-                answer = json.dumps(
-                    msgspec.to_builtins(function(args, state if name == "looks" else WorkerState()))
-                )
+                answer = json.dumps(msgspec.to_builtins(function(args, state if name == "looks" else WorkerState())))
             except OSError:
                 done[f"{name} refused"] += 1
                 continue
             done[name] += 1
             done["logs read"] += "iteration 7" in answer or "2.5" in answer
-            told |= {
-                str(uid) for uid, text in SECRETS.items() if text[10:18] in answer or text[-10:-1] in answer
-            }
+            told |= {str(uid) for uid, text in SECRETS.items() if text[10:18] in answer or text[-10:-1] in answer}
         memory = state.memory(follow.FollowMemory)
         memory.expanded = {}
         if done["looks"] % 50 == 0:
@@ -188,9 +184,7 @@ def mounts(place: Place) -> Iterator[None]:
     spare, empty = place.root / "mounts", place.root / "empty"
     spare.mkdir()
     empty.mkdir()
-    process = subprocess.Popen(
-        ["sh", "-c", script, "sh", spare, place.box, place.roots, empty], start_new_session=True
-    )
+    process = subprocess.Popen(["sh", "-c", script, "sh", spare, place.box, place.roots, empty], start_new_session=True)
     (place.box / "logs-on-mount").symlink_to(spare)
     os.lchown(place.box / "logs-on-mount", OWNER, OWNER)
     try:

@@ -59,9 +59,7 @@ def test_case_1_a_frozen_filesystem_on_two_nodes_is_an_outage_and_nothing_else(s
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("power", [True, False])
-def test_case_2_the_rank_that_waits_for_its_data_while_the_others_spin(
-    shape: dict[str, Any], power: bool
-) -> None:
+def test_case_2_the_rank_that_waits_for_its_data_while_the_others_spin(shape: dict[str, Any], power: bool) -> None:
     story = Story(**shape, power=power)
     story.train(14)
     culprit = story.per_node + 1

@@ -93,9 +93,7 @@ def test_node_fail_names_the_node_that_fell_silent() -> None:
     assert set(found) == {"node_down"}
 
 
-@pytest.mark.parametrize(
-    "how", ["its GPU does not list it any more", "the kernel killed it", "it is missing"]
-)
+@pytest.mark.parametrize("how", ["its GPU does not list it any more", "the kernel killed it", "it is missing"])
 def test_a_rank_that_is_gone_is_told_within_ten_seconds(how: str) -> None:
     trace = Trace(("gpu.pids",) if how != "its GPU does not list it any more" else ())
     trace.go_on(200, steps=True)
@@ -273,9 +271,7 @@ def test_a_file_without_its_mount_is_on_the_topmost_directory() -> None:
         trace.go_on(5)
         for line in trace.lines[-20:]:
             if line["kind"] == "proc" and line["rank"] == 3 and line["t"] > began:
-                line.update(
-                    state="D", state_age_s=line["t"] - began, syscall="write", path="/gpfs/run/log.txt"
-                )
+                line.update(state="D", state_age_s=line["t"] - began, syscall="write", path="/gpfs/run/log.txt")
     (found,) = trace.told()
     assert (found.kind, found.mounts, [c.rank for c in found.culprits]) == (
         "filesystem_stall",

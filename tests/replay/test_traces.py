@@ -58,9 +58,7 @@ EXPECTED: dict[str, Expected] = {
         also=("log_error",),
     ),
     # Without stacks nobody is named, and it takes the limit for jobs whose stacks can't be had.
-    "hang": Expected(
-        ("collective_hang", "stalled_progress"), (), 1900, action="requeue", verdict="suppressed"
-    ),
+    "hang": Expected(("collective_hang", "stalled_progress"), (), 1900, action="requeue", verdict="suppressed"),
     "healthy": NOTHING,
     "irregular": NOTHING,
 }
@@ -96,11 +94,7 @@ def test_a_trace_gives_what_is_expected_of_it(name: str) -> None:
         if decision.action != "none":
             assert (decision.action, decision.verdict) == (expected.action, expected.verdict)
         assert decision.exclude == expected.exclude
-    assert all(
-        d.verdict is not Verdict.ALLOWED or d.action == "none"
-        for ds in outcome.decisions.values()
-        for d in ds
-    )
+    assert all(d.verdict is not Verdict.ALLOWED or d.action == "none" for ds in outcome.decisions.values() for d in ds)
 
 
 def test_nonsense_is_counted_by_reason_and_costs_nothing_else() -> None:

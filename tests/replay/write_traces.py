@@ -56,9 +56,7 @@ def step(t: float, number: int, total: int = 1000) -> Line:
     )
 
 
-def node_says(
-    t: float, node: str, ranks: dict[int, dict[str, Any] | None], gpus: bool = True
-) -> Iterator[Line]:
+def node_says(t: float, node: str, ranks: dict[int, dict[str, Any] | None], gpus: bool = True) -> Iterator[Line]:
     """One report: all ranks of the node and their GPUs; `ranks` has what is different about some, None where
     one is not listed."""
     yield {"t": t, "kind": "report", "node": node}
@@ -72,9 +70,7 @@ def node_says(
             yield gpu(t, number, **{"pid": changes.get("pid", 280058 + number), **changes.get("gpu", {})})
 
 
-def everybody(
-    t: float, ranks: dict[int, dict[str, Any] | None] | None = None, gpus: bool = True
-) -> Iterator[Line]:
+def everybody(t: float, ranks: dict[int, dict[str, Any] | None] | None = None, gpus: bool = True) -> Iterator[Line]:
     for node in NODES:
         yield from node_says(t, node, ranks or {}, gpus)
 
@@ -140,9 +136,7 @@ def hang() -> Iterator[Line]:
     for t in range(230, 2301, 60):
         yield from everybody(t, dict.fromkeys(range(4), spinning))
         if t % 300 == 230:
-            yield log(
-                t, "[2023-01-01 00:00:00] PULSE: tr11-176B-ml is running for 1 day (1882409 on 'gpu_p5')"
-            )
+            yield log(t, "[2023-01-01 00:00:00] PULSE: tr11-176B-ml is running for 1 day (1882409 on 'gpu_p5')")
 
 
 def healthy() -> Iterator[Line]:

@@ -106,9 +106,7 @@ class SimulatedCards:
         self._seen = seen
         self._waiting &= {rank for rank, _ in ranks.values()}
         for node, scenario in self._scenarios.items():
-            gpus = tuple(
-                show(gpu, *ranks.get((node, i), (None, False))) for i, gpu in enumerate(scenario.gpus)
-            )
+            gpus = tuple(show(gpu, *ranks.get((node, i), (None, False))) for i, gpu in enumerate(scenario.gpus))
             if gpus != scenario.gpus:
                 scenario.only(gpus)
 

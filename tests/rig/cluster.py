@@ -96,9 +96,7 @@ class Cluster:
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
         self._layout: Layout | None = None
         self._claim: Claim | None = None
-        self._dying: list[
-            subprocess.Popen
-        ] = []  # killed nodes of which something waits for a frozen filesystem
+        self._dying: list[subprocess.Popen] = []  # killed nodes of which something waits for a frozen filesystem
         self._old_sigterm: Any = None  # the handler to put back; None: we set none
 
     # -- life
@@ -233,11 +231,7 @@ class Cluster:
     @property
     def env(self) -> dict[str, str]:
         """The environment in which Slurm's commands reach this cluster, on the host and on the nodes."""
-        base = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("SLURM", "SBATCH_", "SRUN_"))
-        }
+        base = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH_", "SRUN_"))}
         return base | {"PATH": search_path(), "SLURM_CONF": f"{self.directory}/slurm.conf"}
 
     def node_local(self, node: str) -> Path:
@@ -252,9 +246,7 @@ class Cluster:
         """PID 1 of a node as the host numbers it. Raises ClusterError if the node is down."""
         pid = self._inits.get(self._known(node))
         if pid is None or start_time_ticks(pid) is None:
-            raise ClusterError(
-                f"node {node} is down; start_node({node!r}) brings it back\n{self.log_tail(node)}"
-            )
+            raise ClusterError(f"node {node} is down; start_node({node!r}) brings it back\n{self.log_tail(node)}")
         return pid
 
     def log_tail(self, *names: str) -> str:
@@ -389,9 +381,7 @@ class Cluster:
         """Put the node's cable back."""
         run_command(["ip", "link", "set", self.layout.link(self._known(node)), "up"])
 
-    def node_popen(
-        self, node: str, argv: Sequence[str | Path], *, user: str | None = None, **options
-    ) -> NodeProcess:
+    def node_popen(self, node: str, argv: Sequence[str | Path], *, user: str | None = None, **options) -> NodeProcess:
         """Start a process on a node (its /proc, mounts, host name, network); the options are those of Popen.
 
         It starts in `cwd` as the node sees it (default: ours) and dies with the Popen, whichever way that is killed;
@@ -479,15 +469,11 @@ class Cluster:
         """The fields of `scontrol show node`."""
         return parse_fields(self.slurm("scontrol", "--oneliner", "show", "node", self._known(node)).stdout)
 
-    def wait_for_job_state(
-        self, job_id: str, state: str | Collection[str], timeout_s: float = 30
-    ) -> dict[str, str]:
+    def wait_for_job_state(self, job_id: str, state: str | Collection[str], timeout_s: float = 30) -> dict[str, str]:
         """Wait until the job is in (one of) these states; returns its fields. Raises ClusterError if it is late."""
         return self._wait_for(f"job {job_id}", lambda: self.job(job_id), "JobState", state, timeout_s)
 
-    def wait_for_node_state(
-        self, node: str, state: str | Collection[str], timeout_s: float = 60
-    ) -> dict[str, str]:
+    def wait_for_node_state(self, node: str, state: str | Collection[str], timeout_s: float = 60) -> dict[str, str]:
         """Wait until the node is in (one of) these states, shell patterns as IDLE or DOWN*; returns its fields."""
         return self._wait_for(f"node {node}", lambda: self.node(node), "State", state, timeout_s, node)
 
@@ -530,9 +516,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
 def main() -> int:
     """`up` keeps a cluster until Ctrl-C, `clean` removes what dead owners left."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.rig.cluster", description="a Slurm cluster on this machine"
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.rig.cluster", description="a Slurm cluster on this machine")
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster, print its environment, stay until Ctrl-C")
     up.add_argument("--nodes", type=int, default=3)

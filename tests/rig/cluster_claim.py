@@ -117,9 +117,7 @@ def claim_directory(prefix: str) -> Claim:
     shutil.rmtree(new)
     os.close(alive)
     os.close(lock)
-    raise ClusterError(
-        f"all of /tmp/{prefix}.1 to .{MAX_INDEX} are in use; `python -m tests.rig.cluster clean`"
-    )
+    raise ClusterError(f"all of /tmp/{prefix}.1 to .{MAX_INDEX} are in use; `python -m tests.rig.cluster clean`")
 
 
 def sweep(prefix: str = PREFIX) -> list[Path]:

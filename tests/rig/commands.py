@@ -33,9 +33,7 @@ def run_command(
     shown = shlex.join(command)
     options.setdefault("env", os.environ | {"PATH": search_path()})
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=timeout_s, **options
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, **options)
     except FileNotFoundError as error:
         raise ClusterError(f"cannot run {shown}: {error}; call ensure_packages() first") from error
     except subprocess.TimeoutExpired as error:

@@ -21,9 +21,7 @@ PACKAGES = {  # Debian package -> commands that it brings
 def missing_packages() -> list[str]:
     """Debian packages of PACKAGES of which a command is not there."""
     path = search_path()
-    return [
-        name for name, commands in PACKAGES.items() if not all(shutil.which(c, path=path) for c in commands)
-    ]
+    return [name for name, commands in PACKAGES.items() if not all(shutil.which(c, path=path) for c in commands)]
 
 
 def ensure_packages(timeout_s: float = 300) -> None:
@@ -35,9 +33,7 @@ def ensure_packages(timeout_s: float = 300) -> None:
     if os.geteuid() != 0:
         raise ClusterError(f"missing: {', '.join(missing)}; as root: {by_hand}")
     if shutil.which("apt-get") is None:
-        raise ClusterError(
-            f"missing: {', '.join(missing)}, and there is no apt-get here; install them by other means"
-        )
+        raise ClusterError(f"missing: {', '.join(missing)}, and there is no apt-get here; install them by other means")
     print(f"installing {', '.join(missing)} (at most {timeout_s:g} s) ...", file=sys.stderr, flush=True)
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *missing]):
@@ -55,9 +51,7 @@ def why_impossible() -> str | None:
         return f"not installed: {', '.join(missing)}; apt-get install --no-install-recommends {' '.join(missing)}"
     probe = "mount -t tmpfs none /mnt && ip link add swdprobe type veth peer name swdprobe1"
     try:
-        run_command(
-            ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", probe]
-        )
+        run_command(["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "sh", "-c", probe])
     except ClusterError as error:
         return f"namespaces do not work here (in a container? it must be privileged): {error}"
     if not Path("/dev/loop-control").exists():

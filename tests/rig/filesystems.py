@@ -41,9 +41,7 @@ def set_frozen(mount_point: Path, frozen: bool) -> None:
         fcntl.ioctl(descriptor, FIFREEZE if frozen else FITHAW, 0)
     except OSError as error:
         if error.errno != (errno.EBUSY if frozen else errno.EINVAL):  # what the kernel says if it already is
-            raise ClusterError(
-                f"cannot {'freeze' if frozen else 'thaw'} {mount_point}: {error.strerror}"
-            ) from error
+            raise ClusterError(f"cannot {'freeze' if frozen else 'thaw'} {mount_point}: {error.strerror}") from error
     finally:
         os.close(descriptor)
 

@@ -219,13 +219,9 @@ class Watchdog:
         """As its unit starts it: without a right; its helper first, if that is not there."""
         if node not in self.helpers or self.helpers[node].poll() is not None:
             self.start_helper(node)
-        self.wait_for(
-            self.cluster.node_path(node, HELPER_SOCKET).exists, COMES_UP_S, f"the helper of {node} to listen"
-        )
+        self.wait_for(self.cluster.node_path(node, HELPER_SOCKET).exists, COMES_UP_S, f"the helper of {node} to listen")
         own = self._agent_env(node) if self._agent_env is not None else {}
-        environment = (
-            dict(self.cluster.env) | dict(self.cluster.place.environment) | {"SLURMD_NODENAME": node}
-        )
+        environment = dict(self.cluster.env) | dict(self.cluster.place.environment) | {"SLURMD_NODENAME": node}
         with self._log(f"agent-{node}").open("ab") as log:
             self.agents[node] = self.cluster.node_popen(
                 node,
@@ -309,9 +305,7 @@ class Watchdog:
         )
 
     def metrics(self) -> str:
-        with urllib.request.urlopen(
-            f"http://{self.cluster.controller_address}:{PORT}/metrics", timeout=10
-        ) as answer:
+        with urllib.request.urlopen(f"http://{self.cluster.controller_address}:{PORT}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:

@@ -33,9 +33,7 @@ import time
 import zlib
 
 FOR_EVER = float("inf")
-NOMINAL_TFLOPS = (
-    149.02  # what a step of the nominal length reports; a slower step reports proportionally less
-)
+NOMINAL_TFLOPS = 149.02  # what a step of the nominal length reports; a slower step reports proportionally less
 RETRY_SECONDS = 0.2
 EXIT_USAGE = 2
 EXIT_RENDEZVOUS = 3
@@ -313,9 +311,7 @@ class CollectiveServer(threading.Thread):
         elif hello.get("world_size") != self.world_size:
             refusal = f"rank 0 counts {self.world_size} ranks, this process {hello.get('world_size')}"
         elif rank in self.peers:
-            refusal = (
-                f"rank {rank} is already here (pid {self.hello[rank]['pid']} on {self.hello[rank]['node']})"
-            )
+            refusal = f"rank {rank} is already here (pid {self.hello[rank]['pid']} on {self.hello[rank]['node']})"
         if refusal:
             send_message(sock, {"refused": refusal})
             sock.close()
@@ -349,9 +345,7 @@ class CollectiveServer(threading.Thread):
         return True
 
     def _answer(self, message):
-        for rank in sorted(
-            self.peers, reverse=True
-        ):  # rank 0 last: once it is answered, all are, and it may exit
+        for rank in sorted(self.peers, reverse=True):  # rank 0 last: once it is answered, all are, and it may exit
             try:
                 send_message(self.peers[rank], message)
             except OSError:
@@ -500,9 +494,7 @@ def local_rank_of(ranks, rank):
 def die_with_parent():
     try:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None, use_errno=True).prctl(
-            15, b"pt_data_worker\0"
-        )  # PR_SET_NAME, torch's own name for it
+        ctypes.CDLL(None, use_errno=True).prctl(15, b"pt_data_worker\0")  # PR_SET_NAME, torch's own name for it
     except (OSError, AttributeError):
         pass  # not Linux: the closed pipe still ends the worker
 
@@ -707,9 +699,7 @@ class Fault:
             elif equals and key in values:
                 values[key] = value
             else:
-                raise ValueError(
-                    f"{word!r} in fault {text!r} is none of once, always, {'=, '.join(values)}=VALUE"
-                )
+                raise ValueError(f"{word!r} in fault {text!r} is none of once, always, {'=, '.join(values)}=VALUE")
         try:
             self.rank = values["rank"] if values["rank"] in (None, "last") else int(values["rank"])
             self.node, self.step, self.seconds = (
@@ -771,9 +761,7 @@ class Faults:
         return [
             fault
             for fault in self.mine
-            if fault.kind == kind
-            and fault.fired_at is not None
-            and time.monotonic() < fault.fired_at + fault.seconds
+            if fault.kind == kind and fault.fired_at is not None and time.monotonic() < fault.fired_at + fault.seconds
         ]
 
     def _consume(self, fault, step):
@@ -1153,9 +1141,7 @@ class Trainer:
         if self.step >= self.args.steps:
             self.print_rank_0(f" nothing to do: iteration {self.step} of {self.args.steps} is already done")
             return
-        self.print_rank_0(
-            f"[before the start of training step] datetime: {time.strftime('%Y-%m-%d %H:%M:%S')} "
-        )
+        self.print_rank_0(f"[before the start of training step] datetime: {time.strftime('%Y-%m-%d %H:%M:%S')} ")
         reason = self.train()
         if not reason:
             self.print_rank_0(f"[after training is done] datetime: {time.strftime('%Y-%m-%d %H:%M:%S')} ")
@@ -1242,8 +1228,7 @@ def build_parser():
     world.add_argument(
         "--rendezvous-dir",
         metavar="DIR",
-        help="shared directory where rank 0 writes its address as "
-        "{job_id}.{restart}; unused when an address is given",
+        help="shared directory where rank 0 writes its address as {job_id}.{restart}; unused when an address is given",
     )
     world.add_argument("--rendezvous-timeout-seconds", type=seconds, default=600.0, metavar="S")
     world.add_argument(
@@ -1261,36 +1246,26 @@ def build_parser():
         metavar="R",
         help="standard deviation of a step's time as a share of it, default %(default)s",
     )
-    loop.add_argument(
-        "--compute", choices=("sleep", "busy"), default="sleep", help="how a rank spends a step"
-    )
+    loop.add_argument("--compute", choices=("sleep", "busy"), default="sleep", help="how a rank spends a step")
     loop.add_argument("--global-batch-size", type=at_least(1, int), default=2048)
-    loop.add_argument(
-        "--num-workers", type=count, default=2, help="DataLoader processes a rank, default %(default)s"
-    )
+    loop.add_argument("--num-workers", type=count, default=2, help="DataLoader processes a rank, default %(default)s")
     loop.add_argument("--seed", type=int, default=42)
     loop.add_argument("--eval-interval", type=count, default=0, metavar="STEPS", help="0: never")
-    loop.add_argument(
-        "--eval-seconds", type=seconds, default=2.0, metavar="S", help="how long one evaluation takes"
-    )
+    loop.add_argument("--eval-seconds", type=seconds, default=2.0, metavar="S", help="how long one evaluation takes")
     loop.add_argument("--eval-iters", type=at_least(1, int), default=4)
     save = parser.add_argument_group("checkpoints")
     save.add_argument(
         "--checkpoint-dir", metavar="DIR", help="saved to, and resumed from its newest complete checkpoint"
     )
     save.add_argument("--save-interval", type=count, default=0, metavar="STEPS", help="0: only at the end")
-    save.add_argument(
-        "--checkpoint-seconds", type=seconds, default=0.0, metavar="S", help="how long one save takes"
-    )
+    save.add_argument("--checkpoint-seconds", type=seconds, default=0.0, metavar="S", help="how long one save takes")
     save.add_argument(
         "--checkpoint-writers",
         choices=("all", "rank0"),
         default="all",
         help="who takes --checkpoint-seconds; with rank0 the others wait in barrier",
     )
-    save.add_argument(
-        "--keep-last", type=count, default=0, metavar="K", help="complete checkpoints kept; 0: all"
-    )
+    save.add_argument("--keep-last", type=count, default=0, metavar="K", help="complete checkpoints kept; 0: all")
     logs = parser.add_argument_group("log")
     logs.add_argument("--log", metavar="FILE", help="appended to, besides standard output; unbuffered")
     logs.add_argument("--log-interval", type=at_least(1, int), default=1, metavar="STEPS")
@@ -1316,12 +1291,8 @@ def build_parser():
         "SLURM_WATCHDOG_KILL_SWITCH, else /run/slurm-watchdog/jobs/{job_id}.{restart}/kill in a Slurm job."
         " Looked for after every step by local rank 0 of every node; never removed. SIGUSR1 does the same",
     )
-    stop.add_argument(
-        "--fault", action="append", type=fault_argument, default=[], metavar="KIND:rank=R,step=N,..."
-    )
-    stop.add_argument(
-        "--fault-dir", metavar="DIR", help="files KIND.rankR that appear here fire at the next step"
-    )
+    stop.add_argument("--fault", action="append", type=fault_argument, default=[], metavar="KIND:rank=R,step=N,...")
+    stop.add_argument("--fault-dir", metavar="DIR", help="files KIND.rankR that appear here fire at the next step")
     return parser
 
 
@@ -1356,18 +1327,14 @@ def start_message(args, group):
     ]
     for rank in group.ranks:
         local_rank = local_rank_of(group.ranks, rank["rank"])
-        lines.append(
-            f"> rank {rank['rank']}: node {rank['node']}, local rank {local_rank}, pid {rank['pid']}"
-        )
+        lines.append(f"> rank {rank['rank']}: node {rank['node']}, local rank {local_rank}, pid {rank['pid']}")
     return lines
 
 
 def main(argv=None):
     args = parse_arguments(argv)
     early = []
-    signal.signal(
-        signal.SIGUSR1, lambda number, frame: early.append(number)
-    )  # before there is a loop to stop
+    signal.signal(signal.SIGUSR1, lambda number, frame: early.append(number))  # before there is a loop to stop
     loader = DataLoader(args.num_workers, f"{args.seed}/{args.rank}")  # forks: before any thread or socket
     try:
         if args.checkpoint_dir:
@@ -1376,9 +1343,7 @@ def main(argv=None):
         group = ProcessGroup(args)
         if args.local_rank is None:
             args.local_rank = local_rank_of(group.ranks, args.rank)
-        prefix = args.line_prefix.replace("{local_rank}", str(args.local_rank)).replace(
-            "{rank}", str(args.rank)
-        )
+        prefix = args.line_prefix.replace("{local_rank}", str(args.local_rank)).replace("{rank}", str(args.rank))
         out = Output(args.log, prefix.replace("{node}", node_name()))
     except OSError as error:
         fail(EXIT_USAGE, f"{error.filename}: {error.strerror}. Give a path this user may write.")
@@ -1391,9 +1356,7 @@ def main(argv=None):
             out.line(text)
         if args.pulse_seconds:
             name = args.run_name or first_env("SLURM_JOB_NAME", default="trainer")
-            threading.Thread(
-                target=pulse, name="pulse", daemon=True, args=(out, name, args.pulse_seconds)
-            ).start()
+            threading.Thread(target=pulse, name="pulse", daemon=True, args=(out, name, args.pulse_seconds)).start()
     try:
         trainer.pretrain()
         destroy_process_group(group, trainer.faults, trainer.step)

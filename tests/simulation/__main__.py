@@ -69,11 +69,7 @@ def run_crash_points(numbers: Sequence[int], option: str = "crash-points") -> li
     began = time.process_time()
     found = run_story(numbers, option, lambda sim, number: tell(sim, option, number, 0.0))
     forks_s = sum(each.cpu_s for each in found)
-    return (
-        [replace(found[0], cpu_s=found[0].cpu_s + time.process_time() - began), *found[1:]]
-        if forks_s
-        else found
-    )
+    return [replace(found[0], cpu_s=found[0].cpu_s + time.process_time() - began), *found[1:]] if forks_s else found
 
 
 def numbers(text: str) -> range:
@@ -86,12 +82,8 @@ def numbers(text: str) -> range:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[1]
-    )
-    parser.add_argument(
-        "--seeds", type=numbers, default=range(0), help="bad days of whole clusters: 0-1000, or one"
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[1])
+    parser.add_argument("--seeds", type=numbers, default=range(0), help="bad days of whole clusters: 0-1000, or one")
     parser.add_argument(
         "--crash-points",
         type=numbers,
@@ -148,9 +140,7 @@ def summary(found: list[Told], seconds: float) -> None:
     figures = Figures(sys.stdout)
     hours, cpu_s = sum(each.job_hours for each in found), sum(each.cpu_s for each in found)
     name = (
-        "simulation"
-        if len({each.option for each in found}) > 1
-        else f"simulation.{found[0].option.replace('-', '_')}"
+        "simulation" if len({each.option for each in found}) > 1 else f"simulation.{found[0].option.replace('-', '_')}"
     )
     figures.add(f"{name}.runs", len(found), "1")
     figures.add(f"{name}.violations", sum(len(each.violations) for each in found), "1", at_most=0)

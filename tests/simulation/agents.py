@@ -210,9 +210,7 @@ class Agent:
         if life != self.life:
             return
         self.report()
-        self.cluster.timeline.after(
-            self.interval_s * (0.99 + 0.02 * self.rng.random()), lambda: self._tick(life)
-        )
+        self.cluster.timeline.after(self.interval_s * (0.99 + 0.02 * self.rng.random()), lambda: self._tick(life))
 
     def push(self) -> None:
         """A result goes out at once, with a fresh report."""

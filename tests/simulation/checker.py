@@ -156,8 +156,7 @@ def drains_are_written_and_bounded(h: History) -> Iterator[str]:
             node = deed.detail.split()[0]
             ours.add(node)
             if not any(
-                node in run.decision.drain
-                and any(t <= deed.t for t in h.intents(run.decision.id, Operation.DRAIN))
+                node in run.decision.drain and any(t <= deed.t for t in h.intents(run.decision.id, Operation.DRAIN))
                 for run in h.actions
             ):
                 yield f"node {node} was drained at {deed.t:.0f}, and no written intent was about it"
@@ -179,9 +178,7 @@ def what_is_over_stays_over(h: History) -> Iterator[str]:
             if d.what == "left for its kill switch" and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
         ]  # fmt: skip
         signalled = any(
-            d.by == "us"
-            and d.what.startswith("signal")
-            and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
+            d.by == "us" and d.what.startswith("signal") and (d.job_id, d.restarts) == (deed.job_id, deed.restarts)
             for d in h.deeds
         )
         if state == "CANCELLED" or not (left or (signalled and state in ("FAILED", "COMPLETING"))):
@@ -247,9 +244,7 @@ def _nothing_while_paused(h: History) -> Iterator[str]:
 def budgets_hold(h: History) -> Iterator[str]:
     """On the cluster within its window, on one job within a week, and between two actions on one job."""
     policy = h.config.policy
-    found = (
-        run.decision for run in h.actions if run.decision.id in h.circumstances and not run.decision.asked_by
-    )
+    found = (run.decision for run in h.actions if run.decision.id in h.circumstances and not run.decision.asked_by)
     allowed = sorted(((h.circumstances[each.id].at, each) for each in found), key=lambda each: each[0])
     for index, (at, decision) in enumerate(allowed):
         was = h.circumstances[decision.id]
@@ -287,9 +282,7 @@ def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
             if (
                 (deed.job_id, deed.restarts) == key
                 and deed.detail.startswith("RUNNING")
-                and not any(
-                    f.began <= deed.t and (f.ended is None or f.ended >= deed.t - HEALED_S) for f in faults
-                )
+                and not any(f.began <= deed.t and (f.ended is None or f.ended >= deed.t - HEALED_S) for f in faults)
             ):
                 yield f"run {key} was requeued at {deed.t:.0f} although it was well again"
 
@@ -328,11 +321,7 @@ def _clear_s(h: History, fault: Fault, ended: float) -> float:
         "journal has",
         "clock",
     )
-    times = [
-        d.t
-        for d in h.deeds
-        if d.by == "fault" and d.what.startswith(hindrances) and fault.began < d.t < ended
-    ]
+    times = [d.t for d in h.deeds if d.by == "fault" and d.what.startswith(hindrances) and fault.began < d.t < ended]
     if h.recipe.until_s - h.recipe.calm_s > fault.began:
         times.append(min(ended, h.recipe.until_s - h.recipe.calm_s))
     edges = [fault.began, *sorted(times), ended]
@@ -363,9 +352,7 @@ def _is_harmless(h: History, left: Deed) -> bool:
     wrote = [d.detail for d in h.ours("switch written") if d.detail.partition(" ")[2].startswith(f"{path} ")]
     by_run = {run.decision.id: run.decision.fence for run in h.actions if run.decision.fence is not None}
     fence = (
-        by_run.get(json.loads(wrote[-1].partition("{")[1] + wrote[-1].partition("{")[2])["decision"])
-        if wrote
-        else None
+        by_run.get(json.loads(wrote[-1].partition("{")[1] + wrote[-1].partition("{")[2])["decision"]) if wrote else None
     )
     return (
         fence is not None
@@ -384,9 +371,7 @@ def evidence_comes_first(h: History) -> Iterator[str]:
         if run.decision.asked_by or not run.records:
             continue
         deeds = {record.operation for record in run.records} - {Operation.EVIDENCE}
-        first = min(
-            (t for operation in deeds for t in h.intents(run.decision.id, operation)), default=float("inf")
-        )
+        first = min((t for operation in deeds for t in h.intents(run.decision.id, operation)), default=float("inf"))
         if first < h.evidence_at.get(run.decision.incident_id, float("inf")):
             yield f"{run.decision.action} {run.decision.id} began at {first:.0f} without evidence"
 
@@ -417,10 +402,7 @@ def a_matter_is_not_dropped(h: History) -> Iterator[str]:
             (f.job_id, f.restarts) == (fence.job_id, fence.restarts) and f.ended is None and f.began <= ended
             for f in h.faults
         )
-        if (
-            not standing
-            or end - max(ended, end - h.recipe.calm_s) < policy.cooldown + policy.budget_window / 2
-        ):
+        if not standing or end - max(ended, end - h.recipe.calm_s) < policy.cooldown + policy.budget_window / 2:
             continue
         later = [
             d for d in h.decisions.values()

@@ -138,9 +138,7 @@ class Cluster(World):
             self.truth.note(Deed(self.timeline.now, by, what, detail=detail))
         else:
             start = job.slurm_start_at
-            self.truth.note(
-                Deed(self.timeline.now, by, what, job.slurm_id, job.restarts, start, detail=detail)
-            )
+            self.truth.note(Deed(self.timeline.now, by, what, job.slurm_id, job.restarts, start, detail=detail))
 
     def wall(self) -> float:
         return EPOCH + self.timeline.now + self.clock_offset_s
@@ -182,10 +180,7 @@ class Cluster(World):
 
     def array_is_full(self, job: SimJob) -> bool:
         others = (each for each in self.jobs if isinstance(each, SimJob) and each.array == job.array)
-        return (
-            bool(job.at_once)
-            and sum(each.state in ("RUNNING", "COMPLETING") for each in others) >= job.at_once
-        )
+        return bool(job.at_once) and sum(each.state in ("RUNNING", "COMPLETING") for each in others) >= job.at_once
 
     def catch_up(self) -> None:
         """Everything that the jobs do until now."""
@@ -216,16 +211,9 @@ class Cluster(World):
                 if job.state in OVER:
                     job.over_at = now
                 job.nodes = [] if job.state == "PENDING" else job.nodes
-        busy = {
-            node.name for job in self.jobs if job.state in ("RUNNING", "COMPLETING") for node in job.nodes
-        }
+        busy = {node.name for job in self.jobs if job.state in ("RUNNING", "COMPLETING") for node in job.nodes}
         for job in self.sim_jobs.values():
-            if (
-                job.state != "PENDING"
-                or job.held_by is not None
-                or now < job.eligible_at
-                or self.array_is_full(job)
-            ):
+            if job.state != "PENDING" or job.held_by is not None or now < job.eligible_at or self.array_is_full(job):
                 continue
             free = [
                 n
@@ -284,9 +272,7 @@ class Cluster(World):
             kind = "hang_of_everybody"
         now, rank = self.timeline.now, job.ranks[self.rng.randrange(len(job.ranks))]
         if kind == "hang":
-            job.freeze(
-                now, looks.SPIN_REDUCE, {rank.number: self.rng.choice((looks.LOCKED, looks.ELSEWHERE))}
-            )
+            job.freeze(now, looks.SPIN_REDUCE, {rank.number: self.rng.choice((looks.LOCKED, looks.ELSEWHERE))})
         elif kind == "hang_of_everybody":
             job.freeze(now, looks.SPIN_REDUCE)
         elif kind == "stopped":
@@ -405,9 +391,7 @@ class Cluster(World):
         for array in dict.fromkeys(job.array for job in known if job.array and not job.begun):
             waiting = [job for job in known if job.array == array and not job.begun]
             tasks = f"{waiting[0].task}-{waiting[-1].task}%{waiting[0].at_once}"
-            yield replace(
-                self.listed(waiting[0]), job_id=f"{array}_[{tasks}]", array_tasks=tasks, raw_id=array
-            )
+            yield replace(self.listed(waiting[0]), job_id=f"{array}_[{tasks}]", array_tasks=tasks, raw_id=array)
 
 
 FORMS = tuple(name for name, form in FORMATS.items() if form.tells_saved and form.every == 1)

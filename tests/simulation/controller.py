@@ -32,9 +32,7 @@ class NoPeople:
 
     threads = False
 
-    async def post(
-        self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False
-    ) -> str | None:
+    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
         return None
 
     async def revise(self, thread: str, message: dict[str, Any]) -> None:
@@ -113,9 +111,7 @@ class SimJournal(Journal):
     ) -> None:
         self._write(
             f"outcome {operation} {outcome}",
-            lambda: super(SimJournal, self).operation_outcome(
-                decision_id, operation, attempt, outcome, at, detail
-            ),
+            lambda: super(SimJournal, self).operation_outcome(decision_id, operation, attempt, outcome, at, detail),
             f"{decision_id} {attempt}",
         )
 

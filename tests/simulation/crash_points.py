@@ -112,9 +112,7 @@ class CycleBranch(Branch):
             node, at_s = rng.choice(nodes), rng.choice((rng.uniform(0, 20), rng.uniform(0, 150)))
             what = rng.choice(("cut", "cut", "agent"))
             if what == "cut":
-                sim.timeline.after(
-                    at_s, partial(sim.cut, frozenset({node}), rng.choice((5.0, 30.0, 120.0, 400.0)))
-                )
+                sim.timeline.after(at_s, partial(sim.cut, frozenset({node}), rng.choice((5.0, 30.0, 120.0, 400.0))))
             else:
                 sim.timeline.after(at_s, partial(sim.restart_agent, node, rng.choice((1.0, 30.0, 200.0))))
 
@@ -152,9 +150,7 @@ def ladder_of(story: int) -> Recipe:
     return recipe
 
 
-def crash_point(
-    number: int, option: str = "crash-points", part: Script | None = None
-) -> tuple[Recipe, Script]:
+def crash_point(number: int, option: str = "crash-points", part: Script | None = None) -> tuple[Recipe, Script]:
     """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is
     called at the first write in the place of what is special about the number."""
     story = number // POINTS

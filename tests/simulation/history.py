@@ -38,11 +38,7 @@ class History:
 
     def intents(self, decision_id: str, operation: Operation) -> list[float]:
         """When the operation's intents were written."""
-        return [
-            deed.t
-            for deed in self.ours(f"journal intent {operation}")
-            if deed.detail.split()[0] == decision_id
-        ]
+        return [deed.t for deed in self.ours(f"journal intent {operation}") if deed.detail.split()[0] == decision_id]
 
 
 def history_of(sim: Simulation) -> History:

@@ -196,9 +196,7 @@ class World:
             assert self.sticks and node == "n1", "another node than the one that holds the job up"
             assert not self.others(), "a node was set DOWN on which another job runs"
             assert not paused, "set DOWN while paused"
-            assert self.node_reason.startswith("Kill task failed"), (
-                "Slurm had not given up, or it was done before"
-            )
+            assert self.node_reason.startswith("Kill task failed"), "Slurm had not given up, or it was done before"
             self.set_down, self.node_reason = self.set_down + 1, reason
             assert self.set_down == 1
             self.completing_until = self.now + 4
@@ -233,9 +231,7 @@ class World:
                 asked = (self.graceful and self.switches) or self.signals
                 assert asked and not made_all, "a finished job was run again"
                 ended_by_us = self.signals and self.hung and self.state == "FAILED"
-                assert self.checkpoint_step is not None or ended_by_us, (
-                    "run again without a complete checkpoint"
-                )
+                assert self.checkpoint_step is not None or ended_by_us, "run again without a complete checkpoint"
                 assert self.state != "CANCELLED", "a cancelled job was run again"
             self.requeues_by_us += 1
             assert self.requeues_by_us == 1
@@ -331,17 +327,13 @@ class World:
         assert "--hold" in submission.options, "a second one that nobody knows of would run"
         if fate != "lost":
             (comment,) = [each for each in submission.options if each.startswith("--comment=")]
-            self.submitted.append(
-                Submitted(str(9000 + len(self.submitted)), comment.removeprefix("--comment="))
-            )
+            self.submitted.append(Submitted(str(9000 + len(self.submitted)), comment.removeprefix("--comment=")))
         self._answer(fate)
         return self.submitted[-1].job_id
 
     def as_listed(self, new: Submitted) -> SlurmJob:
         running = new.runs_from is not None and self.now >= new.runs_from
-        return SlurmJob(
-            job_id=new.job_id, state="RUNNING" if running else "PENDING", held=new.held, comment=new.mark
-        )
+        return SlurmJob(job_id=new.job_id, state="RUNNING" if running else "PENDING", held=new.held, comment=new.mark)
 
     # ------------------------------------------------------------------------------------ nodes
 
@@ -349,15 +341,11 @@ class World:
         """The kill switch's lever: a node may be silent, fail, or do it and lose the answer."""
         assert not self.ended, "a command after the end of the action"
         self.pass_time(self.random.uniform(0, 2))
-        fate = (
-            self.random.choices(["done", "lost", "done and lost"], [85, 8, 7])[0] if self.faults else "done"
-        )
+        fate = self.random.choices(["done", "lost", "done and lost"], [85, 8, 7])[0] if self.faults else "done"
         fate = "lost" if node in self.silent else fate
         if fate != "lost" and isinstance(command, WriteKillSwitch):
             self.switches[node] = command.content
         if fate != "lost" and isinstance(command, RemoveKillSwitch):
             assert self.switches.get(node, command.content) == command.content
             self.switches.pop(node, None)
-        return CommandResult(
-            command_id=command.id, ok=fate == "done", error=None if fate == "done" else "no answer"
-        )
+        return CommandResult(command_id=command.id, ok=fate == "done", error=None if fate == "done" else "no answer")

@@ -170,9 +170,7 @@ def test_an_incident_that_something_else_explains_is_no_verdict() -> None:
     hang = incident(IncidentKind.COLLECTIVE_HANG, inhibited_by="x")
     outage = incident(IncidentKind.FILESYSTEM_OUTAGE, id="x")
     assert right_ones(expect, [hang, outage]) == []
-    assert [i.id for i in right_ones(expect, [incident(IncidentKind.COLLECTIVE_HANG), outage])] == [
-        "icollective_hang"
-    ]
+    assert [i.id for i in right_ones(expect, [incident(IncidentKind.COLLECTIVE_HANG), outage])] == ["icollective_hang"]
     assert right_ones(expect, [incident(IncidentKind.COLLECTIVE_HANG, at=None)]) == []
 
 
@@ -183,9 +181,7 @@ def test_a_culprit_too_many_is_a_wrong_one() -> None:
     assert names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=(one,)))
     assert not names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=(one, two)))
     assert not names(expect, incident(IncidentKind.COLLECTIVE_HANG, culprits=()))
-    assert not names(
-        Expect(("collective_hang",), nobody=True), incident(IncidentKind.COLLECTIVE_HANG, culprits=(one,))
-    )
+    assert not names(Expect(("collective_hang",), nobody=True), incident(IncidentKind.COLLECTIVE_HANG, culprits=(one,)))
     assert not names(
         Expect(("filesystem_outage",), exclude_nobody=True),
         incident(IncidentKind.FILESYSTEM_OUTAGE, exclude_nodes=("n1",)),

@@ -232,9 +232,7 @@ async def history(seed: int, ladder: tuple[Rung, ...] = (), *, sticks: bool = Fa
 def check_end(world: World, journal: Journal) -> None:
     end = journal.end
     assert end is not None and end.detail
-    assert all(record.outcome is not None for record in journal.records.values()), (
-        "an intent without an outcome"
-    )
+    assert all(record.outcome is not None for record in journal.records.values()), "an intent without an outcome"
     assert set(world.excluded) >= set(EXCLUDED_BEFORE)
     assert not world.dangerous_switches(), "a kill switch was left behind"
     if end.ok and journal.decision.ladder and world.restarts == 0:

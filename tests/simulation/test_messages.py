@@ -21,9 +21,7 @@ class NeverAnswers:
 
     threads = True
 
-    async def post(
-        self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False
-    ) -> str | None:
+    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
         await asyncio.Event().wait()
         return None
 
@@ -32,9 +30,7 @@ class NeverAnswers:
 
 
 class AlwaysRefuses(NeverAnswers):
-    async def post(
-        self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False
-    ) -> str | None:
+    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
         raise SendFailed("Slack answered 429", retry_after_s=30.0)
 
 
@@ -43,12 +39,8 @@ def deeds(people: type | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(tests.simulation.controller, "NoPeople", people)
     # Many jobs in trouble, and a controller that lives through it: how it dies is drawn from its writes, of
     # which messages are some.
-    rates = replace(
-        recipe_of(1).rates, faults=8.0, people=0.0, kills=0.0, stops=0.0, clocks=0.0, journal_full=0.0
-    )
-    recipe = replace(
-        quiet_recipe(1), hours=0.45, calm_s=600.0, nodes=8, jobs=4, rates=rates, cooldown_s=120.0
-    )
+    rates = replace(recipe_of(1).rates, faults=8.0, people=0.0, kills=0.0, stops=0.0, clocks=0.0, journal_full=0.0)
+    recipe = replace(quiet_recipe(1), hours=0.45, calm_s=600.0, nodes=8, jobs=4, rates=rates, cooldown_s=120.0)
     with simulation(recipe) as sim:
         sim.run()
         assert history_of(sim)

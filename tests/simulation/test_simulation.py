@@ -189,9 +189,7 @@ def no_intents(patch: pytest.MonkeyPatch) -> None:
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """A repeated request hits whatever runs under the job's number now."""
 
-    async def unfenced(
-        client: SimSlurm, fence: Fence, *, only_unfinished: bool
-    ) -> tuple[OperationOutcome, str]:
+    async def unfenced(client: SimSlurm, fence: Fence, *, only_unfinished: bool) -> tuple[OperationOutcome, str]:
         for _ in range(2):
             await client.requeue_hold(fence.job_id, only_unfinished=only_unfinished)
             await client.release(fence.job_id)

@@ -49,11 +49,7 @@ def hang(sim: Simulation, number: int = 0, kind: str = "hang") -> None:
 
 
 def accusations(history: History) -> list[str]:
-    return [
-        each.summary
-        for each in history.incidents.values()
-        if each.kind in ACCUSES and each.fired_at is not None
-    ]
+    return [each.summary for each in history.incidents.values() if each.kind in ACCUSES and each.fired_at is not None]
 
 
 # ---------------------------------------------------------------------------------------- silence
@@ -242,9 +238,7 @@ def objects(root: object) -> int:
         ):
             continue
         seen.add(id(each))
-        if not type(each).__module__.startswith(
-            ("tests.", "sqlalchemy", "asyncio", "_asyncio", "prometheus_client")
-        ):
+        if not type(each).__module__.startswith(("tests.", "sqlalchemy", "asyncio", "_asyncio", "prometheus_client")):
             stack.extend(gc.get_referents(each))
     return len(seen)
 

@@ -131,9 +131,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine: Any = task.get_coro()
-            with contextlib.suppress(
-                BaseException
-            ):  # what a dead process would have done at its end is not done
+            with contextlib.suppress(BaseException):  # what a dead process would have done at its end is not done
                 coroutine.close()
         self.close()
 

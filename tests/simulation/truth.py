@@ -18,9 +18,7 @@ class Deed:
     detail: str = ""
 
     def line(self) -> str:
-        return (
-            f"{self.t:.3f} {self.by} {self.what} {self.job_id} {self.restarts} {self.start_at} {self.detail}"
-        )
+        return f"{self.t:.3f} {self.by} {self.what} {self.job_id} {self.restarts} {self.start_at} {self.detail}"
 
 
 @dataclass

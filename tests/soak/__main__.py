@@ -18,9 +18,7 @@ from tests.soak.story import Told, crash_points, soak
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.soak", description=(__doc__ or "").split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="how long things go wrong (default 30)")
     parser.add_argument(
         "--crash-points",
@@ -41,11 +39,7 @@ def main() -> int:
     say(f"seed {seed}")
     began = time.monotonic()
     with Stage(random.Random(seed)) as stage:
-        told = (
-            crash_points(stage, options.crash_points)
-            if options.crash_points
-            else soak(stage, options.minutes)
-        )
+        told = crash_points(stage, options.crash_points) if options.crash_points else soak(stage, options.minutes)
         if told.violations:
             _tell_more(stage, told)
     report(figures, told, seed, time.monotonic() - began)
@@ -58,18 +52,14 @@ def report(figures: Figures, told: Told, seed: int, seconds: float) -> None:
     figures.add("soak.seconds", seconds, "s")
     for name, count in sorted(told.faults.items()):
         figures.add(f"soak.faults.{name}", count, "1")
-    figures.add(
-        "soak.controller_deaths", sum(deed.what == "controller killed" for deed in history.deeds), "1"
-    )
+    figures.add("soak.controller_deaths", sum(deed.what == "controller killed" for deed in history.deeds), "1")
     figures.add(
         "soak.controller_deaths_in_actions",
         sum(deed.what == "controller killed" and deed.detail != "0" for deed in history.deeds), "1",
     )  # fmt: skip
     figures.add("soak.runs_of_jobs", len(history.runs), "1")
     figures.add("soak.actions", len(history.actions), "1")
-    figures.add(
-        "soak.actions_succeeded", sum(run.end is not None and run.end.ok for run in history.actions), "1"
-    )
+    figures.add("soak.actions_succeeded", sum(run.end is not None and run.end.ok for run in history.actions), "1")
     figures.add("soak.requests_that_changed_something", len(history.requests), "1")
     if history.memory:
         figures.add("soak.controller_rss_max_mib", max(m for _, m in history.memory) / 2**20, "MiB")

@@ -49,9 +49,7 @@ def history_of(stage: Stage) -> History:
         integrity = str(sql.execute("pragma integrity_check").fetchone()[0])
     journal = Journal(f"sqlite:///{file}")
     try:
-        decisions = [
-            d for d in journal.decisions() if d.verdict is Verdict.ALLOWED and d.action is not Action.NONE
-        ]
+        decisions = [d for d in journal.decisions() if d.verdict is Verdict.ALLOWED and d.action is not Action.NONE]
         ids = dict.fromkeys(decision.incident_id for decision in decisions)
         actions = [run for incident_id in ids for run in journal.actions(incident_id)]
         incidents = journal.incidents(limit=100_000)

@@ -112,9 +112,7 @@ class Stage:
 
     def _mount_state(self) -> None:
         self.state.mkdir(mode=0o750)
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={STATE_MB}m", "soak", str(self.state)], check=True
-        )
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STATE_MB}m", "soak", str(self.state)], check=True)
         self._stack.callback(subprocess.run, ["umount", "--lazy", str(self.state)], check=False)
 
     def note(self, what: str, job_id: str = "", restarts: int = -1, detail: str = "") -> None:
@@ -131,7 +129,9 @@ class Stage:
             self.cluster, f"--steps {steps} --step-seconds 0.5 --save-interval 20 --fault-dir {faults}",
             "--rendezvous-timeout-seconds 120",
         )  # fmt: skip
-        first = f'echo "$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s.%N) $SLURM_JOB_NODELIST" >>{self.runs_log}\n'
+        first = (
+            f'echo "$SLURM_JOB_ID ${{SLURM_RESTART_COUNT:-0}} $(date +%s.%N) $SLURM_JOB_NODELIST" >>{self.runs_log}\n'
+        )
         first += 'echo "RUN ${SLURM_RESTART_COUNT:-0}"\n'
         script = script.replace("(while sleep", first + "(while sleep", 1)
         job_id = self.cluster.sbatch(script, f"-N{nodes}", f"--output={self.log_of('%j')}")
@@ -187,9 +187,7 @@ class Stage:
         """As an operator does it, by kill switch. Nothing comes of it if nobody listens."""
         self.note("asked", job_id, int(self.job(job_id).get("Restarts", -1)))
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-            self.watchdog.ask(
-                "POST", "/v1/restart", {"job_id": job_id, "exclude": list(exclude), "reason": "soak"}
-            )
+            self.watchdog.ask("POST", "/v1/restart", {"job_id": job_id, "exclude": list(exclude), "reason": "soak"})
 
     # ------------------------------------------------------------------------------------ the controller
 
@@ -267,9 +265,7 @@ class Stage:
                 if value:
                     return value
             time.sleep(0.5)
-        raise AssertionError(
-            f"waited {timeout_s:.0f} s for {what}\n{self.watchdog.log_tail('controller', 40)}"
-        )
+        raise AssertionError(f"waited {timeout_s:.0f} s for {what}\n{self.watchdog.log_tail('controller', 40)}")
 
 
 def say(text: str) -> None:

@@ -73,9 +73,7 @@ def _renew(stage: Stage) -> None:
     if stage.slurm_away or stage.frozen:
         return
     live = [
-        job
-        for job in stage.cluster.squeue()
-        if job["state"] in ("RUNNING", "PENDING", "COMPLETING", "CONFIGURING")
+        job for job in stage.cluster.squeue() if job["state"] in ("RUNNING", "PENDING", "COMPLETING", "CONFIGURING")
     ]
     if len(live) < len(JOBS):
         stage.submit(stage.rng.choice((1, 2)), steps=stage.rng.choice((120, 1_000_000, 1_000_000)))
@@ -173,9 +171,7 @@ def settle(stage: Stage) -> None:
 def unexplained(stage: Stage) -> list[str]:
     """Jobs that stand, and nothing in the journal is about that run."""
     known = {
-        run
-        for incident in stage._read(lambda journal: journal.incidents(limit=10_000), [])
-        for run in incident.runs
+        run for incident in stage._read(lambda journal: journal.incidents(limit=10_000), []) for run in incident.runs
     }
     acted = {(d.fence.job_id, d.fence.restarts + 1) for d in stage.decisions() if d.fence is not None}
     hurt = set(stage.hurt_runs())
@@ -185,9 +181,7 @@ def unexplained(stage: Stage) -> list[str]:
         run = (job_id, int(job.get("Restarts", 0)))
         if not job or job["JobState"] not in ("RUNNING", "PENDING", "COMPLETING"):
             continue
-        if job["JobState"] == "PENDING" and (
-            run in acted or job["Reason"] in ("Resources", "Priority", "JobHeldUser")
-        ):
+        if job["JobState"] == "PENDING" and (run in acted or job["Reason"] in ("Resources", "Priority", "JobHeldUser")):
             continue
         if job["JobState"] == "RUNNING" and (
             (run in known and run in hurt) or (run not in hurt and stage.steps_of(job_id) >= 2)

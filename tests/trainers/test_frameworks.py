@@ -89,10 +89,7 @@ def runs() -> Iterator[list[Run]]:
 
 def script_of(framework: str) -> str:
     there = Path(PYTHON).exists() and (
-        subprocess.run(
-            [PYTHON, "-c", f"import importlib.util as u; assert u.find_spec({framework!r})"]
-        ).returncode
-        == 0
+        subprocess.run([PYTHON, "-c", f"import importlib.util as u; assert u.find_spec({framework!r})"]).returncode == 0
     )
     if not there:
         pytest.skip(f"{framework} is not in {PYTHON}: `make trainers` installs it (some GB)")

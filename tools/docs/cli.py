@@ -46,9 +46,7 @@ def write() -> str:
         commands="\n".join(listed),
         epilog=" ".join((group.epilog or "").split()).replace("Exit codes:", "**Exit codes:**", 1),
     )
-    return "\n".join(
-        [head, *(part for name, command in commands for part in section(name, command, context))]
-    )
+    return "\n".join([head, *(part for name, command in commands for part in section(name, command, context))])
 
 
 def section(name: str, command: click.Command, above: click.Context) -> Iterator[str]:

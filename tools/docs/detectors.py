@@ -74,8 +74,7 @@ def read_registry() -> list[Row]:
             may_act=spec.may_act,
             why_none=spec.why_no_action or "its evidence is never good enough to act on",
             explained_by=tuple(other.kind for other in SPECS if other.kind in causes_of(spec.kind)),
-            hint=spec.hint
-            or next((row.hint for row in HINTS if spec.kind in row.classes and not row.pattern), None),
+            hint=spec.hint or next((row.hint for row in HINTS if spec.kind in row.classes and not row.pattern), None),
         )
         for spec in SPECS
     ]
@@ -101,9 +100,7 @@ def write() -> str:
 def overview(rows: list[Row]) -> str:
     """A table: kind, its sentence, its ladder."""
     lines = ["| kind | reports | ladder |", "|---|---|---|"]
-    lines += [
-        f"| [`{row.kind}`](#{row.kind}) | {summary(row.docstring)} | {short_ladder(row)} |" for row in rows
-    ]
+    lines += [f"| [`{row.kind}`](#{row.kind}) | {summary(row.docstring)} | {short_ladder(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -105,9 +105,7 @@ def folded(line: str) -> list[str]:
 def run(command: str) -> str:
     """What a command prints."""
     with contextlib.chdir(SAMPLES):
-        return (
-            CliRunner().invoke(group, command.split(), env={"COLUMNS": "160"}, catch_exceptions=False).output
-        )
+        return CliRunner().invoke(group, command.split(), env={"COLUMNS": "160"}, catch_exceptions=False).output
 
 
 def explained() -> tuple[str, str]:

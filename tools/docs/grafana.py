@@ -153,9 +153,7 @@ def board(
     variables: tuple[Any, ...] = (),
     annotations: tuple[Any, ...] = (),
 ) -> Any:
-    links = (
-        dashboard.DashboardLink("slurm-watchdog").type(DashboardLinkType.DASHBOARDS).tags(["slurm-watchdog"])
-    )
+    links = dashboard.DashboardLink("slurm-watchdog").type(DashboardLinkType.DASHBOARDS).tags(["slurm-watchdog"])
     links = links.as_dropdown(True).keep_time(True).include_vars(True)
     fired = f"sum by (kind) (increase({W}incidents_total[1m])) > 0"
     made = (
@@ -388,9 +386,7 @@ def main() -> None:
         document = made.build()
         name = document.uid.removeprefix("slurm-watchdog-")
         plain = json.loads(JSONEncoder().encode(document))
-        for each in plain["annotations"][
-            "list"
-        ]:  # the library does not know this key of Prometheus's annotations
+        for each in plain["annotations"]["list"]:  # the library does not know this key of Prometheus's annotations
             each["titleFormat"] = MARKS[each["name"]]
         text = json.dumps(plain, sort_keys=True, indent=1)
         (HERE / "dashboards" / f"{name}.json").write_text(text + "\n")

@@ -73,14 +73,8 @@ def rows_of(model: type[BaseModel]) -> list[str]:
     """A row for each option of a block, without those that another block has already described."""
     described = Treatment.model_fields if model is Override else {}
     if issubclass(model, Detector):
-        described = {
-            name: field for name, field in Detector.model_fields.items() if not own_default(model, name)
-        }
-    return [
-        row
-        for name, field in model.model_fields.items()
-        if name not in described and (row := row_of(name, field))
-    ]
+        described = {name: field for name, field in Detector.model_fields.items() if not own_default(model, name)}
+    return [row for name, field in model.model_fields.items() if name not in described and (row := row_of(name, field))]
 
 
 def own_default(model: type[BaseModel], name: str) -> bool:
@@ -92,9 +86,7 @@ def row_of(name: str, field: FieldInfo) -> str:
     """The row of one option; empty for a block, which has a heading of its own."""
     if isinstance(field.default, BaseModel):
         return ""
-    default = (
-        "required" if field.is_required() else f"`{text_of(field)}`" if field.default is not None else "-"
-    )
+    default = "required" if field.is_required() else f"`{text_of(field)}`" if field.default is not None else "-"
     cells = (f"`{name}`", default, kind_of(field), field.description or "")
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
@@ -108,11 +100,7 @@ def text_of(field: FieldInfo) -> str:
         return format_duration(field.default) if field.default else "0s"
     if kind == "size":
         return format_size(field.default)
-    return (
-        yaml.safe_dump(field.default, default_flow_style=True, width=1000)
-        .removesuffix("\n")
-        .removesuffix("\n...")
-    )
+    return yaml.safe_dump(field.default, default_flow_style=True, width=1000).removesuffix("\n").removesuffix("\n...")
 
 
 def kind_of(field: FieldInfo) -> str:
@@ -143,9 +131,7 @@ def word_for(parts: list[Any]) -> str:
     arguments = get_args(annotation)
     if any(isinstance(each, str) for each in arguments):
         choices = tuple(str(each) for each in arguments)
-        return (
-            "mode" if choices == ("off", "observe", "act") else " or ".join(f"`{each}`" for each in choices)
-        )
+        return "mode" if choices == ("off", "observe", "act") else " or ".join(f"`{each}`" for each in choices)
     origin = get_origin(annotation)
     if origin is list:
         return "list of " + {"text": "texts", "rung": "rungs", "block": "blocks"}.get(

@@ -38,9 +38,7 @@ TYPE_CHECKING."""
 
 def read_imports(package: Path = PACKAGE) -> Imports:
     """All modules below `package`, by dotted name."""
-    sources = {
-        _name(path, package): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
-    }
+    sources = {_name(path, package): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))}
     return {name: frozenset(_imported(text, sources.keys())) - {name} for name, text in sources.items()}
 
 
@@ -94,9 +92,7 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Sets of nodes that reach each other, of two or more: what is left when all that has no way in or no way
     out is taken away, again and again, grouped by which reach each other."""
     below = {node: set(others) & graph.keys() for node, others in graph.items()}
-    while ends := {n for n, others in below.items() if not others} | (
-        below.keys() - set().union(*below.values())
-    ):
+    while ends := {n for n, others in below.items() if not others} | (below.keys() - set().union(*below.values())):
         below = {n: others - ends for n, others in below.items() if n not in ends}
         if not below:
             return []
@@ -147,15 +143,11 @@ def page(imports: Imports) -> str:
                 .partition("\n\n")[0]
                 .replace("\n", " ")
             )
-            below = ", ".join(
-                f"`{there}`" for there in sorted((t for h, t in between if h == room), key=ORDER.index)
-            )
+            below = ", ".join(f"`{there}`" for there in sorted((t for h, t in between if h == room), key=ORDER.index))
             rows.append(f"| `{room}` | {says} | {below} |")
     return (
         "# The rooms of the package\n\nGenerated from the imports by `make rooms`; `make test` fails when "
         "it is out of date, when an import goes up, or when two rooms\nor two modules import each other. "
         "From the ground up: each room imports only from those above it in this table.\n\n| room (below "
-        "`watchdog/slurm_watchdog/`) | what is in it | imports from |\n|---|---|---|\n"
-        + "\n".join(rows)
-        + "\n"
+        "`watchdog/slurm_watchdog/`) | what is in it | imports from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
     )

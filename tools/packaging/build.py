@@ -116,9 +116,7 @@ def make_rpm(output: Path, root: Path, version: str, fast: bool = False) -> Path
         raise PackageError("rpmbuild is not here: dnf install rpm-build, on Debian apt-get install rpm")
     files = set(layout.system_files().values())
     marks = {
-        f"has_{kind}": "1"
-        for kind in ("sysusers", "tmpfiles")
-        if f"usr/lib/{kind}.d/slurm-watchdog.conf" in files
+        f"has_{kind}": "1" for kind in ("sysusers", "tmpfiles") if f"usr/lib/{kind}.d/slurm-watchdog.conf" in files
     }
     with tempfile.TemporaryDirectory() as folder:
         defines = {

@@ -42,9 +42,7 @@ def main() -> int:
             60,
             "the incident to resolve",
         )
-        FILE.write_text(
-            json.dumps(watchdog.explain(incident), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        FILE.write_text(json.dumps(watchdog.explain(incident), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 

@@ -62,9 +62,7 @@ def tell_story(cluster: Cluster) -> dict[str, str]:
             SLEEP, "--exclude=n2", "--comment=cmt plain", "-o/tmp/%j-%x.out", "-J", "plain", "-t60", "-wn1"
         ),
         "array": submit(SLEEP, "--array=0-9%2", "--output=%A_%a.out", "-J", "array", "-wn1", user=USER),
-        "het": submit(
-            "#!/bin/bash\n#SBATCH -wn1\n#SBATCH hetjob\n#SBATCH -wn2\nexec sleep 900\n", "-J", "het"
-        ),
+        "het": submit("#!/bin/bash\n#SBATCH -wn1\n#SBATCH hetjob\n#SBATCH -wn2\nexec sleep 900\n", "-J", "het"),
         "stubborn": submit(STUBBORN, "-J", "stubborn", "-o/dev/null", "-wn3"),
         "fails": submit("#!/bin/bash\nexit 3\n", "-J", "fails", "-o/dev/null"),
         "completes": submit("#!/bin/bash\ntrue\n", "-J", "completes", "-o/dev/null"),

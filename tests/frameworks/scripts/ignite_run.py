@@ -20,9 +20,7 @@ def training(rank):
     faults.slow_torch_save()
     model = idist.auto_model(tiny.Net())
     optimizer = idist.auto_optim(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    loader = DataLoader(
-        tiny.Samples(EPOCH * 4 * idist.get_world_size()), batch_size=4, num_workers=1, sampler=None
-    )
+    loader = DataLoader(tiny.Samples(EPOCH * 4 * idist.get_world_size()), batch_size=4, num_workers=1, sampler=None)
     if idist.get_world_size() > 1:
         sampler = torch.utils.data.DistributedSampler(loader.dataset)
         loader = DataLoader(loader.dataset, batch_size=4, num_workers=1, sampler=sampler)

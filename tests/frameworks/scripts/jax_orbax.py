@@ -48,9 +48,7 @@ def main():
         "in": rng.random((32, 64), dtype="float32") / 32,
         "out": rng.random((64, 1), dtype="float32") / 64,
     }
-    manager = ocp.CheckpointManager(
-        os.path.abspath("checkpoints"), options=ocp.CheckpointManagerOptions(max_to_keep=2)
-    )
+    manager = ocp.CheckpointManager(os.path.abspath("checkpoints"), options=ocp.CheckpointManagerOptions(max_to_keep=2))
     step = manager.latest_step() or 0
     if step:
         weights = manager.restore(step, args=ocp.args.StandardRestore(weights))

@@ -36,9 +36,7 @@ class Note(Callback):
 
 
 faults.slow_torch_save()
-saving = ModelCheckpoint(
-    dirpath="checkpoints", every_n_train_steps=faults.SAVE_EVERY, save_last=True, save_top_k=1
-)
+saving = ModelCheckpoint(dirpath="checkpoints", every_n_train_steps=faults.SAVE_EVERY, save_last=True, save_top_k=1)
 bar = [TQDMProgressBar()] if os.environ.get("BAR") == "tqdm" else []
 trainer = Trainer(
     accelerator="cpu", strategy="ddp", devices=int(os.environ.get("WORLD_SIZE", "1")), max_steps=faults.STEPS,

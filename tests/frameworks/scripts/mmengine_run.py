@@ -73,8 +73,6 @@ runner = Runner(
     launcher="pytorch",
     env_cfg={"dist_cfg": {"backend": "gloo"}},
     resume=True,
-    cfg={
-        "model_wrapper_cfg": {"type": "MMDistributedDataParallel", "device_ids": None}
-    },  # without GPUs: no device ids
+    cfg={"model_wrapper_cfg": {"type": "MMDistributedDataParallel", "device_ids": None}},  # without GPUs: no device ids
 )
 runner.train()

@@ -47,9 +47,7 @@ faults.begin()
 faults.slow_torch_save()
 words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
 words.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]", unk_token="[UNK]"
-)
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]", unk_token="[UNK]")
 model = GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), n_positions=64, n_embd=32, n_layer=1, n_head=2))
 model.register_forward_pre_hook(fault)
 arguments = SFTConfig(

@@ -148,12 +148,8 @@ def test_one_fault_that_two_sources_tell_is_one_fault() -> None:
 
 
 def test_node_events_are_counted_but_not_those_from_before_the_agents_start() -> None:
-    event = NodeEvent(
-        source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=1.0, repeats=2
-    )
-    report = replace(
-        EMPTY, node_events=(event, replace(event, backlog=True)), node_events_dropped=9, events_dropped=4
-    )
+    event = NodeEvent(source="kernel_log", name="oom_kill", severity=FaultSeverity.ERROR, age_s=1.0, repeats=2)
+    report = replace(EMPTY, node_events=(event, replace(event, backlog=True)), node_events_dropped=9, events_dropped=4)
     found = read(told(report, EMPTY))
     assert found["node_events_total"] == [({"name": "oom_kill", "severity": "error"}, 3.0)]
     assert found["node_events_dropped_total"] == [({}, 9.0)]
@@ -236,9 +232,7 @@ def test_prometheus_gets_what_it_asks_for(served: int) -> None:
         scrape(served, "/secret")
 
 
-@pytest.mark.parametrize(
-    "words", [b"", b"GET /met", b"\0" * 50, b"x" * (MAX_REQUEST + 9), b"\r\n\r\n", b"GET\r\n\r\n"]
-)
+@pytest.mark.parametrize("words", [b"", b"GET /met", b"\0" * 50, b"x" * (MAX_REQUEST + 9), b"\r\n\r\n", b"GET\r\n\r\n"])
 def test_a_strange_client_holds_the_next_one_up_for_two_seconds_at_most(served: int, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", served)) as strange:
         strange.sendall(words)
@@ -254,9 +248,7 @@ def test_a_port_that_is_taken_is_a_warning_and_no_end(served: int) -> None:
 def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:
     metrics = AgentMetrics()
     rank = Process(pid=41, start_ticks=1, job_id="7", role=Role.RANK, rank=3, comm="python", state="R", uid=0)
-    worker = Process(
-        pid=42, start_ticks=1, job_id="7", role=Role.WORKER, rank=3, comm="python", state="R", uid=0
-    )
+    worker = Process(pid=42, start_ticks=1, job_id="7", role=Role.WORKER, rank=3, comm="python", state="R", uid=0)
     card = Gpu(uuid="GPU-a", index=0, pids=(41, 42, 99))
     report = Report(
         node="n1",
@@ -267,9 +259,7 @@ def test_the_gpus_of_a_job_can_be_joined_with_its_series() -> None:
         gpus=(card, Gpu(uuid="GPU-b", index=1)),
     )
     metrics.update(report, Isolated(), 0)
-    rows = [
-        line for line in metrics.render().decode().splitlines() if line.startswith("slurm_watchdog_gpu_job{")
-    ]
+    rows = [line for line in metrics.render().decode().splitlines() if line.startswith("slurm_watchdog_gpu_job{")]
     assert rows == ['slurm_watchdog_gpu_job{gpu_uuid="GPU-a",gpu="0",job_id="7",rank="3"} 1']
 
 

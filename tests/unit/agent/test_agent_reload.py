@@ -83,9 +83,7 @@ def test_a_file_with_errors_changes_nothing_and_each_is_said(caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("has_children", [True, False])
-def test_a_check_that_does_not_come_off_is_a_refusal(
-    has_children: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_check_that_does_not_come_off_is_a_refusal(has_children: bool, caplog: pytest.LogCaptureFixture) -> None:
     asked, secrets = Asked(has_children), list[str]()
     reload = reload_of(asked, secrets)
     reload.ask(1.0)
@@ -148,9 +146,7 @@ def test_what_would_keep_an_agent_from_working_is_found_before(tmp_path: Path) -
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        there = of(
-            f"agent: {{controller_url: 'http://m:1', metrics_listen: '127.0.0.1:{port}', state_directory: ''}}"
-        )
+        there = of(f"agent: {{controller_url: 'http://m:1', metrics_listen: '127.0.0.1:{port}', state_directory: ''}}")
         assert "in use" in why_not(there, MODEST)[0]
         assert why_not(there, there) == []  # its own port is its own
 
@@ -161,9 +157,7 @@ def test_a_look_gives_settings_or_every_error(tmp_path: Path) -> None:
     found = validate(str(file), MODEST)
     assert len(found.problems) == 2
     assert found.settings == ""
-    file.write_text(
-        "agent: {controller_url: 'http://m:1', interval: 9s, metrics_listen: '', state_directory: ''}\n"
-    )
+    file.write_text("agent: {controller_url: 'http://m:1', interval: 9s, metrics_listen: '', state_directory: ''}\n")
     assert '"interval":9.0' in validate(str(file), MODEST).settings
 
 
@@ -224,9 +218,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
     )
     read = read_handover(write_handover(handover))
     kinds = {spec.name: spec.memory for spec in COLLECTORS if spec.memory is not None}
-    memories = {
-        name: msgspec.convert(read.memories[name], kind, str_keys=True) for name, kind in kinds.items()
-    }
+    memories = {name: msgspec.convert(read.memories[name], kind, str_keys=True) for name, kind in kinds.items()}
     assert msgspec.structs.replace(read, memories=memories) == handover
     assert caplog.text == ""
 
@@ -281,9 +273,7 @@ def test_a_child_that_hangs_goes_over_keeps_its_age_and_is_not_replaced_until_it
         child.close()
 
 
-def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own_end_with_their_spawner() -> (
-    None
-):
+def test_children_at_work_are_waited_for_over_the_new_start_and_those_of_our_own_end_with_their_spawner() -> None:
     def sleep(args: Any, worker: WorkerState) -> None:
         wait_readable((), args["value"])
 

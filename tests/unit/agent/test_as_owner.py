@@ -105,9 +105,7 @@ def test_what_a_job_has_left_goes_however_deep_and_closed_and_no_link_is_followe
 
 
 @pytest.mark.parametrize("put", OTHERS)
-def test_what_a_user_put_there_stays_and_holds_no_restart_up(
-    tmp_path: Path, put: Callable[[Path], object]
-) -> None:
+def test_what_a_user_put_there_stays_and_holds_no_restart_up(tmp_path: Path, put: Callable[[Path], object]) -> None:
     path = tmp_path / "kill"
     put(path)
     before = sorted(os.listdir(tmp_path))

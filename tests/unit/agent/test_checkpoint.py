@@ -70,9 +70,7 @@ class Place:
 
     def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedDirectory:
         directories = [("7", str(self.path), self.before)]
-        (row,) = answer_to(
-            ScanCheckpoints("/", [str(each) for each in others], budget_s, directories, [])
-        ).directories
+        (row,) = answer_to(ScanCheckpoints("/", [str(each) for each in others], budget_s, directories, [])).directories
         assert isinstance(row, ScannedDirectory)
         self.before = row.memory
         return row
@@ -557,9 +555,7 @@ def test_the_time_for_a_look_is_bounded(place: Place) -> None:
     assert "more to look at" in str(row.error)
 
 
-def test_what_vanishes_while_it_is_looked_at_is_passed_over(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_vanishes_while_it_is_looked_at_is_passed_over(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         dcp_begin(place.path, step)
         dcp_end(place.path, step)
@@ -674,9 +670,7 @@ def test_each_new_checkpoint_is_told_once_with_its_age(tmp_path: Path) -> None:
         (100, "directory", "7", f"{tmp_path}/step-100")
     ]
     assert 5000 < events[0].age_s < 5100
-    assert [(row.job_id, row.directory, row.layout, row.step) for row in rows] == [
-        ("7", str(tmp_path), "dcp", 100)
-    ]
+    assert [(row.job_id, row.directory, row.layout, row.step) for row in rows] == [("7", str(tmp_path), "dcp", 100)]
     assert node.events() == []
     dcp_begin(tmp_path, 200)
     assert node.events() == []

@@ -46,17 +46,11 @@ def test_section_of_a_collector_has_defaults_and_its_fields_are_those_of_the_rep
 
 
 def test_collectors_have_each_their_own_name_and_section() -> None:
-    assert (
-        len({spec.name for spec in COLLECTORS})
-        == len({spec.section for spec in COLLECTORS})
-        == len(COLLECTORS)
-    )
+    assert len({spec.name for spec in COLLECTORS}) == len({spec.section for spec in COLLECTORS}) == len(COLLECTORS)
 
 
 def test_report_of_sections_that_share_a_field_joins_lists_and_adds_counts() -> None:
-    first, second = (
-        Event(kind=EventKind.CHECKPOINT, job_id="7", source="/o", age_s=age_s) for age_s in (1.0, 2.0)
-    )
+    first, second = (Event(kind=EventKind.CHECKPOINT, job_id="7", source="/o", age_s=age_s) for age_s in (1.0, 2.0))
     report = with_sections(
         EMPTY,
         [

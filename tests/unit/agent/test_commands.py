@@ -108,9 +108,7 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
     else:
         path.touch()
     refusals(here, RemoveKillSwitch(id="r", job_id="7", path=str(path), uid=os.getuid(), content=""))
-    as_owner.remove_kill_switch(
-        KillSwitch(str(path), "n1", by="", why="", incident="", decision=""), WorkerState()
-    )
+    as_owner.remove_kill_switch(KillSwitch(str(path), "n1", by="", why="", incident="", decision=""), WorkerState())
     assert os.path.lexists(path), "only a file that holds exactly our line goes"
 
 
@@ -131,9 +129,7 @@ def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, dire
     assert here.probes.names() == []
 
 
-def test_a_flood_of_commands_is_bounded_and_each_is_answered(
-    here: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flood_of_commands_is_bounded_and_each_is_answered(here: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands.Commands, "_start", lambda *_: False)  # none can be started now
     asked = [DumpStacks(id=str(number), job_id="7", restarts=2) for number in range(MAX_COMMANDS + 3)]
     results = refusals(here, *asked)

@@ -68,22 +68,16 @@ def test_a_damaged_file_never_fails(noise: bytes, cut: int) -> None:
 @pytest.mark.parametrize(
     ("neighbours", "program"), [(sys.executable, sys.executable), (None, None), ("/no/such", None)]
 )
-def test_why_frames_have_no_names_is_said(
-    tmp_path: Path, neighbours: str | None, program: str | None
-) -> None:
+def test_why_frames_have_no_names_is_said(tmp_path: Path, neighbours: str | None, program: str | None) -> None:
     path = tmp_path / "core"
     path.write_bytes(core(note(6, AUXV) + note(0x46494C45, MAPPED)))
     found, why_not = cores._program_of(str(path), neighbours)
     assert found == program
     assert (why_not is None) == (program is not None)
-    assert (
-        why_not is None or "/opt/x/python3, the program that left this core file, is not readable" in why_not
-    )
+    assert why_not is None or "/opt/x/python3, the program that left this core file, is not readable" in why_not
 
 
-@pytest.mark.skipif(
-    shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed"
-)
+@pytest.mark.skipif(shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed")
 def test_a_core_file_of_a_rank_that_has_no_living_neighbour_has_frames_with_names(tmp_path: Path) -> None:
     crash = "import ctypes, resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); ctypes.string_at(0)"
     crashed = subprocess.run([sys.executable, "-c", crash], cwd=tmp_path, capture_output=True, timeout=180)

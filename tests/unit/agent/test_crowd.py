@@ -115,9 +115,7 @@ def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew(
 def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:
     mine, _ = collector(1000)
     for each in mine.table.entries.values():
-        each.known = ProcessFacts(
-            each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"}
-        )
+        each.known = ProcessFacts(each.known.pid, each.known.pid, 1, "sleep", MALLORY, None, {"SLURM_JOB_ID": "7"})
         each.member = JobMember("7", None, Role.HELPER, by="claim")
     mine.owners = {"7": MALLORY}
     mine._assign(False, {})

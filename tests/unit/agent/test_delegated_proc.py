@@ -89,9 +89,7 @@ class Proc(Child):
     def __init__(self) -> None:
         super().__init__(
             lambda items: [
-                ThreadFacts(
-                    call=ThreadCall(READ, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data")
-                )
+                ThreadFacts(call=ThreadCall(READ, "rpc_wait_bit_killable", "syscr: 5\nsyscw: 5\n", "/shared/data"))
                 for _ in items
             ]
         )
@@ -105,9 +103,7 @@ class Proc(Child):
         return self.files.read(path)
 
 
-def test_a_stall_goes_on_where_the_helper_is_away_for_moments_and_grows_by_nothing_that_was_not_seen() -> (
-    None
-):
+def test_a_stall_goes_on_where_the_helper_is_away_for_moments_and_grows_by_nothing_that_was_not_seen() -> None:
     proc = Proc()
     threads = BlockedThreads("x86_64", proc.read, file_of=proc.files.file_of)
     for now in (0.0, 10.0):

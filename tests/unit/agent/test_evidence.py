@@ -189,9 +189,7 @@ save_checkpoint()
 """
 
 
-@pytest.mark.skipif(
-    shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed"
-)
+@pytest.mark.skipif(shutil.which("gdb", path="/usr/bin:/bin:/usr/local/bin") is None, reason="gdb is not installed")
 def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
     crashed = subprocess.run([sys.executable, "-c", CRASH], cwd=tmp_path, capture_output=True, timeout=180)
     assert crashed.returncode == -signal.SIGSEGV
@@ -199,9 +197,7 @@ def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
     args = finding(places=cores.places(pattern, [str(tmp_path)], uses_pid))
     found = [each for each in cores.find_cores(args) if Path(each.path).is_relative_to(tmp_path)]
     if not found:
-        pytest.skip(
-            f"this kernel leaves no core file in the working directory (core_pattern {pattern.strip()!r})"
-        )
+        pytest.skip(f"this kernel leaves no core file in the working directory (core_pattern {pattern.strip()!r})")
     lines = cores.read_core(ReadCore(found[0].path, os.path.realpath(sys.executable)), WorkerState())
     assert any("SIGSEGV" in line for line in lines)
     assert any(line.startswith("Thread 1 ") for line in lines)
@@ -223,9 +219,9 @@ def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Pat
 
 def test_where_a_rank_writes_its_flight_recorder_dump() -> None:
     assert flight_recorder.prefixes({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/d/x_"}) == ["/d/x_"]
-    assert flight_recorder.prefixes(
-        {"TORCH_FR_DUMP_TEMP_FILE": "/a_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/b_"}
-    ) == ["/a_"]
+    assert flight_recorder.prefixes({"TORCH_FR_DUMP_TEMP_FILE": "/a_", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/b_"}) == [
+        "/a_"
+    ]
     assert flight_recorder.prefixes({}) == ["/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_"]
 
 
@@ -290,9 +286,7 @@ def test_too_much_is_cut_step_by_step_and_said() -> None:
         active=False,
         frames=tuple(Frame(function="f" * 50, file="a") for _ in range(100)),
     )
-    main = ThreadStack(
-        thread_id=7, name="MainThread", active=True, frames=(Frame(function="train", file="a"),)
-    )
+    main = ThreadStack(thread_id=7, name="MainThread", active=True, frames=(Frame(function="train", file="a"),))
     dump = StackDump(after_s=0.0, threads=(*[thread] * 60, main))
     rank = RankEvidence(pid=7, start_ticks=1, role=Role.RANK, rank=0, dumps=(dump,))
     whole = NodeEvidence(node="n1", job_id="4", ranks=(rank,))
@@ -313,9 +307,7 @@ def probes() -> Iterator[WorkerPool]:
     made.close()
 
 
-def collect(
-    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2
-) -> NodeEvidence:
+def collect(probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2) -> NodeEvidence:
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
     sources = Sources(probes, logs, "n1", lambda pid, start: known)
     command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2)

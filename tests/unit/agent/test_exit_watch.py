@@ -122,6 +122,4 @@ def test_ranks_of_one_user_that_end_all_the_time_are_news_once_in_a_while_and_an
 
 def rank_of(pid: int, uid: int) -> Process:
     start = read_stat(pid).start_ticks
-    return Process(
-        pid=pid, start_ticks=start, job_id="4", role=Role.RANK, comm="python", state="S", uid=uid, rank=0
-    )
+    return Process(pid=pid, start_ticks=start, job_id="4", role=Role.RANK, comm="python", state="S", uid=uid, rank=0)

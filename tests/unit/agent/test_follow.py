@@ -92,9 +92,7 @@ def test_growth_is_dated(log: Log) -> None:
 
 def test_the_end_of_an_old_file_is_no_fresh_progress(tmp_path: Path) -> None:
     log = Log(tmp_path / "x.log")
-    log.write(
-        "OSError: [Errno 28] No space left on device\n" + "".join(f"step {n}/100\n" for n in range(1, 50))
-    )
+    log.write("OSError: [Errno 28] No space left on device\n" + "".join(f"step {n}/100\n" for n in range(1, 50)))
     log.write("Traceback (most recent call last):\n")
     items = log.read(wall=log.path.stat().st_mtime + 3600)
     assert [(item.kind, item.step, round(item.age_s)) for item in items] == [
@@ -159,17 +157,13 @@ def test_a_line_of_megabytes_costs_no_memory(log: Log) -> None:
 
 def test_a_missing_file_is_said_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("step 1/9\n")
-    answer = follow(
-        Follow([("4", f"{tmp_path}/none", None), ("4", f"{tmp_path}/a.log", None)]), WorkerState()
-    )
+    answer = follow(Follow([("4", f"{tmp_path}/none", None), ("4", f"{tmp_path}/a.log", None)]), WorkerState())
     assert str(answer.files[0].error).startswith("ENOENT: No such file or directory")
     assert answer.files[1].error is None
     assert steps(answer.files[1].events) == [1]
 
 
-def event(
-    kind: EventKind, step: int | None = None, pattern: str | None = None, rank: int | None = None
-) -> Event:
+def event(kind: EventKind, step: int | None = None, pattern: str | None = None, rank: int | None = None) -> Event:
     return Event(kind=kind, job_id="", source="", age_s=0.0, step=step, pattern=pattern, rank=rank)
 
 
@@ -362,9 +356,7 @@ def test_a_file_that_may_not_be_read_yet_is_read_when_it_may(tmp_path: Path) -> 
         assert steps(log.read()) == [2]
 
 
-def test_a_stale_handle_is_opened_anew_and_nothing_is_read_twice(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_handle_is_opened_anew_and_nothing_is_read_twice(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write("step 1/9\n")
     log.read()
     log.write("step 2/9\n")
@@ -474,9 +466,7 @@ def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_coun
     path, state = tmp_path / "x.log", WorkerState()
     path.touch()
     ask(state, path)
-    cascade = "".join(
-        f"[rank{n % 64}]: Watchdog caught collective operation timeout {n}\n" for n in range(50_000)
-    )
+    cascade = "".join(f"[rank{n % 64}]: Watchdog caught collective operation timeout {n}\n" for n in range(50_000))
     path.write_text(cascade + "OSError: [Errno 28] No space left on device\n" + cascade + "step 9/100\n")
     rows = [ask(state, path).files[0]]
     assert rows[0].lag_bytes == path.stat().st_size - rows[0].offset > 0
@@ -536,9 +526,7 @@ def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) 
     assert one.grown_at == 112.0
 
 
-def test_hundreds_of_files_give_an_answer_of_bounded_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hundreds_of_files_give_an_answer_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "MAX_ANSWER_EVENTS", 600)
     paths = [tmp_path / f"{n}.log" for n in range(300)]
     state = WorkerState()
@@ -600,8 +588,7 @@ def test_two_jobs_that_share_a_file_are_each_told(tmp_path: Path) -> None:
     follow(Follow(files), state)
     path.write_text("step 1/9\n")
     assert [
-        steps(row.events)
-        for row in follow(Follow(files, taken=state.memory(FollowMemory).token), state).files
+        steps(row.events) for row in follow(Follow(files, taken=state.memory(FollowMemory).token), state).files
     ] == [
         [1],
         [1],

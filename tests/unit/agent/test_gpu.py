@@ -49,9 +49,7 @@ HEALTH: dict[str, Any] = {
     "nvlinks_down": 1,
     "nvlink_errors": 12,
     "mig": (
-        MigInstance(
-            uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20
-        ),
+        MigInstance(uuid="MIG-a", gpu_instance=1, compute_instance=0, memory_used_bytes=10, memory_total_bytes=20),
     ),
 }
 
@@ -158,11 +156,7 @@ def test_every_throttle_bit_has_its_name(bit: int, name: str) -> None:
     pynvml = pytest.importorskip("pynvml")
     theirs = [key for key in dir(pynvml) if key.startswith("nvmlClocks") and getattr(pynvml, key) == bit]
     assert name.replace("_", "") in {
-        key.lower()
-        .removeprefix("nvmlclocks")
-        .removeprefix("event")
-        .removeprefix("throttle")
-        .removeprefix("reason")
+        key.lower().removeprefix("nvmlclocks").removeprefix("event").removeprefix("throttle").removeprefix("reason")
         for key in theirs
     }
     assert parse_throttle(bit) == (name,)

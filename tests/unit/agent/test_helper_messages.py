@@ -55,9 +55,7 @@ JSON = st.recursive(
 
 
 @given(message=st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()), fds=st.integers(0, 2), flags=st.sampled_from([0, int(socket.MSG_TRUNC), int(socket.MSG_CTRUNC)]))  # fmt: skip
-def test_a_message_asks_for_a_child_or_is_refused(
-    helper: Forkless, message: bytes, fds: int, flags: int
-) -> None:
+def test_a_message_asks_for_a_child_or_is_refused(helper: Forkless, message: bytes, fds: int, flags: int) -> None:
     helper.started.clear()
     try:
         helper._do(connection(), message, [99] * fds, flags, 0.0)

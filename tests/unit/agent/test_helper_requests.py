@@ -166,9 +166,7 @@ ANYTHING = st.recursive(
 )
 
 
-@given(
-    function=st.sampled_from(sorted(TASKS)) | st.text(max_size=12), args=ANYTHING, uid=st.integers(-1, 2**33)
-)
+@given(function=st.sampled_from(sorted(TASKS)) | st.text(max_size=12), args=ANYTHING, uid=st.integers(-1, 2**33))
 def test_whatever_comes_is_done_or_refused_and_nothing_else(function: str, args: Any, uid: int) -> None:
     try:
         check_request(function, args, uid)

@@ -110,9 +110,7 @@ def test_the_child_that_hangs_for_somebody_else_is_set_aside_too() -> None:
 
 
 def track(syscall: str, state: str = "D") -> BlockedCallHistory:
-    return BlockedCallHistory(
-        b"line " + syscall.encode(), SystemCall(1, (3,)), state, "w", syscall, 0, 0, None, 0.0
-    )
+    return BlockedCallHistory(b"line " + syscall.encode(), SystemCall(1, (3,)), state, "w", syscall, 0, 0, None, 0.0)
 
 
 def test_of_a_process_with_a_locked_memory_descriptors_are_still_resolved_and_paths_are_not() -> None:
@@ -163,8 +161,7 @@ def test_new_processes_beyond_a_ticks_are_looked_at_later_and_each_user_has_his_
     assert world.table.unmet == {1000: len(crowd) + 2 - NEW_AT_ONCE}
     world.table.entries[1].member = JobMember("7", "0", Role.HELPER, by=BY_SLURM)
     assert any(
-        "new processes of uid 1000 (job 7) are not looked at yet" in each
-        for each in world.identities.problems()
+        "new processes of uid 1000 (job 7) are not looked at yet" in each for each in world.identities.problems()
     )
     crowd -= taken
     while world.table.unmet:

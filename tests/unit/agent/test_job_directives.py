@@ -39,9 +39,7 @@ def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() ->
     ]
     owners = dict.fromkeys(("7", "8", "9", "10"), 1000)  # of job 11 Slurm has said nothing here
     first, second = directives_of(mine, owners)  # type: ignore[arg-type]
-    assert first == JobDirectives(
-        job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000
-    )
+    assert first == JobDirectives(job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000)
     assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)
 
 

@@ -109,9 +109,7 @@ def write(path: Path, text: str) -> None:
 
 
 def process(job_id: str, pid: int = 100) -> Process:
-    return Process(
-        pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=os.getuid()
-    )
+    return Process(pid=pid, start_ticks=1, job_id=job_id, role=Role.RANK, comm="python", state="S", uid=os.getuid())
 
 
 def two_mounts(tmp_path: Path) -> tuple[Mount, ...]:
@@ -163,9 +161,7 @@ def test_a_child_that_was_killed_is_followed_by_one_that_goes_on_where_it_was(
     assert node.steps() == [2]
 
 
-def test_a_pattern_with_wildcards_finds_the_logs_of_ranks(
-    tmp_path: Path, make_node: Callable[..., Node]
-) -> None:
+def test_a_pattern_with_wildcards_finds_the_logs_of_ranks(tmp_path: Path, make_node: Callable[..., Node]) -> None:
     for rank in range(3):
         (tmp_path / f"rank_{rank}").mkdir()
         write(tmp_path / f"rank_{rank}" / "stdout.4[0].log", "begun\n")
@@ -173,17 +169,13 @@ def test_a_pattern_with_wildcards_finds_the_logs_of_ranks(
     node = make_node(patterns=(f"{tmp_path}/rank_*/stdout.{{job_id}}.log", f"{tmp_path}/{{workdir}}/x.log"))
     node.watch(job_id="4[0]")
     rows = node.until(lambda rows: len(rows) == 3 and all(row.offset for row in rows))
-    assert sorted(row.path for row in rows) == [
-        f"{tmp_path}/rank_{rank}/stdout.4[0].log" for rank in range(3)
-    ]
+    assert sorted(row.path for row in rows) == [f"{tmp_path}/rank_{rank}/stdout.4[0].log" for rank in range(3)]
     write(tmp_path / "rank_1" / "stdout.4[0].log", "step 1/9\n")
     node.until(lambda rows: node.steps() == [1])
     assert node.events[-1].source == f"{tmp_path}/rank_1/stdout.4[0].log"
 
 
-def test_an_open_file_that_is_the_jobs_output_is_counted_once(
-    tmp_path: Path, make_node: Callable[..., Node]
-) -> None:
+def test_an_open_file_that_is_the_jobs_output_is_counted_once(tmp_path: Path, make_node: Callable[..., Node]) -> None:
     out, err = tmp_path / "x.out", tmp_path / "x.err"
     write(out, "begun\n")
     os.link(out, err)
@@ -258,9 +250,7 @@ class Answering:
     def __init__(self) -> None:
         self.asked: list[tuple[str, float, list[int]]] = []
 
-    def ask(
-        self, key: str, request: ListOpenLogs, deadline_s: float, now: float, then: Callable[..., None]
-    ) -> int:
+    def ask(self, key: str, request: ListOpenLogs, deadline_s: float, now: float, then: Callable[..., None]) -> int:
         self.asked.append((request.task, now, [pid for _, pid, _ in getattr(request, "processes", ())]))
         return 1
 
@@ -272,9 +262,7 @@ def listing(ticks: int, open_files: dict[int, int]) -> list[tuple[float, list[in
     """When open files of which processes are listed, in so many ticks of 5 s; `open_files` may change
     meanwhile, by tick."""
     probes = Answering()
-    logs = JobLogs(
-        probes, (ROOT,), "n1", (), become_owner=False, count_open=lambda pid: open_files.get(pid, 0)
-    )  # type: ignore[arg-type]
+    logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False, count_open=lambda pid: open_files.get(pid, 0))  # type: ignore[arg-type]
     ranks = [process("4", pid) for pid in (1, 2, 3, 4, 5)]
     for tick in range(ticks):
         if tick == 20 and 2 in open_files:
@@ -307,9 +295,7 @@ def test_a_process_that_has_opened_a_file_is_listed_when_it_is_due_next() -> Non
     assert [now for now, pids in asked if 1 in pids][1] >= 300.0
 
 
-def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> (
-    None
-):
+def test_the_table_of_mounts_is_read_again_when_the_kernel_says_that_it_has_changed_and_now_and_then_anyway() -> None:
     probes, news = Answering(), {100.0, 130.0, 700.0}
     logs = JobLogs(probes, (ROOT,), "n1", (), become_owner=False, mount_news=lambda: now in news)  # type: ignore[arg-type]
     for tick in range(401):

@@ -291,9 +291,7 @@ def test_a_group_that_a_job_makes_below_its_own_does_not_make_it_another_job() -
 
 
 def test_a_named_hierarchy_of_a_user_does_not_outvote_slurms_groups() -> None:
-    text = (
-        f"1:name=systemd:{MINE}/slurm/uid_1000/job_99/step_0\n8:memory:/slurm/uid_1000/job_4/step_1/task_0\n"
-    )
+    text = f"1:name=systemd:{MINE}/slurm/uid_1000/job_99/step_0\n8:memory:/slurm/uid_1000/job_4/step_1/task_0\n"
     assert parse_cgroup(text) == JobStep("4", "1")
 
 
@@ -408,9 +406,7 @@ def seated(*processes: ProcessFacts, seats: Mapping[int, WorkerRank], before: Ma
 
 def test_rays_workers_are_the_ranks_that_the_log_says_and_no_other_process_is_one() -> None:
     before = as_before(belonging(stepd(20, "0"), *RAY))
-    members = seated(
-        stepd(20, "0"), *RAY, seats={24: WorkerRank(1, 1, 2), 25: WorkerRank(0, 0, 2)}, before=before
-    )
+    members = seated(stepd(20, "0"), *RAY, seats={24: WorkerRank(1, 1, 2), 25: WorkerRank(0, 0, 2)}, before=before)
     nobody = dict.fromkeys((21, 22, 23, 26), ("helper", None))
     assert roles(members) == nobody | {24: ("rank", 1), 25: ("rank", 0), 27: ("worker", 0)}
     assert (members[24].local_rank, members[24].world_size) == (1, 2)
@@ -499,9 +495,7 @@ def test_an_environment_counts_for_the_owner_that_slurm_has_named_and_for_nobody
 
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("owners", [{}, {"4": USER}])
-def test_a_set_user_id_program_in_the_job_is_of_it_and_never_a_rank(
-    foreign: bool, owners: dict[str, int]
-) -> None:
+def test_a_set_user_id_program_in_the_job_is_of_it_and_never_a_rank(foreign: bool, owners: dict[str, int]) -> None:
     step = stepd(20, "0")
     program = replace(process(21, 20, "passwd", {} if foreign else task(0)), foreign=foreign)
     inherits = replace(program, pid=22, start_ticks=220, environ=None, denied=True)

@@ -67,11 +67,7 @@ class RingDevice:
         assert not self.closed
         if self.errors:
             raise OSError(self.errors.pop(0), "as told")
-        oldest = (
-            min(self.ring.records, default=self.ring.next)
-            if self.next not in self.ring.records
-            else self.next
-        )
+        oldest = min(self.ring.records, default=self.ring.next) if self.next not in self.ring.records else self.next
         if self.next < oldest:
             self.next = oldest
             raise OSError(errno.EPIPE, "overwritten")
@@ -156,9 +152,7 @@ def names(events: tuple[NodeEvent, ...]) -> list[str]:
     return [event.name for event in events]
 
 
-def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(
-    ring: Ring, child: Child, state: str
-) -> None:
+def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(ring: Ring, child: Child, state: str) -> None:
     collector = started(ring, child, state)
     assert collector.collect(1000.0) == ((), 0)
     ring.say(DULL, 1001.0)
@@ -183,9 +177,7 @@ def test_what_the_kernel_says_is_told_once_with_its_age_and_resource(
     assert collector.collect(1010.0) == ((), 0)
 
 
-def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(
-    ring: Ring, child: Child, state: str
-) -> None:
+def test_the_first_start_tells_the_ring_as_a_backlog_with_true_ages(ring: Ring, child: Child, state: str) -> None:
     ring.say(XID_79, 400.0)
     collector = started(ring, child, state)
     (event,), _ = collector.collect(1000.0)
@@ -206,9 +198,7 @@ def test_a_flood_that_never_ends_makes_no_backlog_of_what_is_new(ring: Ring, chi
     assert flags == [True, False, False, False]
 
 
-def test_a_restarted_agent_tells_nothing_twice_and_misses_nothing(
-    ring: Ring, child: Child, state: str
-) -> None:
+def test_a_restarted_agent_tells_nothing_twice_and_misses_nothing(ring: Ring, child: Child, state: str) -> None:
     ring.say(XID_79, 10.0)
     first = started(ring, child, state)
     assert names(first.collect(20.0)[0]) == ["xid"]
@@ -265,9 +255,7 @@ def test_a_state_file_of_garbage_or_of_another_boot_is_a_first_start(
     assert event.backlog
 
 
-def test_a_position_beyond_the_end_of_the_log_does_not_make_deaf(
-    ring: Ring, child: Child, state: str
-) -> None:
+def test_a_position_beyond_the_end_of_the_log_does_not_make_deaf(ring: Ring, child: Child, state: str) -> None:
     Path(state).parent.mkdir()
     Path(state).write_text(json.dumps({"boot_id": BOOT, "sequence": 10**9}))
     ring.say(XID_79, 10.0)
@@ -276,9 +264,7 @@ def test_a_position_beyond_the_end_of_the_log_does_not_make_deaf(
     assert [event.name for event in events] == ["xid"]
 
 
-def test_a_frozen_local_disk_delays_the_first_look_by_seconds_and_no_more(
-    ring: Ring, child: Child, state: str
-) -> None:
+def test_a_frozen_local_disk_delays_the_first_look_by_seconds_and_no_more(ring: Ring, child: Child, state: str) -> None:
     child.frozen = True
     ring.say(XID_79, 10.0)
     collector = started(ring, child, state)
@@ -299,9 +285,7 @@ def test_a_timed_out_read_of_the_state_says_so_and_reads_on(ring: Ring, child: C
     assert names(collector.collect(21.0)[0]) == ["nfs_server_silent"]
 
 
-def test_a_disk_that_takes_no_writes_is_said_and_stops_nothing(
-    ring: Ring, child: Child, tmp_path: Path
-) -> None:
+def test_a_disk_that_takes_no_writes_is_said_and_stops_nothing(ring: Ring, child: Child, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     collector = started(ring, child, str(tmp_path / "file" / "state.json"))
     ring.say(XID_79, 1.0)
@@ -353,9 +337,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_by_the_gap(child: Child) ->
     assert dropped == 4001
 
 
-def test_a_flood_of_different_faults_is_bounded_and_the_first_of_each_kind_is_told(
-    ring: Ring, child: Child
-) -> None:
+def test_a_flood_of_different_faults_is_bounded_and_the_first_of_each_kind_is_told(ring: Ring, child: Child) -> None:
     collector = started(ring, child, "")
     for number in range(2000):
         ring.say(f"python[{number + 2}]: segfault at 0 ip 0 sp 0 error 4 in x[1+1]", 1.0)

@@ -70,9 +70,7 @@ FAULT = b"-1 0x7ffc260b8a50 0x7fcdba1de7ab\n"
 def test_a_thread_outside_of_any_call_that_waits_for_a_file_is_in_a_page_fault_in_s_as_in_d() -> None:
     assert look("S", FAULT, b"request_wait_answer") == ["page fault"]
     assert look("D", FAULT, b"folio_wait_bit_common") == ["page fault"]
-    assert look("D", b"45 0x5 0x7f00 0x10 0x0 0x0 0x0 0x7ffc 0x7fcd\n", b"rpc_wait_bit_killable") == [
-        "page fault"
-    ]
+    assert look("D", b"45 0x5 0x7f00 0x10 0x0 0x0 0x0 0x7ffc 0x7fcd\n", b"rpc_wait_bit_killable") == ["page fault"]
 
 
 def test_a_thread_that_waits_for_something_else_outside_of_a_call_is_followed_only_in_d() -> None:

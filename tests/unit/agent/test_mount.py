@@ -125,9 +125,7 @@ def test_a_mount_is_looked_at_on_its_grid_and_its_child_is_gone_as_soon_as_it_ha
     watch.children.answer()
     assert watch.children.alive == set()
     (row,) = watch.look()
-    assert row == MountProbe(
-        mount=MOUNT, responding=True, seconds=0.01, device="srv:/x", fs_type="nfs4", wrote=False
-    )
+    assert row == MountProbe(mount=MOUNT, responding=True, seconds=0.01, device="srv:/x", fs_type="nfs4", wrote=False)
     assert [watch.look() for _ in range(4)] == [()] * 4
     assert len(watch.children.asked) == 1
     watch.look()
@@ -342,9 +340,7 @@ def test_a_command_that_times_out_is_a_row_in_every_report_until_the_mount_answe
     watch = make()
     results = watch.command()
     watch.children.time_out(watch.now + 10)
-    assert [result.probe and result.probe.error for result in results] == [
-        "no answer to a write in /scratch/d"
-    ]
+    assert [result.probe and result.probe.error for result in results] == ["no answer to a write in /scratch/d"]
     assert [watch.look(5.0, {})[0].seconds for _ in range(3)] == [5.0, 10.0, 15.0]
     watch.children.answer()
     assert [row.responding for row in watch.look(5.0, {})] == [True]
@@ -443,9 +439,7 @@ def test_what_is_configured_to_be_written_to_is_probed_whatever_it_is_but_never_
     assert list(wanted_mounts(places, TABLE, ("/dev/shm", "/", "/auto"))) == ["/dev/shm", "/"]
 
 
-@pytest.mark.parametrize(
-    "fs_type", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "ext4", "xfs"]
-)
+@pytest.mark.parametrize("fs_type", ["nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "ext4", "xfs"])
 def test_filesystems_that_can_fail_are_probed(fs_type: str) -> None:
     assert fs_type not in NOT_PROBED
 

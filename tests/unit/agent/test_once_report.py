@@ -33,9 +33,7 @@ def shown(report: Report) -> str:
 
 
 def full() -> Report:
-    blocked = Blocked(
-        thread_id=41, seconds=65.0, state="D", syscall="write", path="/gpfs/m4/log.txt", mount="/gpfs"
-    )
+    blocked = Blocked(thread_id=41, seconds=65.0, state="D", syscall="write", path="/gpfs/m4/log.txt", mount="/gpfs")
     return Report(
         node="n1", boot_id="b", agent_id="a", sequence=1,
         processes=(

@@ -87,9 +87,7 @@ def test_files_of_a_living_process_count_open_or_mapped(tmp_path: Path) -> None:
 
 
 def process(pid: int, role: Role = Role.RANK, *, job_id: str = "7", uid: int = 1000, **more: Any) -> Process:
-    return Process(
-        pid=pid, start_ticks=1, job_id=job_id, role=role, comm="python", state="S", uid=uid, **more
-    )
+    return Process(pid=pid, start_ticks=1, job_id=job_id, role=role, comm="python", state="S", uid=uid, **more)
 
 
 def make() -> tuple[OpenMounts, Children]:
@@ -119,9 +117,7 @@ def pids(question: dict[str, Any]) -> list[int]:
 
 def test_one_users_hundreds_of_workers_do_not_keep_anothers_from_being_looked_at() -> None:
     mounts, children = make()
-    rows = [process(pid, Role.WORKER, job_id="1") for pid in range(100, 400)] + [
-        process(7, job_id="2", uid=1001)
-    ]
+    rows = [process(pid, Role.WORKER, job_id="1") for pid in range(100, 400)] + [process(7, job_id="2", uid=1001)]
     for second in (0, 60):
         mounts.request_due(rows, 100.0 + second, 10.0)
     assert len(children.asked) == 1
@@ -153,9 +149,7 @@ def test_a_filesystem_that_no_look_has_found_for_long_is_not_probed_any_more() -
 FAULT = Blocked(thread_id=7, seconds=50.0, state="D", syscall="page fault", candidates=("/data", "/data/hot"))
 
 
-@pytest.mark.parametrize(
-    ("out", "found"), [(["/data/hot"], "/data/hot"), ([], None), (["/data", "/data/hot"], None)]
-)
+@pytest.mark.parametrize(("out", "found"), [(["/data/hot"], "/data/hot"), ([], None), (["/data", "/data/hot"], None)])
 def test_a_page_fault_that_may_be_about_two_filesystems_is_about_the_only_one_that_does_not_answer(
     out: list[str], found: str | None
 ) -> None:

@@ -66,9 +66,7 @@ class Node:
         self, seconds: float, *running: str, unknown: bool = False, gpus: tuple[Gpu, ...] = GPUS
     ) -> tuple[GpuHolder, ...]:
         self.now += seconds
-        return self.holders.collect(
-            self.now, self.table, frozenset(), gpus, None if unknown else frozenset(running)
-        )
+        return self.holders.collect(self.now, self.table, frozenset(), gpus, None if unknown else frozenset(running))
 
     def rows_after(self, *running: str, gpus: tuple[Gpu, ...] = GPUS) -> tuple[GpuHolder, ...]:
         """What is told after more than every grace, the jobs `running` all the time."""
@@ -169,9 +167,7 @@ ORPHANS: dict[str, Callable[[Node], int]] = {
     "a user's with a daemon's name": lambda node: node.add(node.start("0"), comm="nvidia-persiste"),
     "a daemon's name, from a job": lambda node: node.add(node.start("0"), "7", uid=0, comm="dcgmi"),
     "from no job": lambda node: node.add(node.start("0")),
-    "in the control group of a job": lambda node: node.add(
-        node.start("0"), "7", cgroup=True, identified=False
-    ),
+    "in the control group of a job": lambda node: node.add(node.start("0"), "7", cgroup=True, identified=False),
 }
 
 
@@ -401,7 +397,4 @@ def test_a_new_job_of_the_same_user_protects_all_that_no_control_group_ties_to_t
 
 def test_the_agent_never_lets_itself_be_ended(node: Node) -> None:
     pid = node.add(node.start("0"), "7")
-    assert (
-        node.holders.objection(asked(pid), node.table, frozenset({pid}), frozenset())
-        == "it is the system's or ours"
-    )
+    assert node.holders.objection(asked(pid), node.table, frozenset({pid}), frozenset()) == "it is the system's or ours"

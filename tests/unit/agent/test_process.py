@@ -111,9 +111,7 @@ def as_user(uid: int, do: Callable[[], Any]) -> Any:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: processes of two users")
 def test_only_roots_slurmstepd_is_believed_and_by_anybody() -> None:
-    program = (
-        "import ctypes, time; ctypes.CDLL(None).prctl(15, b'slurmstepd'); print(flush=True); time.sleep(60)"
-    )
+    program = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'slurmstepd'); print(flush=True); time.sleep(60)"
     argv = ["slurmstepd: [4.0]", "-S", "-c", program]
     forged, real = (
         subprocess.Popen(argv, executable="/usr/bin/python3", stdout=subprocess.PIPE, user=each)
@@ -447,9 +445,7 @@ def test_children_of_the_agents_own_are_known_and_not_asked_about() -> None:
             for table in (own, others):
                 table.look(0.0, 20)
                 assert child.pid in table.entries
-                table.entries[child.pid].stat = replace(
-                    table.entries[child.pid].stat, comm="what it was before exec"
-                )
+                table.entries[child.pid].stat = replace(table.entries[child.pid].stat, comm="what it was before exec")
                 table.look(5.0, 20)
             assert child.pid not in own.to_identify
             assert child.pid in others.to_identify

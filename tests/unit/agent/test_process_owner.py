@@ -48,9 +48,7 @@ def test_only_one_ordinary_user_through_and_through_is_looked_into(
     whole = (*uids, uids[1])
     assert refusal_to_look(whole, shown, own) is not None
     assert refusal_to_look((USER,) * 4, USER, own) is None
-    assert refusal_to_look((USER,) * 4, 0, own) is not None, (
-        "it may not be dumped: it is more than its user's"
-    )
+    assert refusal_to_look((USER,) * 4, 0, own) is not None, "it may not be dumped: it is more than its user's"
     assert refusal_to_look((0,) * 4, 0, 0) is None, "an agent of root's own, of `run`"
     assert refusal_to_look((), USER, own) is not None
 

@@ -56,9 +56,7 @@ def test_more_than_a_node_can_have_is_cut_off() -> None:
     names = tuple(map(str, range(20_000)))
     crowd = Reply(
         watch=tuple(
-            JobWatch(
-                job_id=name, restarts=0, uid=0, log_paths=names[:100], checkpoint_directories=names[:100]
-            )
+            JobWatch(job_id=name, restarts=0, uid=0, log_paths=names[:100], checkpoint_directories=names[:100])
             for name in names[:1000]
         ),
         commands=tuple(DumpStacks(id=name, job_id="7", restarts=0) for name in names),

@@ -69,9 +69,7 @@ def answer(probes: WorkerPool, function: str) -> Answer:
 
 
 @pytest.mark.parametrize("function", ["spin", "spin_and_forgive"])
-def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(
-    probes: WorkerPool, function: str
-) -> None:
+def test_a_child_that_spins_is_no_answer_with_its_reason_and_works_on(probes: WorkerPool, function: str) -> None:
     spent = answer(probes, function)
     assert (spent.timed_out, spent.error) == (False, "given up after 0.2 s of CPU time")
     assert answer(probes, "say_limits").error is None
@@ -158,9 +156,7 @@ def test_a_tool_has_the_capabilities_it_is_given_and_no_program_gives_it_more() 
     )  # fmt: skip
     expected = sum(1 << each for each in two)
     assert capabilities() & expected == expected
-    assert [int(lines[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [
-        expected
-    ] * 5
+    assert [int(lines[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")] == [expected] * 5
     assert lines["NoNewPrivs"] == "1"
 
 

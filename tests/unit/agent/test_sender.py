@@ -168,9 +168,7 @@ def test_reports_wait_for_a_controller_that_comes_later(controller: Controller) 
         later.close()
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[]", b'{"node": 1}', b"[" * 100_000, json.dumps({"version": 2}).encode()]
-)
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"node": 1}', b"[" * 100_000, json.dumps({"version": 2}).encode()])
 def test_what_is_no_report_is_refused_with_a_sentence(data: bytes) -> None:
     with pytest.raises(WireError, match="no report"):
         decode_report(data)
@@ -334,9 +332,7 @@ def test_a_server_that_misbehaves_holds_up_nobody_and_the_report_comes_again_as_
 def test_a_report_that_is_refused_for_good_is_dropped_and_the_next_one_sent(status: str) -> None:
     server = Server(says(http(status, b"no", "Connection: close")), FINE)
     counts: Counter[str] = Counter()
-    sender = Sender(
-        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
-    )
+    sender = Sender(server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome]))
     sender.start()
     sender.put(report(1))
     sender.put(report(2))
@@ -363,9 +359,7 @@ def test_a_connection_is_kept_and_one_that_the_server_has_closed_costs_no_failur
 ) -> None:
     counts: Counter[str] = Counter()
     server = Server(says(http("200 OK", b"{}"), then_close=True))  # closes without saying that it will
-    sender = Sender(
-        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
-    )
+    sender = Sender(server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome]))
     sender.start()
     for sequence in (1, 2, 3):
         sender.put(report(sequence))
@@ -379,9 +373,7 @@ def test_an_answer_in_chunks_and_one_without_length_are_understood() -> None:
     chunked = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\n{\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n"
     server = Server(says(chunked), says(b"HTTP/1.0 200 OK\r\n\r\n{}"), FINE)
     counts: Counter[str] = Counter()
-    sender = Sender(
-        server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome])
-    )
+    sender = Sender(server.url, Spool(10**6, 60), trusting(server.url), count=lambda outcome: counts.update([outcome]))
     sender.start()
     for sequence in (1, 2):
         sender.put(report(sequence))
@@ -458,9 +450,7 @@ def test_a_file_name_that_is_no_utf8_keeps_no_report_from_being_sent() -> None:
     assert decode_report(encode(odd)).logs[0].path == "/shared/caf?.log"
 
 
-@pytest.mark.parametrize(
-    "head", [b"", b"HTTP/2 200", b"HTTP/1.1 2000 OK", b"HTTP/1.1 abc", b"HTTP/1.1", b"\xff\xfe"]
-)
+@pytest.mark.parametrize("head", [b"", b"HTTP/2 200", b"HTTP/1.1 2000 OK", b"HTTP/1.1 abc", b"HTTP/1.1", b"\xff\xfe"])
 def test_what_is_no_status_line_is_refused(head: bytes) -> None:
     with pytest.raises(InvalidResponse):
         parse_head(head)
@@ -560,9 +550,7 @@ def test_reports_that_wait_are_full_whoever_takes_them(controller: Controller) -
     assert kinds(controller) == ["1 full", "2 full", "3 full"]
 
 
-def test_every_so_often_a_report_is_full_for_no_reason(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_so_often_a_report_is_full_for_no_reason(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm_watchdog.agent.delivery.sender.FULL_EVERY", 2)
     controller.reply = Reply(takes_changes=True)
     sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))

@@ -39,19 +39,13 @@ def serving(tmp_path: Path, **broken: OSError) -> Iterator[Service]:
     """A daemon whose sender has not been started: what it was given waits in the spool. The collectors in
     `broken` raise."""
     collectors = [
-        replace_field(each, make=lambda _, name=each.name: Broken(broken[name]))
-        if each.name in broken
-        else each
+        replace_field(each, make=lambda _, name=each.name: Broken(broken[name])) if each.name in broken else each
         for each in COLLECTORS
     ]
-    settings = settings_of(
-        parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{tmp_path}'}}")
-    )
+    settings = settings_of(parse_config(f"agent: {{node_name: n1, kernel_log: '', state_directory: '{tmp_path}'}}"))
     agent = Agent(settings, collectors=collectors)
     spool = Spool(10**7, 60)
-    yield Service(
-        agent, Sender("http://127.0.0.1:1", spool, trusting("http://127.0.0.1:1")), AgentMetrics(), Signals()
-    )
+    yield Service(agent, Sender("http://127.0.0.1:1", spool, trusting("http://127.0.0.1:1")), AgentMetrics(), Signals())
     agent.close()
 
 

@@ -37,9 +37,7 @@ DUMP = json.dumps(
 
 
 def process(pid: int, role: Role, rank: int | None) -> Process:
-    return Process(
-        pid=pid, start_ticks=pid, job_id="4", role=role, comm="python", state="S", uid=1000, rank=rank
-    )
+    return Process(pid=pid, start_ticks=pid, job_id="4", role=role, comm="python", state="S", uid=1000, rank=rank)
 
 
 def test_a_dump_of_py_spy() -> None:
@@ -87,9 +85,7 @@ def test_a_main_thread_that_the_interpreter_itself_called_is_in_an_exit_handler(
 
 
 def place_of_rank(thread: ThreadStack) -> Place:
-    stack = ProcessStack(
-        node="n1", pid=7, start_ticks=5, job_id="4", role=Role.RANK, rank=0, threads=(thread,)
-    )
+    stack = ProcessStack(node="n1", pid=7, start_ticks=5, job_id="4", role=Role.RANK, rank=0, threads=(thread,))
     return locate(stack).place
 
 
@@ -140,9 +136,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
             "os_thread_id": train.native_id,
             "thread_name": train.name,
         }
-        dump = _Dump(
-            process(os.getpid(), Role.RANK, 0), "n1", WorkerState(own_uid=os.getuid()), before=before
-        )
+        dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", WorkerState(own_uid=os.getuid()), before=before)
         while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
             time.sleep(0.02)
         dump.finish(

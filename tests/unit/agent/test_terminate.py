@@ -69,9 +69,7 @@ class Orphans:
         executable = self.gpu.with_name("slurmstepd")
         if not executable.exists():
             shutil.copy(os.path.realpath(sys.executable), executable)
-        return self.start(
-            program or STEPD, *words, title=title, uid=0, holds=holds, executable=str(executable)
-        )
+        return self.start(program or STEPD, *words, title=title, uid=0, holds=holds, executable=str(executable))
 
     def wanted(self, pid: int, comm: str = "train") -> ProcessToEnd:
         return ProcessToEnd(
@@ -154,9 +152,7 @@ def test_one_whose_main_thread_has_ended_holds_its_gpu_by_another_and_can_be_end
 
 
 def test_one_that_has_let_go_of_its_gpu_gets_no_signal(orphans: Orphans) -> None:
-    pid = orphans.start(
-        NAME_AND_SAY + "name('train'); os.close(int(os.environ['FD'])); say(); time.sleep(600)"
-    )
+    pid = orphans.start(NAME_AND_SAY + "name('train'); os.close(int(os.environ['FD'])); say(); time.sleep(600)")
     assert end(orphans.wanted(pid), "term").released
     assert not end(orphans.wanted(pid), "kill").sent
     assert orphans.lives(pid)
@@ -217,12 +213,8 @@ def test_one_that_is_not_as_it_was_told_of_gets_no_signal(
     assert why in refusal_of(orphans, replace(wanted, **change))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "name", ["nvidia-cuda-mps-server", "nvidia-persistenced", "Xorg", "nv-hostengine", "slurmd"]
-)
-def test_a_daemon_that_holds_gpus_by_right_is_never_ended_whoever_runs_it(
-    orphans: Orphans, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["nvidia-cuda-mps-server", "nvidia-persistenced", "Xorg", "nv-hostengine", "slurmd"])
+def test_a_daemon_that_holds_gpus_by_right_is_never_ended_whoever_runs_it(orphans: Orphans, name: str) -> None:
     pid = orphans.start(NAME_AND_SAY + f"name({name!r}); say(); time.sleep(600)")
     assert "a daemon that holds GPUs by right" in refusal_of(orphans, orphans.wanted(pid, name[:15]))
 

@@ -204,9 +204,7 @@ def test_the_hung_of_one_kind_are_limited_and_the_others_go_on() -> None:
             asker.hang("identify")
             assert asker.probes.rename("identify", f"identify:{number}")
             assert len(asker.probes.problems()) == (number == MAX_HUNG_OF_GROUP - 1)
-        assert asker.probes.problems() == (
-            "probes: 8 children of identify hang: no more of them are started",
-        )
+        assert asker.probes.problems() == ("probes: 8 children of identify hang: no more of them are started",)
         assert asker.ask("identify", "echo") is None
         assert asker.ask("identify:99", "echo") is None
         assert asker.answer("files:/a:1", "echo").error is None
@@ -303,9 +301,7 @@ def test_a_spawner_that_is_stopped_holds_nobody_up(asker: Asker) -> None:
         asker.probes.check()
     finally:
         os.kill(asker.probes.spawner_pid, signal.SIGCONT)
-    assert wait_until(
-        lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic())
-    )
+    assert wait_until(lambda: asker.probes.poll(clock.monotonic()) or not asker.probes.hung(clock.monotonic()))
     assert asker.answer("a", "echo").error is None
 
 

@@ -188,18 +188,14 @@ def test_after_the_last_step_and_after_an_error_it_is_no_hang_of_gpus() -> None:
     line = ErrorLine(
         node="n1",
         age_s=70,
-        event=Event(
-            kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback"
-        ),
+        event=Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback"),
     )
     assert hang(four(errors=(line,))).truth is Truth.UNKNOWN
     assert hang(four(errors=(replace(line, age_s=500.0),))).truth is Truth.BAD
 
 
 def test_ranks_of_which_none_could_be_dumped_are_judged_by_their_gpus() -> None:
-    undumped = tuple(
-        snapshot(age, [stack(r, (), error="py-spy is not there") for r in range(4)]) for age in (30, 10)
-    )
+    undumped = tuple(snapshot(age, [stack(r, (), error="py-spy is not there") for r in range(4)]) for age in (30, 10))
     assert [c.rank for c in hang(four(snapshots=undumped, **IDLE_RANK)).culprits] == [2]
 
 
@@ -299,7 +295,4 @@ def test_ranks_that_stand_still_in_places_of_their_own_are_told_with_all_their_p
     mine, other = ("forward (net.py)", "train (t.py)"), ("look (data.py)", "train (t.py)")
     found = stalled(four("idles", 0.0, age_s=620.0, snapshots=still(SLEEPS, SLEEPS, mine, other)))
     assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), True)
-    assert (
-        "2 of 4 in sleep (time.py), 1 in forward (net.py), 1 in look (data.py), so nobody is named"
-        in found.summary
-    )
+    assert "2 of 4 in sleep (time.py), 1 in forward (net.py), 1 in look (data.py), so nobody is named" in found.summary

@@ -39,9 +39,7 @@ def look(
         for file, line in (place.rsplit(":", 1),)
     )
     thread = ThreadStack(thread_id=100 + rank, name="MainThread", active=True, frames=own, owns_gil=gil)
-    odd = stack(
-        rank, (), threads=(thread,), main_cpu_s=None, io_bytes=io_bytes, resident_bytes=resident_bytes
-    )
+    odd = stack(rank, (), threads=(thread,), main_cpu_s=None, io_bytes=io_bytes, resident_bytes=resident_bytes)
     return replace(odd, cpu_s=50.0 + cpu * at_s)
 
 
@@ -265,9 +263,7 @@ def test_every_word_for_work_is_found_in_a_name(word: str) -> None:
     stem = word.rstrip("*")
     assert has_word(f"Trainer._do_{stem}_now", WORK)
     assert has_word(f"do{stem.capitalize()}2", WORK)
-    assert has_word(f"{stem}xyz", WORK) is word.endswith("*") or has_word(
-        f"{stem}xyz", tuple(set(WORK) - {word})
-    )
+    assert has_word(f"{stem}xyz", WORK) is word.endswith("*") or has_word(f"{stem}xyz", tuple(set(WORK) - {word}))
 
 
 @pytest.mark.parametrize("word", WAITING)

@@ -64,9 +64,7 @@ TOKENIZING = ("map (datasets/arrow_dataset.py)", "prepare (train.py)")
 
 
 def moved(still_s: float, *, trained: int = 5, looks: int = 4, pauses: tuple[float, ...] = ()) -> Motion:
-    return Motion(
-        last_at=NOW - 10, trained=trained, still_from_at=NOW - still_s, still_looks=looks, pauses_s=pauses
-    )
+    return Motion(last_at=NOW - 10, trained=trained, still_from_at=NOW - still_s, still_looks=looks, pauses_s=pauses)
 
 
 def stepless(*places: tuple[str, ...], cpu_s: float = 0.0, **changes: Any) -> JobView:
@@ -74,8 +72,7 @@ def stepless(*places: tuple[str, ...], cpu_s: float = 0.0, **changes: Any) -> Jo
     uses `cpu_s` from one dump to the next, 100 s later. As if it had trained and then stopped 700 s ago."""
     ranks = [replace(seen(r), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(len(places))]
     dumps = tuple(
-        snapshot(210 - 100 * n, [stack(r, p, cpu_s=cpu_s * n) for r, p in enumerate(places)])
-        for n in range(3)
+        snapshot(210 - 100 * n, [stack(r, p, cpu_s=cpu_s * n) for r, p in enumerate(places)]) for n in range(3)
     )
     given: dict[str, Any] = {
         "processes": tuple(ranks), "progress": None, "run_age_s": 50_000.0, "snapshots": dumps, "motion": moved(700.0),
@@ -158,9 +155,7 @@ def test_the_only_process_of_a_training_without_steps_that_has_stopped_is_named_
     assert ("waits for a lock" if where is LOCK else "waits for its data loader") in found.summary
 
 
-@pytest.mark.parametrize(
-    "where", [("turn (t.py)", "train (t.py)"), ("turn (t.py)", *VALIDATES[1:3], "train (t.py)")]
-)
+@pytest.mark.parametrize("where", [("turn (t.py)", "train (t.py)"), ("turn (t.py)", *VALIDATES[1:3], "train (t.py)")])
 def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_with_its_place_and_may_be_restarted(
     where: tuple[str, ...],
 ) -> None:
@@ -176,9 +171,7 @@ def test_the_only_process_that_raised_and_cannot_exit_is_named_with_its_exceptio
     found = hang(alone(RAISED, errors=(raised(800.0),)))
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
     assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
-    with_steps = alone(
-        RAISED, errors=(raised(70.0),), progress=progress(80.0, last_increase_age_s=80.0), motion=None
-    )
+    with_steps = alone(RAISED, errors=(raised(70.0),), progress=progress(80.0, last_increase_age_s=80.0), motion=None)
     assert [c.rank for c in hang(with_steps).culprits] == [0]
     before = replace(with_steps, errors=(raised(90.0),))
     assert hang(before).truth is Truth.UNKNOWN, "a step was made after the error"
@@ -269,23 +262,17 @@ def dumps(*at_and_stacks: tuple[float, list[ProcessStack]]) -> Run:
     return run
 
 
-def two(
-    at: float, first: tuple[str, ...], second: tuple[str, ...], cpu_s: float
-) -> tuple[float, list[ProcessStack]]:
+def two(at: float, first: tuple[str, ...], second: tuple[str, ...], cpu_s: float) -> tuple[float, list[ProcessStack]]:
     return at, [stack(0, first, cpu_s=cpu_s), stack(1, second, cpu_s=cpu_s)]
 
 
 TRAINING = [two(300.0 * n, BACKWARD, LOADER if n % 2 else COMPUTE, 200.0 * n) for n in range(5)]
 
 
-def test_a_run_that_moves_between_dumps_in_the_code_of_a_training_is_proven_and_what_follows_is_timed() -> (
-    None
-):
+def test_a_run_that_moves_between_dumps_in_the_code_of_a_training_is_proven_and_what_follows_is_timed() -> None:
     run = dumps(*TRAINING)
     assert (
-        run.motion is not None
-        and rank_motion.is_proven(run.motion)
-        and rank_motion.still_s(run.motion, 1200.0) == 0.0
+        run.motion is not None and rank_motion.is_proven(run.motion) and rank_motion.still_s(run.motion, 1200.0) == 0.0
     )
     hung = [two(at, BACKWARD, LOADER, 900.0) for at in (1500.0, 1560.0, 1620.0, 1680.0)]
     run = dumps(*TRAINING, *hung)
@@ -303,9 +290,7 @@ def test_a_dump_that_lacks_a_rank_ends_the_row_and_proves_nothing() -> None:
     alike = [two(60.0 * n, BACKWARD, LOADER, 5.0) for n in range(4)]
     lacks = (240.0, [stack(0, BACKWARD, cpu_s=5.0)])
     run = dumps(*alike, lacks)
-    assert (
-        run.motion is not None and rank_motion.still_s(run.motion, 300.0) == 0.0 and run.motion.trained == 0
-    )
+    assert run.motion is not None and rank_motion.still_s(run.motion, 300.0) == 0.0 and run.motion.trained == 0
     assert len(snapshot_views(run, 300.0)) == 3
 
 
@@ -322,9 +307,7 @@ def test_a_run_that_serves_is_no_training_however_much_it_moves() -> None:
     assert run.motion is not None and not rank_motion.is_proven(run.motion)
 
 
-def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_though_no_step_was_read() -> (
-    None
-):
+def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_though_no_step_was_read() -> None:
     leaving = ("Thread.join (threading.py)", "_shutdown (threading.py)")
     error = raised(800.0, rank=1)
     found = hang(stepless((*BACKWARD[:2], "train (t.py)"), leaving, errors=(error,)))
@@ -334,10 +317,7 @@ def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_t
 
 def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothing() -> None:
     spin = ("spin (t.py)", "train (t.py)")
-    running = [
-        snapshot(210 - 100 * n, [stack(0, BARRIER), stack(1, spin, cpu_s=0.4 * n, state="R")])
-        for n in range(3)
-    ]
+    running = [snapshot(210 - 100 * n, [stack(0, BARRIER), stack(1, spin, cpu_s=0.4 * n, state="R")]) for n in range(3)]
     ranks = tuple(replace(seen(r, world_size=2), cpu_ratio=0.0, io_bytes_s=0.0) for r in range(2))
     here = slurm_job(nodes=("n1",))
     view = stepless(BARRIER, spin, snapshots=tuple(running), processes=ranks, job=here)

@@ -101,9 +101,7 @@ def report_of(text: str, read: dict[str, Any]) -> Report:
             checkpoints=(checkpoint,),
             problems=(text,),
             node_events=(
-                NodeEvent(
-                    source="kernel_log", name="x", severity="error", age_s=1.0, line=read["kernel line"]
-                ),
+                NodeEvent(source="kernel_log", name="x", severity="error", age_s=1.0, line=read["kernel line"]),
             ),  # type: ignore[arg-type]
             results=(CommandResult(command_id="c", ok=False, error=text, evidence=evidence),),
         )
@@ -143,9 +141,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     answers |= asyncio.run(ask(make_page(controller, "", Person(knows_password=True))))
     explanation = json.loads(answers["GET /v1/incidents/abc123"][1])
     numbers = [each["number"] for each in explanation["evidence"]]
-    documents = {
-        number: json.loads(journal.evidence.document("abc123", number) or b"null") for number in numbers
-    }
+    documents = {number: json.loads(journal.evidence.document("abc123", number) or b"null") for number in numbers}
     notice = Notice(topic=Topic.OPENED, incident=incident, at=1.0)
     record = logging.LogRecord("slurm_watchdog", logging.WARNING, "x.py", 1, "incident: %s", (text,), None)
     found = {route: body for route, (_, body) in answers.items()}
@@ -179,9 +175,7 @@ def test_a_secret_planted_in_each_kind_of_text_is_found_in_nothing_that_is_kept_
         assert len(exits) > 20
 
 
-def test_without_the_masks_the_same_secrets_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_masks_the_same_secrets_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the test above cannot pass for want of a way."""
     plain = "quite an ordinary text of 0123456789 characters"
     exits = every_exit(plain, tmp_path)

@@ -102,9 +102,7 @@ def test_a_key_of_several_lines_is_masked_from_its_first_line_to_its_last() -> N
     assert mask_lines(["before", *key, "after"]) == ["before", *[MASK] * len(key), "after"]
     assert mask_lines([*key[7:], "after"]) == [*[MASK] * len(key[7:]), "after"], "its beginning was cut off"
     assert mask_lines([*key[:7]]) == [MASK] * 7, "its end is not written yet"
-    assert mask_lines([key[0], *["x"] * PEM_LINES, "after"])[-1] == "after", (
-        "one that never ends hides no log"
-    )
+    assert mask_lines([key[0], *["x"] * PEM_LINES, "after"])[-1] == "after", "one that never ends hides no log"
     assert mask_lines(["one", "two"]) == ["one", "two"]
 
 

@@ -136,9 +136,7 @@ def test_status_as_json_is_the_document_of_the_controller_with_the_same_exit_cod
 
 
 def test_a_job_of_which_little_is_known_is_printed_with_dashes(controller: FakeController) -> None:
-    unknown = dict.fromkeys(
-        ["step", "total_steps", "step_s", "progress_age_s", "limit_s", "phase", "checkpoint_step"]
-    )
+    unknown = dict.fromkeys(["step", "total_steps", "step_s", "progress_age_s", "limit_s", "phase", "checkpoint_step"])
     controller.answers["GET", "/v1/status"] = status(jobs=[job(**unknown, nodes=[])])
     result = run("status", socket=controller.path)
     assert result.exit_code == 0
@@ -168,10 +166,7 @@ def test_a_terminal_gets_colour_unless_no_color_is_set(controller: FakeControlle
     controller.answers["GET", "/v1/status"] = status()
     coloured = run("status", socket=controller.path, FORCE_COLOR="1", TERM="xterm").stdout
     assert "\x1b[32m" in coloured
-    assert (
-        "\x1b[3"
-        not in run("status", socket=controller.path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
-    )
+    assert "\x1b[3" not in run("status", socket=controller.path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
 
 
 # --------------------------------------------------------------------------------------------- failures
@@ -509,7 +504,9 @@ def test_restart_says_what_it_waits_for_and_until_when_once(controller: FakeCont
 
 
 def test_restart_of_a_job_that_hangs_needs_now_where_nobody_can_be_asked(controller: FakeController) -> None:
-    sentence = "job 4711 hangs: its loop cannot see a kill switch. It can be requeued now, from checkpoint 90: ask with --now"
+    sentence = (
+        "job 4711 hangs: its loop cannot see a kill switch. It can be requeued now, from checkpoint 90: ask with --now"
+    )
     controller.answers["POST", "/v1/restart"] = (409, {"error": sentence, "code": "hangs"})
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1 and "ask with --now" in result.output
@@ -553,9 +550,7 @@ def test_restart_without_waiting_leaves_after_the_verdict(controller: FakeContro
 
 
 def test_a_suppressed_restart_names_its_guard(controller: FakeController) -> None:
-    controller.answers["POST", "/v1/restart"] = allowed(
-        verdict="suppressed", by="storage", reason="/s does not answer"
-    )
+    controller.answers["POST", "/v1/restart"] = allowed(verdict="suppressed", by="storage", reason="/s does not answer")
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1
     assert result.stdout == "Restart of job 4711 was refused (guard: storage): /s does not answer\n"
@@ -598,9 +593,7 @@ def test_check_config_prints_every_error_with_its_line_and_exits_with_2(tmp_path
 def test_check_config_is_content_with_the_example(checkout: Path) -> None:
     result = run("check-config", str(checkout / "config.example.yaml"))
     assert (result.exit_code, "is fine: mode observe" in result.stdout) == (0, True)
-    assert (
-        json.loads(run("check-config", str(checkout / "config.example.yaml"), "--json").stdout)["ok"] is True
-    )
+    assert json.loads(run("check-config", str(checkout / "config.example.yaml"), "--json").stdout)["ok"] is True
 
 
 @pytest.mark.parametrize("service", ["agent", "controller"])
@@ -649,9 +642,7 @@ def test_incidents_counts_as_firing_neither_explained_ones_nor_a_persons_restart
 
 def completed(words: list[str], begun: str) -> list[tuple[str, str]]:
     """(type, word) of what a shell would offer."""
-    offers = ShellComplete(main, {}, "slurm-watchdog", "_SLURM_WATCHDOG_COMPLETE").get_completions(
-        words, begun
-    )
+    offers = ShellComplete(main, {}, "slurm-watchdog", "_SLURM_WATCHDOG_COMPLETE").get_completions(words, begun)
     return [(each.type, each.value) for each in offers]
 
 
@@ -688,9 +679,7 @@ def test_incidents_on_eighty_columns_are_a_table_with_the_whole_sentence(control
         incident(id="0123456789ab", summary=said),
         incident(id="ba9876543210", inhibited_by="0123456789ab"),
     ]
-    result = run(
-        "incidents", socket=controller.path, FORCE_COLOR="1", COLUMNS="80", NO_COLOR="1", TERM="xterm"
-    )
+    result = run("incidents", socket=controller.path, FORCE_COLOR="1", COLUMNS="80", NO_COLOR="1", TERM="xterm")
     lines = [line for line in result.stdout.splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
     assert lines[1].split() == ["ID", "STATE", "JOB", "SUMMARY"]

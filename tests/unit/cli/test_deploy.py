@@ -105,18 +105,11 @@ def test_a_unit_leaves_little_open(checkout: Path, unit: str) -> None:
 
 def settings_of(checkout: Path, name: str) -> list[tuple[str, str]]:
     lines = (checkout / "systemd" / name).read_text().splitlines()
-    return [
-        (key, value)
-        for line in lines
-        if line[:1] not in ("#", "[", "")
-        for key, _, value in [line.partition("=")]
-    ]
+    return [(key, value) for line in lines if line[:1] not in ("#", "[", "") for key, _, value in [line.partition("=")]]
 
 
 def test_the_agent_has_no_capability_and_the_helper_those_that_are_tested(checkout: Path) -> None:
-    agent, helper = (
-        dict(settings_of(checkout, f"slurm-watchdog-{each}.service")) for each in ("agent", "helper")
-    )
+    agent, helper = (dict(settings_of(checkout, f"slurm-watchdog-{each}.service")) for each in ("agent", "helper"))
     assert (agent["CapabilityBoundingSet"], agent["AmbientCapabilities"]) == ("", "")
     wanted = " ".join(f"CAP_{each.upper()}" for each in helper_process.CAPABILITIES)
     assert set(helper["CapabilityBoundingSet"].split()) == set(wanted.split())
@@ -139,9 +132,7 @@ def test_no_group_reads_what_the_controller_keeps_and_people_are_in_a_group_of_t
 
 
 def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
-    users = re.findall(
-        r"^u (\S+)", (checkout / "systemd/sysusers.d/slurm-watchdog.conf").read_text(), re.MULTILINE
-    )
+    users = re.findall(r"^u (\S+)", (checkout / "systemd/sysusers.d/slurm-watchdog.conf").read_text(), re.MULTILINE)
     for unit in UNITS:
         settings = dict(settings_of(checkout, f"{unit}.service"))
         assert settings["User"] == settings["Group"]
@@ -164,9 +155,7 @@ def test_users_socket_and_directories_fit_together(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", ["slurm-watchdog-agent", "slurm-watchdog-helper"])
-def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(
-    checkout: Path, unit: str
-) -> None:
+def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(checkout: Path, unit: str) -> None:
     settings = settings_of(checkout, f"{unit}.service")
     names = {key for key, _ in settings}
     assert not names & {
@@ -183,9 +172,7 @@ def test_no_unit_of_a_compute_node_makes_systemd_walk_into_mounts_that_may_hang(
 
 def test_a_path_among_the_credentials_is_where_systemd_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     text = 'security: {page_token_file: "${CREDENTIALS_DIRECTORY}/token"}'
-    assert (
-        parse_config(text).security.page_token_file == "/run/credentials/token"
-    )  # by hand: nothing can be read there
+    assert parse_config(text).security.page_token_file == "/run/credentials/token"  # by hand: nothing can be read there
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/slurm-watchdog-agent.service")
     token = parse_config(text).security.page_token_file
     assert token == "/run/credentials/slurm-watchdog-agent.service/token"

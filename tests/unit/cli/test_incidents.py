@@ -35,9 +35,7 @@ ROWS = [
         (IncidentFilter(kinds=("log_error",), limit=1), "c"),
     ],
 )
-def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(
-    wanted: IncidentFilter, ids: str
-) -> None:
+def test_incidents_with_filters_lists_those_that_pass_all_in_their_order(wanted: IncidentFilter, ids: str) -> None:
     found = wanted.apply(list(ROWS), NOW)
     assert "".join(each.id for each, _ in found) == ids
     assert [row["id"] for _, row in found] == list(ids)

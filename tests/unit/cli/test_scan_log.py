@@ -110,9 +110,7 @@ def test_packed_files_are_read(tmp_path: Path, crashed: Path, pack: Any) -> None
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="no zstd here")
 @pytest.mark.parametrize("cut", [1, 2])
-def test_bundle_packed_with_zstd_is_unpacked_by_the_program_zstd(
-    tmp_path: Path, crashed: Path, cut: int
-) -> None:
+def test_bundle_packed_with_zstd_is_unpacked_by_the_program_zstd(tmp_path: Path, crashed: Path, cut: int) -> None:
     path = tmp_path / "train.log.zst"
     packed = subprocess.run(["zstd", "-q", "-c", str(crashed)], capture_output=True, check=True).stdout
     path.write_bytes(packed[: len(packed) // cut])
@@ -148,9 +146,9 @@ def test_standard_input_is_read(crashed: Path) -> None:
         lambda text: text.decode().encode("utf-16-le"),
         lambda text: text.replace(b"loss", b"\0\0loss"),
         lambda text: b"\x1b[32m" + text.replace(b"step", b"\x1b[1mstep\x1b[0m"),
-        lambda text: text.replace(
-            b"[rank5]: Trace", "caf\xe9 \xe0\n[rank5]: Trace".encode("latin-1")
-        ).replace(b"\n", b"", 1),
+        lambda text: text.replace(b"[rank5]: Trace", "caf\xe9 \xe0\n[rank5]: Trace".encode("latin-1")).replace(
+            b"\n", b"", 1
+        ),
         lambda text: b"> " + text.replace(b"\n", b"\n> "),
     ],
     ids=["crlf", "utf-16", "utf-16 without its mark", "zeros", "colours", "latin-1", "quoted"],
@@ -242,9 +240,7 @@ def test_a_rank_whose_file_is_not_here_is_not_said_to_be_silent(tmp_path: Path) 
 def test_a_file_named_for_an_address_is_of_that_host(tmp_path: Path) -> None:
     for number in range(3):
         what = (
-            "OSError: [Errno 28] No space left on device"
-            if number == 2
-            else "RuntimeError: Connection closed by peer"
+            "OSError: [Errno 28] No space left on device" if number == 2 else "RuntimeError: Connection closed by peer"
         )
         (tmp_path / f"10.0.0.{number}.log").write_text(f"[rank{number}]: {what}\n")
     verdict = answer(*sorted(tmp_path.iterdir()))[0]["verdict"]

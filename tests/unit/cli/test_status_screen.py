@@ -92,16 +92,12 @@ def test_a_sparkline_shows_changes_and_no_noise(values: tuple[float, ...], line:
         (5.0, 0.0, ""),
     ],
 )
-def test_a_gauge_shows_how_much_of_the_limit_has_passed(
-    age_s: float | None, limit_s: float | None, bar: str
-) -> None:
+def test_a_gauge_shows_how_much_of_the_limit_has_passed(age_s: float | None, limit_s: float | None, bar: str) -> None:
     assert status_screen.gauge(age_s, limit_s) == bar
 
 
 def test_jobs_in_trouble_come_first_then_those_near_their_limit() -> None:
-    rows = jobs(
-        {}, {"progress_age_s": 55.0}, {"ranks_alive": 7}, {"progress_age_s": 90.0}, {"progress_age_s": None}
-    )
+    rows = jobs({}, {"progress_age_s": 55.0}, {"ranks_alive": 7}, {"progress_age_s": 90.0}, {"progress_age_s": None})
     ranked = status_screen.urgent_first(parse(status(jobs=rows)).jobs)
     assert [each.job_id for each in ranked] == ["3", "2", "1", "0", "4"]
     assert [status_screen.style_of(each) for each in ranked] == ["red", "red", "yellow", "", ""]
@@ -137,9 +133,7 @@ def test_the_screen_is_never_higher_than_the_terminal(height: int) -> None:
 
 def test_hostile_names_move_no_cursor_and_break_no_line() -> None:
     plain = drawn(status(jobs=[job(user="x", phase="y")], open=[OPEN]))
-    text = drawn(
-        status(jobs=[job(user=HOSTILE, phase=HOSTILE)], open=[{**OPEN, "summary": HOSTILE, "kind": HOSTILE}])
-    )
+    text = drawn(status(jobs=[job(user=HOSTILE, phase=HOSTILE)], open=[{**OPEN, "summary": HOSTILE, "kind": HOSTILE}]))
     assert len(text.splitlines()) == len(plain.splitlines())
     for bad in ("\x1b", "\x9b", "\r", "\u202e", "\u200b", "\x07"):
         assert bad not in text
@@ -168,9 +162,7 @@ def test_on_a_terminal_it_draws_until_ctrl_c_and_leaves_the_screen_as_it_was(
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="120", LINES="30")
-        os.execv(
-            PROGRAM[0], [*PROGRAM, "status", "--watch", "--every", "0.2", "--socket", str(controller.path)]
-        )
+        os.execv(PROGRAM[0], [*PROGRAM, "status", "--watch", "--every", "0.2", "--socket", str(controller.path)])
     seen, deadline = b"", time.monotonic() + 300
     while len(controller.requests) < 4:
         assert time.monotonic() < deadline, seen

@@ -63,9 +63,7 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
         "typing_extensions", "statistics", "random",
     }  # fmt: skip
     modules = ("__main__", "delivery.sender", "delivery.connect", "delivery.munge_connection", "metrics")
-    program = (
-        f"import sys, {', '.join('slurm_watchdog.agent.' + each for each in modules)}; print(*sys.modules)"
-    )
+    program = f"import sys, {', '.join('slurm_watchdog.agent.' + each for each in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr
     assert not heavy & set(done.stdout.split())
@@ -74,9 +72,7 @@ def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
 def test_the_command_becomes_the_agent_and_keeps_its_pid(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     url = "controller_url: 'http://127.0.0.1:1'"
-    file.write_text(
-        f"agent: {{{url}, node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}}\n"
-    )
+    file.write_text(f"agent: {{{url}, node_name: n7, interval: 200ms, metrics_listen: '', state_directory: ''}}\n")
     command = [
         sys.executable,
         "-c",

@@ -154,8 +154,7 @@ def test_an_unknown_key_gets_a_suggestion_or_the_list_of_known_ones() -> None:
     assert problems("controler: {}\n") == [(1, "controler", "unknown key; did you mean 'controller'?")]
     ((_, _, message),) = problems("slurm:\n  zzz: 1\n")
     assert (
-        message
-        == "unknown key; known keys: client, pyslurm_python, bin_directory, token_file, poll_interval, deadline"
+        message == "unknown key; known keys: client, pyslurm_python, bin_directory, token_file, poll_interval, deadline"
     )
 
 
@@ -251,9 +250,7 @@ def test_several_cross_checks_fail_at_once() -> None:
     assert [path for _, path, _ in found] == ["jobs.kill_switch", "jobs.kill_switch"]
 
 
-@pytest.mark.parametrize(
-    "template", ["/r/{job_id}", "{workdir}/kill.{job_id}.{restarts}", "/s/{user}/{job_id}"]
-)
+@pytest.mark.parametrize("template", ["/r/{job_id}", "{workdir}/kill.{job_id}.{restarts}", "/s/{user}/{job_id}"])
 def test_a_kill_switch_may_lie_where_the_trainer_looks(template: str) -> None:
     text = f"jobs:\n  kill_switch: '{template}'\n"
     assert parse_config(f"{text}  kill_switch_prefixes: [/r, /s]\n").jobs.kill_switch == template
@@ -299,9 +296,7 @@ def test_durations_are_seconds(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("8MiB", 8388608), ("1 KiB", 1024), ("0B", 0), ("1.5GiB", 1610612736)]
-)
+@pytest.mark.parametrize(("text", "size"), [("8MiB", 8388608), ("1 KiB", 1024), ("0B", 0), ("1.5GiB", 1610612736)])
 def test_sizes_are_bytes(text: str, size: int) -> None:
     assert parse_size(text) == size
 

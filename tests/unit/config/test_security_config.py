@@ -62,9 +62,7 @@ def test_auto_is_certificates_where_their_directory_is_set_and_else_munge(text: 
         ("security: {mode: munge, agent_user: ''}", "security.agent_user", ""),
     ],
 )
-def test_security_settings_that_contradict_are_refused_with_key_and_remedy(
-    text: str, path: str, words: str
-) -> None:
+def test_security_settings_that_contradict_are_refused_with_key_and_remedy(text: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         parse_config(text)
     assert [each.path for each in raised.value.problems] == [path]

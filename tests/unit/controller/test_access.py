@@ -190,9 +190,7 @@ def doors(person: Person, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
     controller: Any = Controller(path)
     monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.operators_of", lambda names: OPERATORS)
-    monkeypatch.setattr(
-        "slurm_watchdog.controller.api.local_socket.peer_of", lambda request: (person.uid, "somebody")
-    )
+    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.peer_of", lambda request: (person.uid, "somebody"))
     page = make_page(controller, "")
     if person.uid is None:
         return asyncio.run(ask(page))
@@ -290,9 +288,7 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     assert owner_s["evidence"] == [], "what is stored with an incident of two users is for operators"
 
 
-def test_the_lines_of_a_node_s_kernel_are_for_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lines_of_a_node_s_kernel_are_for_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     route = "GET /v1/incidents/abc123/evidence/2"
     told = {
         who: "a kernel line" in doors(person, tmp_path / str(at), monkeypatch)[route][1]
@@ -320,9 +316,7 @@ def test_the_lines_of_a_node_s_kernel_are_for_operators(
         ((OWNER,), Person(knows_password=True), True),
     ],
 )
-def test_evidence_is_for_its_only_owner_and_for_operators(
-    owners: tuple[int, ...], person: Person, sees: bool
-) -> None:
+def test_evidence_is_for_its_only_owner_and_for_operators(owners: tuple[int, ...], person: Person, sees: bool) -> None:
     assert may_see(owners, person, OPERATORS) is sees
 
 

@@ -55,9 +55,7 @@ BUSY_MALLORY = tuple(done(job_id, MALLORY) for job_id in MANY)
 
 @pytest.mark.parametrize("guard", [name for name, _ in GUARDS])
 @pytest.mark.parametrize("running", [2, 10, 100, 1000])
-def test_a_guard_with_all_that_one_user_can_do_holds_nothing_back_from_another(
-    guard: str, running: int
-) -> None:
+def test_a_guard_with_all_that_one_user_can_do_holds_nothing_back_from_another(guard: str, running: int) -> None:
     objection = dict(GUARDS)[guard](INCIDENT, world(JOB, BUSY_MALLORY, running), LIMITS)
     assert objection is None
 
@@ -86,9 +84,7 @@ def test_in_trouble_jobs_whose_owner_is_not_known_count_as_one_users() -> None:
 
 
 def test_orphans_of_many_jobs_of_one_user_are_no_storm_for_another() -> None:
-    one = replace(
-        INCIDENT, kind=IncidentKind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),)
-    )
+    one = replace(INCIDENT, kind=IncidentKind.ORPHAN_GPU_PROCESS, processes=(replace(PROCESS, uid=VICTIM, job_id="1"),))
     many = [replace(one, processes=(replace(PROCESS, uid=MALLORY, job_id=str(n)),)) for n in range(9)]
     crowd = orphans_at_once(one, one.processes[0], [one, *many])
     assert (crowd.users, crowd.own) == (2, 1)

@@ -25,19 +25,13 @@ def job(number: int, *, phase: str | None = None, step: int | None = 5) -> JobVi
     )
 
 
-def show(
-    metrics: ControllerMetrics, jobs: Sequence[JobView], incidents: Sequence[Incident] = ()
-) -> list[str]:
+def show(metrics: ControllerMetrics, jobs: Sequence[JobView], incidents: Sequence[Incident] = ()) -> list[str]:
     metrics.show(ClusterView(now=0.0, jobs=tuple(jobs)), {}, incidents)
     return [line for line in metrics.text().decode().splitlines() if line and not line.startswith("#")]
 
 
 def of_job(lines: list[str], number: int) -> set[str]:
-    return {
-        line.partition("{")[0].removeprefix("slurm_watchdog_")
-        for line in lines
-        if f'job_id="{number}"' in line
-    }
+    return {line.partition("{")[0].removeprefix("slurm_watchdog_") for line in lines if f'job_id="{number}"' in line}
 
 
 def test_series_of_a_job_go_with_it_and_those_of_a_run_that_has_made_no_step_yet() -> None:
@@ -81,9 +75,7 @@ def test_gpu_time_is_lost_while_a_job_stands_still_once_for_all_its_incidents() 
     assert time.add(ClusterView(now=0.0, jobs=(busy,)), ()) == 0.0
     assert time.add(ClusterView(now=5.0, jobs=(busy,)), (slow,)) == 0.0
     assert time.add(ClusterView(now=10.0, jobs=(busy,)), (hang, dead)) == 8 * 60.0
-    assert (
-        time.add(ClusterView(now=15.0, jobs=(job(1),)), (hang, dead)) == 8 * 5.0
-    )  # the ranks have died, not the job
+    assert time.add(ClusterView(now=15.0, jobs=(job(1),)), (hang, dead)) == 8 * 5.0  # the ranks have died, not the job
     assert time.add(ClusterView(now=20.0), (hang,)) == 0.0  # it is queued again
     assert time.add(ClusterView(now=25.0, jobs=(busy,)), (hang,)) == 8 * 5.0  # it starts
     assert time.add(ClusterView(now=9999.0, jobs=(busy,)), (hang,)) == 8 * 60.0  # we stood still ourselves
@@ -102,9 +94,7 @@ def test_a_job_is_in_one_phase() -> None:
     ]
 
 
-def test_there_are_never_more_than_20000_series_and_what_is_left_out_is_counted_and_not_the_job_in_trouble() -> (
-    None
-):
+def test_there_are_never_more_than_20000_series_and_what_is_left_out_is_counted_and_not_the_job_in_trouble() -> None:
     metrics = ControllerMetrics()
     last = MAX_JOBS + 500
     incident = Incident(

@@ -20,9 +20,7 @@ from slurm_watchdog.controller.reload import reload_config, why_not, why_not_add
 from tests.builders.identity_files import controller_files, make_authority
 
 
-def test_a_file_with_errors_is_not_taken_and_each_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_with_errors_is_not_taken_and_each_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("mode: obey\nagent:\n  intervall: 5s\n")
     assert not reload_config(str(file), Config())
@@ -49,13 +47,9 @@ def test_a_knowledge_file_that_changed_is_taken_and_a_broken_one_is_not(
     tmp_path.chmod(0o755)
     file.write_text(f"knowledge: {{directory: {tmp_path}}}\n")
     running = load_config(str(file))
-    row.write_text(
-        "[xid 901]\nname: acme\nmeans: A number of this site\nblame: driver\nseverity: loud\nsource: ACME\n"
-    )
+    row.write_text("[xid 901]\nname: acme\nmeans: A number of this site\nblame: driver\nseverity: loud\nsource: ACME\n")
     assert not reload_config(str(file), running)
-    assert (
-        f"{row}:1: [xid 901]: `severity` is one of info, warning, error, critical, not 'loud'" in caplog.text
-    )
+    assert f"{row}:1: [xid 901]: `severity` is one of info, warning, error, critical, not 'loud'" in caplog.text
     row.write_text(row.read_text().replace("loud", "warning"))
     assert reload_config(str(file), running)
 
@@ -87,7 +81,9 @@ def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one
     tls = controller_files(make_authority(tmp_path / "ca", time.time())).directory
 
     def text(mode: str) -> str:
-        controller = f"{{listen: '127.0.0.1:{port}', page_listen: '', socket: {tmp_path}/s, state_directory: {tmp_path}/state}}"
+        controller = (
+            f"{{listen: '127.0.0.1:{port}', page_listen: '', socket: {tmp_path}/s, state_directory: {tmp_path}/state}}"
+        )
         security = f"{{tls_directory: {tls}}}"
         return f"mode: {mode}\ncontroller: {controller}\nsecurity: {security}\nslurm: {{client: command_line, bin_directory: {tmp_path}}}\n"
 

@@ -259,21 +259,15 @@ def test_what_is_wrong_with_a_card_outlives_the_job_that_suffered_from_it() -> N
 def test_a_job_that_stands_does_not_wait_for_stacks_that_may_never_come() -> None:
     story = Story()
     suspicion = replace(UNKNOWN, wanted=(StackRequest(job_id="7"),))
-    assert story.after(0, suspicion, bad(IncidentKind.STALLED_PROGRESS)) == [
-        (IncidentKind.STALLED_PROGRESS, FIRING)
-    ]
+    assert story.after(0, suspicion, bad(IncidentKind.STALLED_PROGRESS)) == [(IncidentKind.STALLED_PROGRESS, FIRING)]
     story.after(60, BAD, bad(IncidentKind.STALLED_PROGRESS))
     assert told(story) == {HANG}
 
 
 def test_who_stays_in_its_teardown_is_told_although_those_that_left_are_a_suspicion_of_their_own() -> None:
     story = Story()
-    suspicion = replace(
-        UNKNOWN, kind=IncidentKind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), duration_s=200.0
-    )
-    assert story.after(0, suspicion, bad(IncidentKind.WEDGED_TEARDOWN)) == [
-        (IncidentKind.WEDGED_TEARDOWN, FIRING)
-    ]
+    suspicion = replace(UNKNOWN, kind=IncidentKind.LINGERING_JOB, wanted=(StackRequest(job_id="7"),), duration_s=200.0)
+    assert story.after(0, suspicion, bad(IncidentKind.WEDGED_TEARDOWN)) == [(IncidentKind.WEDGED_TEARDOWN, FIRING)]
 
 
 def test_a_wedged_teardown_explains_the_hang_in_it() -> None:

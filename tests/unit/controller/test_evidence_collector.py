@@ -143,9 +143,7 @@ DECISION = Decision(
 def rank_evidence(rank: int, dumps: int = 3, threads: int = 1) -> RankEvidence:
     lines = LOADER if rank == 3 else RECV
     first = tuple(
-        ThreadStack(
-            thread_id=100 + rank + n, name="MainThread" if n == 0 else "t", active=False, frames=frames(lines)
-        )
+        ThreadStack(thread_id=100 + rank + n, name="MainThread" if n == 0 else "t", active=False, frames=frames(lines))
         for n in range(threads)
     )
     same = tuple(each.thread_id for each in first)
@@ -159,9 +157,7 @@ def rank_evidence(rank: int, dumps: int = 3, threads: int = 1) -> RankEvidence:
 
 
 def evidence(node: str, job_id: str = "7") -> NodeEvidence:
-    return NodeEvidence(
-        node=node, job_id=job_id, ranks=tuple(rank_evidence(r) for r in range(4) if node_of(r) == node)
-    )
+    return NodeEvidence(node=node, job_id=job_id, ranks=tuple(rank_evidence(r) for r in range(4) if node_of(r) == node))
 
 
 def answer(node: str, command: Command) -> CommandResult:
@@ -171,9 +167,7 @@ def answer(node: str, command: Command) -> CommandResult:
 class Agents:
     """Fetch commands as agents do, and answer as `answers` says (node -> what it makes of a command; None: nothing)."""
 
-    def __init__(
-        self, controller: Controller, **answers: Callable[[str, Command], CommandResult | None]
-    ) -> None:
+    def __init__(self, controller: Controller, **answers: Callable[[str, Command], CommandResult | None]) -> None:
         self._c, self._answers = controller, answers
         self.asked: list[tuple[str, Command]] = []
 
@@ -421,9 +415,7 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
 
 
 @pytest.mark.parametrize("by", ["fire", "operation"])
-def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(
-    controller: Controller, by: str
-) -> None:
+def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(controller: Controller, by: str) -> None:
     """The demo's case: evidence of one fault, four seconds before another fault of the same run begins: a
     minute later, or at once where an action waits for it."""
     apart_s = 0.4
@@ -541,9 +533,7 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return answer(node, command)
 
     agents = Agents(controller, n1=count)
-    jobs = [
-        replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(LIMITS.finished_kept + 20)
-    ]
+    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(LIMITS.finished_kept + 20)]
 
     async def story() -> list[Collected]:
         made = [controller.collector.collect(job, clock.monotonic()) for job in jobs]
@@ -695,9 +685,7 @@ def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(
 
 def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> None:
     shared = evidence_collection.SharedFrames()
-    decoded = [
-        msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)
-    ]
+    decoded = [msgspec.json.decode(msgspec.json.encode(rank_evidence(n % 4)), type=RankEvidence) for n in range(1000)]
     rows = [shared.of(each) for each in decoded]
     stacks = {id(thread.frames) for row in rows for dump in row.dumps for thread in dump.threads}
     assert len(stacks) == 2

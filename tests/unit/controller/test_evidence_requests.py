@@ -92,9 +92,7 @@ def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
         await settle()
         for node, command in place.fetched():
             stacks = tuple(stack(rank, RECV) for rank in range(2)) if node == "n1" else ()
-            place.commands.resolve(
-                CommandResult(command_id=command.id, ok=node == "n1", stacks=stacks, error="hung")
-            )
+            place.commands.resolve(CommandResult(command_id=command.id, ok=node == "n1", stacks=stacks, error="hung"))
         await settle()
         view = place.state.job_view("7", NOW + 1)
         assert view is not None
@@ -188,16 +186,12 @@ def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
     async def story() -> None:
         place = Place()
         for n in range(10):
-            place.requests.probe(
-                MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW
-            )
+            place.requests.probe(MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW)
         place.requests.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
         await settle()
         asked = [command.uid for _, command in place.fetched() if isinstance(command, ProbeMount)]
         assert asked == [1500, 1500, 1500, 1501]
-        assert [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)] == [
-            ("probes", 1500, 7)
-        ]
+        assert [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)] == [("probes", 1500, 7)]
         await place.requests.close()
 
     asyncio.run(story())

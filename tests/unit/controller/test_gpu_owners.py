@@ -42,10 +42,7 @@ def test_a_culprit_with_node_and_pid_gets_its_gpu(known: GpuPids) -> None:
 
 
 def test_what_is_not_known_stays_none(known: GpuPids) -> None:
-    assert (
-        names(known, Culprit(node="n2", pid=100), Culprit(node="n1"), Culprit(pid=100), Culprit())
-        == [None] * 4
-    )
+    assert names(known, Culprit(node="n2", pid=100), Culprit(node="n1"), Culprit(pid=100), Culprit()) == [None] * 4
     assert names(known, Culprit(node="n1", pid=4000)) == [None], "it belongs to no job"
 
 

@@ -131,9 +131,7 @@ JUDGED = {"no tick", "late tick", "journal", "Slurm's answer is an error", "Slur
 
 
 @pytest.mark.parametrize("what", sorted(BLIND.keys() - JUDGED))
-def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(
-    what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = BLIND[what]
     found = health(given)
     print_status(msgspec.convert(status_of(given, found), Status))
@@ -145,9 +143,7 @@ def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(
 @pytest.mark.parametrize("why", NotJudged)
 def test_every_reason_for_not_judging_is_reached_says_what_to_do_and_has_its_series(why: NotJudged) -> None:
     found = next(
-        health(given)
-        for given in BLIND.values()
-        if any(each.not_judged is why for each in health(given).jobs)
+        health(given) for given in BLIND.values() if any(each.not_judged is why for each in health(given).jobs)
     )
     assert found.jobs[0].todo
     metrics = ControllerMetrics()
@@ -164,9 +160,7 @@ def test_a_job_without_steps_is_given_the_advice_for_its_framework(row: Any) -> 
     assert row.title in job.reason
 
 
-@pytest.mark.parametrize(
-    "changes", [{"run_age_s": 5.0}, {"run_age_s": 5.0, "log": None}, {"run_age_s": 59.0}]
-)
+@pytest.mark.parametrize("changes", [{"run_age_s": 5.0}, {"run_age_s": 5.0, "log": None}, {"run_age_s": 59.0}])
 def test_a_job_that_has_just_begun_is_starting(changes: dict[str, Any]) -> None:
     (job,) = health(seen(stepless(**changes))).jobs
     assert (job.state, job.level) == ("starting", Level.OK)
@@ -192,9 +186,7 @@ def test_a_job_whose_steps_are_unread_and_that_is_judged_by_other_signs_is_judge
 def test_a_job_with_such_an_incident_has_its_word_also_where_nothing_is_seen(
     kind: IncidentKind, what: str | None
 ) -> None:
-    given = replace(
-        BLIND[what] if what else seen(), incidents=(fires(kind),), acting={"7": "its requeue is under way"}
-    )
+    given = replace(BLIND[what] if what else seen(), incidents=(fires(kind),), acting={"7": "its requeue is under way"})
     found = health(given)
     assert (found.level, found.jobs[0].state, found.jobs[0].level) == (
         Level.CRITICAL,
@@ -216,20 +208,12 @@ def test_an_incident_that_another_explains_and_a_persons_own_restart_are_counted
     assert status_of(given, found)["incidents"]["firing"] == 1
     metrics = ControllerMetrics()
     metrics.show_health(found, given.incidents)
-    series = [
-        line
-        for line in metrics.text().decode().splitlines()
-        if line.startswith("slurm_watchdog_job_incident{")
-    ]
-    assert series == [
-        'slurm_watchdog_job_incident{job_id="7",kind="filesystem_outage",severity="critical"} 1.0'
-    ]
+    series = [line for line in metrics.text().decode().splitlines() if line.startswith("slurm_watchdog_job_incident{")]
+    assert series == ['slurm_watchdog_job_incident{job_id="7",kind="filesystem_outage",severity="critical"} 1.0']
 
 
 def test_an_incident_outranks_blindness_and_blindness_a_warning() -> None:
-    given = seen(
-        incidents=(fires(IncidentKind.LOSS_NAN),), paused=("x", "ann"), cluster={"slurm_age_s": None}
-    )
+    given = seen(incidents=(fires(IncidentKind.LOSS_NAN),), paused=("x", "ann"), cluster={"slurm_age_s": None})
     assert [each.level for each in health(given).reasons] == [Level.CRITICAL, Level.UNKNOWN, Level.WARNING]
 
 

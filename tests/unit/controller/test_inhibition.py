@@ -51,9 +51,7 @@ def live(bad: frozenset[IncidentKind], suspected: frozenset[IncidentKind]) -> li
         moment = CorrelateContext(mono=at, wall=at, restarts={"7": 0})
         found = [finding(kind, Truth.BAD, at) for kind in sorted(bad)]
         found += [finding(kind, Truth.UNKNOWN, at) for kind in sorted(suspected - bad)]
-        incidents = correlate(
-            incidents, found, CorrelateSettings(hold_s=HOLDS), moment, lambda: str(next(numbers))
-        )
+        incidents = correlate(incidents, found, CorrelateSettings(hold_s=HOLDS), moment, lambda: str(next(numbers)))
     return incidents
 
 
@@ -69,9 +67,7 @@ def assert_reported(incidents: list[Incident]) -> None:
             assert each.id not in seen, f"a circle: {[by_id[name].kind for name in seen]}"
             seen.append(each.id)
             each = by_id[each.inhibited_by]
-        assert each.state is IncidentState.FIRING, (
-            f"{incident.kind} waits for {each.kind}, which is not reported"
-        )
+        assert each.state is IncidentState.FIRING, f"{incident.kind} waits for {each.kind}, which is not reported"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,9 +98,7 @@ def test_held_pending_incident_holds_nobody_back() -> None:
         frozenset({IncidentKind.LOG_ERROR, IncidentKind.STALLED_PROGRESS}),
         frozenset({IncidentKind.COLLECTIVE_HANG}),
     )
-    firing = {
-        each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None
-    }
+    firing = {each.kind for each in incidents if each.state is IncidentState.FIRING and each.inhibited_by is None}
     assert firing == {IncidentKind.LOG_ERROR}
 
 
@@ -125,9 +119,7 @@ class Replay:
         return {each.kind for each in self.open if each.state is IncidentState.FIRING}
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause"), [(kind, cause) for kind in KINDS for cause in sorted(causes_of(kind))]
-)
+@pytest.mark.parametrize(("kind", "cause"), [(kind, cause) for kind in KINDS for cause in sorted(causes_of(kind))])
 def test_what_was_explained_from_its_first_moment_on_is_no_news_when_the_explanation_ends(
     kind: IncidentKind, cause: IncidentKind
 ) -> None:

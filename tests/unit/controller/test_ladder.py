@@ -79,9 +79,7 @@ def record(
     )
 
 
-def move(
-    job: dict[str, Any] | None, *records: OperationRecord, decision: Decision = DECISION, **world: Any
-) -> Any:
+def move(job: dict[str, Any] | None, *records: OperationRecord, decision: Decision = DECISION, **world: Any) -> Any:
     given = {"now": 1050.0, "job_known": True, "step": 500}
     seen = Observed(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
     return next_move(ActionRun(decision=decision, records=records), seen, LIMITS)
@@ -119,9 +117,7 @@ def test_the_rungs_of_a_requeue_in_their_order() -> None:
     assert move({**HELD, "excluded_nodes": ("old",)}, requeued) == Execute(
         operation=Operation.EXCLUDE, attempt=1, nodes=("old", "n1")
     )
-    assert move(excluded, requeued, record(Operation.EXCLUDE)) == Execute(
-        operation=Operation.RELEASE, attempt=1
-    )
+    assert move(excluded, requeued, record(Operation.EXCLUDE)) == Execute(operation=Operation.RELEASE, attempt=1)
     released = (requeued, record(Operation.EXCLUDE), record(Operation.RELEASE))
     assert isinstance(move(QUEUED, *released), Wait)
     end = move({**NEXT, "excluded_nodes": ("n1",)}, *released, next_first_step=401).end
@@ -179,9 +175,7 @@ def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
         (NEXT, (record(Operation.REQUEUE_HOLD), record(Operation.RELEASE)), {"now": 1901.0}, "no new step"),
     ],
 )
-def test_it_ends_in_writing_and_touches_nothing_if(
-    job: Any, records: Any, world: dict[str, Any], words: str
-) -> None:
+def test_it_ends_in_writing_and_touches_nothing_if(job: Any, records: Any, world: dict[str, Any], words: str) -> None:
     decision = replace(DECISION, exclude=())
     given = move(job, *records, decision=decision, **world)
     assert isinstance(given, Finish), given
@@ -282,9 +276,7 @@ def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
     ("job", "world"),
     [({**ENDED, "state": "CANCELLED"}, {}), (ENDED, {"total_steps": 500}), (ENDED, {"total_steps": 499})],
 )
-def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_checkpoint(
-    job: Any, world: Any
-) -> None:
+def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_checkpoint(job: Any, world: Any) -> None:
     records = (
         record(Operation.WRITE_KILL_SWITCH),
         record(Operation.WAIT_CHECKPOINT),

@@ -13,9 +13,7 @@ from slurm_watchdog.model.observations import MountProbe
 NOW = 1000.0
 
 
-def node(
-    name: str, responding: bool, *, seconds: float = 45.0, at: float = NOW - 5.0, **more: Any
-) -> NodeView:
+def node(name: str, responding: bool, *, seconds: float = 45.0, at: float = NOW - 5.0, **more: Any) -> NodeView:
     given = {"mount": "/data", "device": "nas:/d", "fs_type": "nfs4"} | more
     probe = MountProbe(responding=responding, seconds=0.01 if responding else seconds, **given)
     return NodeView(name=name, reported_at=NOW, mounts=(SeenMount(at=at, probe=probe),))
@@ -63,7 +61,4 @@ def test_lost_mounts_names_nobody_where_no_majority_of_others_reaches_the_same_f
 def test_lost_mounts_takes_no_short_wait_no_old_word_no_users_word_and_no_disk_of_its_own(
     own: NodeView,
 ) -> None:
-    assert (
-        lost(own, *(node(f"n{each}", True, fs_type=own.mounts[0].probe.fs_type) for each in range(2, 6)))
-        == []
-    )
+    assert lost(own, *(node(f"n{each}", True, fs_type=own.mounts[0].probe.fs_type) for each in range(2, 6))) == []

@@ -81,9 +81,7 @@ def step_of(own_only: bool, node: str) -> int | None:
     state.require_node_ownership = own_only
     nodes = tuple(SlurmNode(name=name, address=name, state="IDLE") for name in ("n1", "n2", "n3"))
     state.apply_slurm(SlurmView(jobs=(slurm_job(job_id="7", nodes=("n1", "n2")),), nodes=nodes), 1000.0)
-    told = Report(
-        node=node, boot_id="b", agent_id="a", sequence=1, events=(replace(event("7"), pattern="p"),)
-    )
+    told = Report(node=node, boot_id="b", agent_id="a", sequence=1, events=(replace(event("7"), pattern="p"),))
     assert state.apply_report(told, 1005.0) == "accepted"
     view = state.job_view("7", 1006.0)
     assert view is not None
@@ -111,9 +109,7 @@ def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> Non
     )
     state.apply_report(first, 1005.0)
     assert state.dropped == 1
-    second = replace(
-        first, sequence=2, processes=(first.processes[0], replace(first.processes[1], cpu_s=9.0))
-    )
+    second = replace(first, sequence=2, processes=(first.processes[0], replace(first.processes[1], cpu_s=9.0)))
     small = changes_between(first, second)
     assert small is not None
     whole = state.complete(small)
@@ -126,9 +122,7 @@ UIDS = (OWNER, OTHER, 0, 65534)
 
 
 @pytest.mark.parametrize(("uid", "member_by"), [*itertools.product(UIDS, ("slurm", "claim", ""))])
-def test_a_process_counts_as_its_owners_or_where_slurm_itself_put_it_into_the_job(
-    uid: int, member_by: str
-) -> None:
+def test_a_process_counts_as_its_owners_or_where_slurm_itself_put_it_into_the_job(uid: int, member_by: str) -> None:
     job = slurm_job(job_id="7", uid=OWNER)
     row = process(0, job_id="7", uid=uid, member_by=member_by)
     told = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=(row,))
@@ -149,9 +143,7 @@ def test_a_wish_counts_as_the_owners_from_a_node_of_this_run_while_it_runs(
 ) -> None:
     nodes = () if state == "PENDING" else ("n1", "n2")
     job = slurm_job(job_id="7", uid=OWNER, state=state, nodes=nodes)
-    told = Report(
-        node=node, boot_id="b", agent_id="a", sequence=1, wishes=(replace(WISH, uid=uid, restarts=restarts),)
-    )
+    told = Report(node=node, boot_id="b", agent_id="a", sequence=1, wishes=(replace(WISH, uid=uid, restarts=restarts),))
     kept, dropped = of_owners(told, {"7": job}.get)
     assert bool(kept.wishes) == ((uid, node, state, restarts) == (OWNER, "n1", "RUNNING", 0))
     assert dropped == 1 - len(kept.wishes)

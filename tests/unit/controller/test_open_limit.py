@@ -40,9 +40,7 @@ FLOOD = [finding(f"gpu:{n}", node="n1") for n in range(1000)]
 
 def test_a_node_that_reports_thousands_of_faults_opens_so_many_and_hides_no_other_node() -> None:
     left_out = LeftOut()
-    found = within_room(
-        [*FLOOD, finding("gpu:other", node="n2"), finding("job:7", jobs=("7",))], [], left_out
-    )
+    found = within_room([*FLOOD, finding("gpu:other", node="n2"), finding("job:7", jobs=("7",))], [], left_out)
     assert subjects(found) == [*subjects(FLOOD[:OF_ONE]), "gpu:other", "job:7"]
     assert [(each.whose, each.what, each.count) for each in left_out.lately(0.0)] == [
         ("n1", "incidents", 1000 - OF_ONE)

@@ -91,9 +91,7 @@ def test_a_gpu_is_shown_as_what_matters_now(gpu: dict[str, Any], letter: str) ->
 
 
 def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
-    gpu = GpuView(
-        node="n1", seen_at=1.0, gpu=Gpu(uuid="G0", index=0, utilization_ratio=0.0, sm_clock_hz=1.155e9)
-    )
+    gpu = GpuView(node="n1", seen_at=1.0, gpu=Gpu(uuid="G0", index=0, utilization_ratio=0.0, sm_clock_hz=1.155e9))
     view = views.job(
         processes=(views.seen(0, blocked=views.blocked(65.0)), views.seen(1, gone_s=40.0)),
         gpus=(RankGpu(rank=0, pid=100, view=gpu),),
@@ -201,10 +199,7 @@ def test_what_is_not_there_is_said_in_a_sentence() -> None:
 
 def test_ten_thousand_nodes_are_a_map_of_less_than_a_megabyte() -> None:
     view, incidents = large_cluster(10_000)
-    assert (
-        len(json.dumps(overview_json(view, {}, incidents, 0, all_seen, WELL), separators=(",", ":")))
-        < 1 << 20
-    )
+    assert len(json.dumps(overview_json(view, {}, incidents, 0, all_seen, WELL), separators=(",", ":"))) < 1 << 20
 
 
 def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> None:

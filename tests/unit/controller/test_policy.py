@@ -76,11 +76,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "opted_out": [
         {"job": slurm_job(comment="x watchdog=off y")},
-        {
-            "rule": Rule(
-                mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no"
-            )
-        },
+        {"rule": Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
     ],
     "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
@@ -175,9 +171,7 @@ def test_evidence_that_comes_and_goes_is_told_once_if_nothing_else_was() -> None
 @pytest.mark.parametrize("silent", range(1, 101))
 def test_above_a_fifth_of_the_nodes_silent_nothing_is_done_whatever_else_is_clear(silent: int) -> None:
     decision = judge(nodes_known=100, nodes_silent=silent)
-    expected = (
-        (Verdict.SUPPRESSED, "storm") if silent > 20 else (Verdict.ALLOWED, str(IncidentKind.COLLECTIVE_HANG))
-    )
+    expected = (Verdict.SUPPRESSED, "storm") if silent > 20 else (Verdict.ALLOWED, str(IncidentKind.COLLECTIVE_HANG))
     assert (decision.verdict, decision.by) == expected
 
 
@@ -253,7 +247,5 @@ def test_a_restart_for_another_reason_avoids_broken_hardware_as_well_and_says_so
     assert "n2 is avoided: GPU 0 of n2 fell off the bus." in decision.reason
     many = tuple((f"n{n}", "broken") for n in range(2, 6))
     assert judge(broken=many).by == "exclusions", "so much that is broken is for a person to look at"
-    asked = judge(
-        replace(INCIDENT, kind=IncidentKind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),)
-    )
+    asked = judge(replace(INCIDENT, kind=IncidentKind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),))
     assert asked.exclude == (), "a person says himself what to avoid"

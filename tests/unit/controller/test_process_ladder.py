@@ -183,9 +183,7 @@ def test_weak_evidence_is_only_told_and_observing_stays_observing() -> None:
     assert judge(rule=replace(RULE, mode="off")).action is Action.NONE
 
 
-def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_process_has_no_cooldown() -> (
-    None
-):
+def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_process_has_no_cooldown() -> None:
     workers = tuple(done(10, replace(PROCESS, pid=pid)) for pid in range(100))
     assert judge(recent=workers).verdict is Verdict.ALLOWED
 
@@ -193,9 +191,7 @@ def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_pro
 def test_jobs_and_processes_do_not_use_up_each_others_budget() -> None:
     restarts = tuple(replace(done(10, None), action=Action.REQUEUE) for _ in range(9))
     assert judge(recent=restarts, running_jobs=0).verdict is Verdict.ALLOWED
-    hang = replace(
-        INCIDENT, kind=IncidentKind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),)
-    )
+    hang = replace(INCIDENT, kind=IncidentKind.COLLECTIVE_HANG, processes=(), job_ids=("7",), runs=(("7", 0),))
     orphans = tuple(done(10, replace(PROCESS, node=f"n{n}")) for n in range(9))
     rule = replace(RULE, ladder=(Rung.REQUEUE,))
     decision = judge(hang, process=None, recent=orphans, job=slurm_job(), rule=rule, running_jobs=40)
@@ -215,12 +211,7 @@ def test_orphans_of_several_jobs_in_one_moment_are_no_coincidence_and_those_of_o
         ).jobs_with_orphans
 
     assert at_once(of(7, INCIDENT.opened_at + AT_ONCE_S), of(8, INCIDENT.opened_at)) == 3
-    assert (
-        at_once(
-            of(7, INCIDENT.opened_at - 86400), of(8, INCIDENT.opened_at + 86400), of(6, INCIDENT.opened_at)
-        )
-        == 1
-    )
+    assert at_once(of(7, INCIDENT.opened_at - 86400), of(8, INCIDENT.opened_at + 86400), of(6, INCIDENT.opened_at)) == 1
 
 
 def test_a_node_is_drained_only_if_the_rule_says_so_and_there_is_room() -> None:
@@ -261,9 +252,7 @@ def test_a_site_turns_it_on_for_this_kind() -> None:
 def test_where_it_makes_no_sense_it_is_refused_with_the_reason(text: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(f"mode: act\npolicy:\n  {text}\n")
-    assert any(each.path == path and words in each.message for each in caught.value.problems), (
-        caught.value.problems
-    )
+    assert any(each.path == path and words in each.message for each in caught.value.problems), caught.value.problems
 
 
 # ------------------------------------------------------------------------------------------------ the ladder
@@ -298,16 +287,12 @@ class Place:
 
     def world(self) -> Observed:
         seen = (
-            ProcessEnd(gone=self.gone, state="" if self.gone else "D", wchan="rpc_wait")
-            if self.run.records
-            else None
+            ProcessEnd(gone=self.gone, state="" if self.gone else "D", wchan="rpc_wait") if self.run.records else None
         )
         return Observed(now=self.now, job_known=True, process=seen)
 
     def put(self, record: OperationRecord) -> None:
-        others = tuple(
-            r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt)
-        )
+        others = tuple(r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt))
         self.run = replace(self.run, records=(*others, record))
 
     def lever(self, do: Execute) -> tuple[OperationOutcome, str]:
@@ -331,9 +316,7 @@ class Place:
             if isinstance(move, Finish):
                 return move.end
             if isinstance(move, Reconcile):
-                record = next(
-                    r for r in self.run.records if (r.operation, r.attempt) == (move.operation, move.attempt)
-                )
+                record = next(r for r in self.run.records if (r.operation, r.attempt) == (move.operation, move.attempt))
                 self.put(replace(record, outcome=move.outcome, outcome_at=self.now, detail=move.detail))
             elif isinstance(move, Execute):
                 record = OperationRecord(operation=move.operation, attempt=move.attempt, intent_at=self.now)
@@ -384,9 +367,7 @@ def test_each_signal_gets_its_time() -> None:
 
 def records(*outcomes: tuple[Operation, OperationOutcome | None]) -> ActionRun:
     rows = tuple(
-        OperationRecord(
-            operation=operation, attempt=1, intent_at=1e6, outcome=outcome, outcome_at=1e6, detail="why"
-        )
+        OperationRecord(operation=operation, attempt=1, intent_at=1e6, outcome=outcome, outcome_at=1e6, detail="why")
         for operation, outcome in outcomes
     )
     return ActionRun(decision=judge(), records=rows)
@@ -400,9 +381,7 @@ def move(run: ActionRun, after_s: float = 1.0, **world: Any) -> Any:
     return next_move(run, Observed(now=1e6 + after_s, **fields), OPERATIONS)
 
 
-def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_something_speaks_against_it() -> (
-    None
-):
+def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_something_speaks_against_it() -> None:
     fresh = ActionRun(decision=judge())
     assert isinstance(move(fresh), Execute)
     assert isinstance(move(fresh, paused=True), Wait)
@@ -491,23 +470,17 @@ def test_what_the_node_says_is_the_outcome_and_the_command_names_the_whole_proce
     )
 
 
-def test_one_that_lets_go_of_its_gpu_after_sigterm_is_left_alive_and_after_sigkill_that_proves_nothing() -> (
-    None
-):
+def test_one_that_lets_go_of_its_gpu_after_sigterm_is_left_alive_and_after_sigkill_that_proves_nothing() -> None:
     seen = ProcessEnd(state="S", released=True)
     assert move(records((Operation.TERM_PROCESS, OperationOutcome.DONE)), process=seen).end.ok
-    killed = records(
-        (Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE)
-    )
+    killed = records((Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE))
     assert isinstance(move(killed, process=seen), Wait)
 
 
 def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() -> None:
     for run in (
         records((Operation.TERM_PROCESS, OperationOutcome.DONE)),
-        records(
-            (Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE)
-        ),
+        records((Operation.TERM_PROCESS, OperationOutcome.DONE), (Operation.KILL_PROCESS, OperationOutcome.DONE)),
         records((Operation.TERM_PROCESS, OperationOutcome.UNKNOWN)),
     ):
         assert isinstance(move(run, 100.0, process=None), Wait)
@@ -543,9 +516,7 @@ def test_people_are_told_of_the_process_and_never_of_a_job_that_is_over() -> Non
     assert ok.sentence.startswith("process 4711 (python) of eve on n1 was ended: ")
 
 
-def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_ended_is_not_among_them() -> (
-    None
-):
+def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_ended_is_not_among_them() -> None:
     def notice(pid: int, topic: Topic, end: ActionEnd | None = None) -> Notice:
         decision = replace(judge(), id=f"d{pid}", process=replace(PROCESS, pid=pid))
         run = None if end is None else ActionRun(decision=decision, end=end)
@@ -563,7 +534,4 @@ def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_
     assert decided.sentence.endswith("; the same of 4 more processes")
     assert ended.sentence.endswith("; the same of 3 more processes")
     assert [line for line in ended.evidence if "process 15 (python) of eve on n1 was ended" in line]
-    assert (
-        stuck.sentence.startswith("process 13 (python) of eve on n1 NEEDS YOU")
-        and "more" not in stuck.sentence
-    )
+    assert stuck.sentence.startswith("process 13 (python) of eve on n1 NEEDS YOU") and "more" not in stuck.sentence

@@ -296,9 +296,7 @@ def test_the_same_count_told_again_is_no_progress(lines: list[tuple[int, float, 
         ("step {s} consumed tokens: {c}", []),
     ],
 )
-def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(
-    line: str, sizes: list[float]
-) -> None:
+def test_the_size_of_a_batch_is_what_the_line_says_or_what_was_consumed_since(line: str, sizes: list[float]) -> None:
     clocks: Clocks = {}
     consumed = 0
     for step in range(1, 21):

@@ -66,9 +66,7 @@ class Children:
     def __init__(self) -> None:
         self.answers: list[Any] = []
 
-    def ask(
-        self, child: str, request: Request[Any], deadline_s: float, now: float, then: Any, uid: int
-    ) -> int:
+    def ask(self, child: str, request: Request[Any], deadline_s: float, now: float, then: Any, uid: int) -> int:
         answer = Answer(request=1, key=child, value=answer_to(request))
         self.answers.append(lambda: then(answer))
         return 1
@@ -118,9 +116,7 @@ def test_it_is_a_clock_where_the_log_tells_nothing_and_never_gives_a_step() -> N
         )  # type: ignore[arg-type]
 
     for number in range(8):
-        apply_step(
-            clocks, at(1e9 + 30 * number, backlog=number == 0), 30.0 * number, troubled_at=float("-inf")
-        )
+        apply_step(clocks, at(1e9 + 30 * number, backlog=number == 0), 30.0 * number, troubled_at=float("-inf"))
     progress = read_progress(clocks, None, float("-inf"), 300.0)
     assert progress is not None
     assert (progress.known_step, progress.steps_seen, progress.age_s) == (None, 8, 90.0)

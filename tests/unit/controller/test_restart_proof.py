@@ -106,7 +106,5 @@ def test_start_after_a_restart_has_the_time_that_earlier_starts_took_and_not_an_
     ("at_least", "at_most", "step_s", "words"),
     [(6, 6, 0.5, "3 s"), (1, 1, 0.2, "1 s"), (10, 19, 30.0, "5 min to 10 min"), (0, 9, 10.0, "0 s to 90 s")],
 )
-def test_work_lost_is_a_range_where_the_steps_are_one(
-    at_least: int, at_most: int, step_s: float, words: str
-) -> None:
+def test_work_lost_is_a_range_where_the_steps_are_one(at_least: int, at_most: int, step_s: float, words: str) -> None:
     assert work_words(StepsLost(at_least=at_least, at_most=at_most), step_s) == words

@@ -86,9 +86,7 @@ def test_a_wrong_rule_is_refused_with_its_path_and_line(text: str, path: str, wo
 
 def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        rules(
-            "detectors: {collective_hang: {mode: observe}}\npolicy: {kinds: {collective_hang: {mode: act}}}\n"
-        )
+        rules("detectors: {collective_hang: {mode: observe}}\npolicy: {kinds: {collective_hang: {mode: act}}}\n")
     assert "remove one" in caught.value.problems[0].message
 
 
@@ -124,16 +122,12 @@ def test_layers_replace_single_fields() -> None:
 
 
 def test_a_job_that_waits_in_several_partitions_is_in_each_of_them() -> None:
-    book = rule_book_of(
-        rules('mode: act\npolicy: {overrides: [{match: {partition: "gpu*"}, mode: observe}]}\n')
-    )
+    book = rule_book_of(rules('mode: act\npolicy: {overrides: [{match: {partition: "gpu*"}, mode: observe}]}\n'))
     assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).mode == "observe"
 
 
 def test_limits_of_the_configuration_reach_the_ladder() -> None:
-    limits = ladder_limits_of(
-        rules("ladder: {signal_limit: 7s, end_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n")
-    )
+    limits = ladder_limits_of(rules("ladder: {signal_limit: 7s, end_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n"))
     assert (limits.signal_s, limits.end_s, limits.exclusion_s) == (7.0, 8.0, 9.0)
 
 
@@ -214,9 +208,7 @@ def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
     permitted: list[Rung], wanted: list[Rung]
 ) -> None:
     ladder = tuple(step for step in ORDER if step in permitted)
-    after = permit(
-        Rule(mode="act", ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted))
-    )
+    after = permit(Rule(mode="act", ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted)))
     assert set(after.ladder) & set(ENDINGS) <= set(ladder)
     assert Rung.SIGTERM not in after.ladder or Rung.SIGTERM in ladder
     assert ladder or not after.ladder

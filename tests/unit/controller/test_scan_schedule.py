@@ -36,11 +36,7 @@ def test_a_job_larger_than_a_tick_is_looked_at_all_the_same() -> None:
     assert choose([turn(1, size=10**6, looked_at=5.0), turn(2)], 100) == {"0002"}
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 500), st.booleans(), st.sampled_from([float("-inf"), 0.0, 1.0])), max_size=60
-    )
-)
+@given(st.lists(st.tuples(st.integers(1, 500), st.booleans(), st.sampled_from([float("-inf"), 0.0, 1.0])), max_size=60))
 def test_the_order_in_which_jobs_are_known_changes_nothing(rows: list[tuple[int, bool, float]]) -> None:
     turns = [turn(n, size=s, restless=r, looked_at=at) for n, (s, r, at) in enumerate(rows)]
     chosen = choose(turns, 1000)

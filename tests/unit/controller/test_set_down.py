@@ -33,9 +33,7 @@ from tests.builders.views import slurm_job
 
 FENCE = Fence(job_id="7", restarts=0, start_at=900.0)
 JOB = slurm_job(job_id="7", state="COMPLETING", restarts=1, nodes=("n2",))
-NODE = SlurmNode(
-    name="n2", address="", state="IDLE+COMPLETING+DRAIN", reason="Kill task failed (JobId=7 StepId=0)"
-)
+NODE = SlurmNode(name="n2", address="", state="IDLE+COMPLETING+DRAIN", reason="Kill task failed (JobId=7 StepId=0)")
 OTHER = slurm_job(job_id="8", nodes=("n2", "n3"))
 
 
@@ -103,9 +101,7 @@ def process(pid: int, state: str, rank: int | None) -> Process:
         (process(9, "Z", 3), False),
     ],
 )
-def test_a_process_in_slurms_own_group_that_stays_in_state_d_cannot_be_killed(
-    seen: Process, answer: bool
-) -> None:
+def test_a_process_in_slurms_own_group_that_stays_in_state_d_cannot_be_killed(seen: Process, answer: bool) -> None:
     assert is_unkillable((process(8, "S", 0), seen), 30.0) is answer
     assert is_unkillable((), 30.0) is False
 
@@ -122,9 +118,7 @@ def test_the_sentence_names_the_process_the_node_and_the_command() -> None:
 
 
 def test_no_node_is_set_down_beyond_the_drain_budget() -> None:
-    (stuck,) = stuck_nodes(
-        JOB, {"n2": NODE, "n1": replace(NODE, name="n1")}, (JOB,), "", 1, lambda _: (), 30.0
-    )
+    (stuck,) = stuck_nodes(JOB, {"n2": NODE, "n1": replace(NODE, name="n1")}, (JOB,), "", 1, lambda _: (), 30.0)
     assert "2 nodes are out of service, and 1 may be" in stuck.objection
 
 

@@ -73,9 +73,7 @@ def test_lines_that_stood_in_the_log_already_are_no_progress() -> None:
 def test_a_step_clears_the_stacks_and_the_phase() -> None:
     cluster = Cluster()
     cluster.step(1)
-    cluster.report(
-        events=(Event(kind=EventKind.PHASE, job_id="7", age_s=0, source="log", phase="evaluating"),)
-    )
+    cluster.report(events=(Event(kind=EventKind.PHASE, job_id="7", age_s=0, source="log", phase="evaluating"),))
     cluster.state.runs.add_snapshot("7", 0, (stack(0, RECV),), (), cluster.now)
     assert cluster.job.progress is not None and cluster.job.progress.phase == "evaluating"
     assert len(cluster.job.snapshots) == 1
@@ -135,13 +133,9 @@ def test_a_report_seen_before_and_one_too_old_say_nothing_about_now() -> None:
 
 def test_the_next_run_reads_on_where_the_last_one_ended() -> None:
     cluster = Cluster()
-    cluster.report(
-        logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=90))
-    )
+    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=90)))
     cluster.report(node="n2", logs=(LogFile(job_id="7", path="/log", offset=50),))
-    cluster.report(
-        logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=10))
-    )
+    cluster.report(logs=(LogFile(job_id="7", path="/log", offset=70), LogFile(job_id="7", path="/cut", offset=10)))
     cluster.slurm(restarts=1)
     ((_, starts),) = [(job, starts) for job, starts in cluster.state.jobs_on("n1", cluster.now)]
     assert starts == {"/log": 70, "/cut": 10}
@@ -192,12 +186,8 @@ def test_a_network_export_is_one_filesystem_and_a_local_disk_is_one_for_each_ker
     assert filesystem_key("/s", "server:/export", "nfs4", "boot1") == filesystem_key(
         "/s", "server:/export", "nfs4", "boot2"
     )
-    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") != filesystem_key(
-        "/s", "/dev/sda1", "ext4", "boot2"
-    )
-    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") == filesystem_key(
-        "/s", "/dev/sda1", "ext4", "boot1"
-    )
+    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") != filesystem_key("/s", "/dev/sda1", "ext4", "boot2")
+    assert filesystem_key("/s", "/dev/sda1", "ext4", "boot1") == filesystem_key("/s", "/dev/sda1", "ext4", "boot1")
 
 
 def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() -> None:
@@ -206,24 +196,18 @@ def test_a_blocked_process_makes_a_filesystem_view_and_probes_answer_for_it() ->
     cluster.report(process(0, blocked=call))
     look = MountProbe(mount="/shared", responding=True, seconds=0.1, device="server:/export")
     cluster.state.apply_probe("n2", look, cluster.now)
-    assert cluster.state.view(cluster.now).filesystems[0].answers == (), (
-        "a frozen filesystem answers a mere look, too"
-    )
+    assert cluster.state.view(cluster.now).filesystems[0].answers == (), "a frozen filesystem answers a mere look, too"
     cluster.state.apply_probe("n2", replace(look, responding=False), cluster.now)
     assert [node for node, _ in cluster.state.view(cluster.now).filesystems[0].answers] == ["n2"]
     cluster.state.apply_probe("n2", look, cluster.now)
-    assert cluster.state.view(cluster.now).filesystems[0].answers == (), (
-        "a look that came back is not out any more"
-    )
+    assert cluster.state.view(cluster.now).filesystems[0].answers == (), "a look that came back is not out any more"
     probe = replace(look, wrote=True)
     cluster.state.apply_probe("n2", probe, cluster.now)
     cluster.now += 3
     (filesystem,) = cluster.state.view(cluster.now).filesystems
     assert [p.process.rank for p in filesystem.blocked] == [0]
     assert filesystem.known_nodes == ("n1",)
-    assert [(node, answer.responding, answer.age_s) for node, answer in filesystem.answers] == [
-        ("n2", True, 3.0)
-    ]
+    assert [(node, answer.responding, answer.age_s) for node, answer in filesystem.answers] == [("n2", True, 3.0)]
     cluster.state.filesystems.end(f"mount:{filesystem.key}")
     cluster.report(process(0))
     (filesystem,) = cluster.state.view(cluster.now).filesystems
@@ -241,9 +225,7 @@ def test_a_step_that_is_over_is_not_the_training_however_many_ranks_it_had() -> 
 def test_the_training_that_follows_another_step_has_its_own_clock_and_its_own_start() -> None:
     cluster = Cluster()
     for number in range(1, 9):  # the data is prepared: quick steps, all of them
-        cluster.report(
-            process(0, step_id="0"), events=(progress_event(number, total_steps=8, pattern="tqdm"),)
-        )
+        cluster.report(process(0, step_id="0"), events=(progress_event(number, total_steps=8, pattern="tqdm"),))
     last = (progress_event(8, total_steps=8, pattern="tqdm"), progress_event(8, total_steps=8))
     cluster.report(process(0, step_id="1", pid=900), events=last)
     assert cluster.job.progress is None

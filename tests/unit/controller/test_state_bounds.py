@@ -113,9 +113,7 @@ def test_a_silent_node_that_slurm_still_has_is_remembered() -> None:
     assert life.state.known_nodes() == ("n0", "n1", "n2", "n3")
 
 
-def test_of_nodes_that_slurm_does_not_list_no_more_than_a_bound_are_taken_and_those_that_it_lists_always() -> (
-    None
-):
+def test_of_nodes_that_slurm_does_not_list_no_more_than_a_bound_are_taken_and_those_that_it_lists_always() -> None:
     state = ClusterState(silent_after_s=15, report_lifetime_s=60)
     node = SlurmNode(name="n1", state="IDLE", address="10.0.0.1")
     state.apply_slurm(SlurmView(jobs=(), nodes=(node,)), 0.0)

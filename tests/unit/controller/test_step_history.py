@@ -113,9 +113,7 @@ def clock_of(lines: Iterable[str], look_s: float = 5.0, in_one_look: int = 7) ->
 def titan(step: int, at: float) -> str:
     whole, part = divmod(at, 60.0)
     stamp = f"2026-05-01 10:{int(whole):02d}:{part:06.3f}".replace(".", ",")
-    return (
-        f"[titan] {stamp} - root - INFO - step: {step}  loss:  2.3100  memory: 40.20GiB(42.31%)  tps: 7,234"
-    )
+    return f"[titan] {stamp} - root - INFO - step: {step}  loss:  2.3100  memory: 40.20GiB(42.31%)  tps: 7,234"
 
 
 def test_step_times_come_from_the_dates_of_the_lines_and_never_from_the_looks_of_the_agent() -> None:

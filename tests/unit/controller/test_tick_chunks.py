@@ -144,9 +144,7 @@ def test_a_tick_that_is_stopped_between_two_pieces_is_gone_on_with_in_the_next_l
     assert decided(journal) == list(range(MANY))
 
 
-def test_the_service_gives_others_a_turn_between_two_pieces(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_service_gives_others_a_turn_between_two_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     seen: set[int] = set()
 

@@ -63,9 +63,7 @@ class Life:
             self.now += 2.0
             each()
             changes = self.judge.conclude(self.judge.detect(self.now), self.now, self.now)
-            self.resolved += [
-                c.after.resolution or "" for c in changes if c.is_over and c.after.id[:2] == "i-"
-            ]
+            self.resolved += [c.after.resolution or "" for c in changes if c.is_over and c.after.id[:2] == "i-"]
         return self.resolved
 
     def stall(self, seconds: float) -> None:

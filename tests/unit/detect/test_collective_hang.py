@@ -66,9 +66,7 @@ def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_ran
     finding = judge(**HUNG, processes=(*ranks, worker))
     assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, False, [2])
     assert any("filesystem_stall" in fact for fact in finding.facts)
-    assert (
-        "; its worker (pid 202) has been in write on /shared/log.txt for 59 s" in finding.culprits[0].reason
-    )
+    assert "; its worker (pid 202) has been in write on /shared/log.txt for 59 s" in finding.culprits[0].reason
     pipe = replace(worker, process=replace(worker.process, blocked=blocked(59.0, mount=None)))
     short = replace(worker, process=replace(worker.process, blocked=blocked(5.0)))
     gone = replace(worker, gone_s=20.0)
@@ -89,9 +87,7 @@ USER_CODE = ("consume (train.py)", "main (train.py)")
         (
             {
                 "state": "S",
-                "blocked": blocked(
-                    59.0, syscall="page fault", path=None, mount=None, candidates=("/a", "/b")
-                ),
+                "blocked": blocked(59.0, syscall="page fault", path=None, mount=None, candidates=("/a", "/b")),
             },
             "has been in a page fault on a mapped file of /a or /b for 59 s, in consume (train.py:1)",
         ),
@@ -147,10 +143,7 @@ def test_a_job_that_hangs_at_the_end_of_an_epoch_is_told_and_not_run_again() -> 
 
 
 def test_a_rank_that_cannot_be_dumped_is_named_with_the_reason() -> None:
-    dumps = [
-        snapshot(age, [stack(0, (), error="EPERM"), *(stack(r, BARRIER) for r in (1, 2, 3))])
-        for age in (30, 10)
-    ]
+    dumps = [snapshot(age, [stack(0, (), error="EPERM"), *(stack(r, BARRIER) for r in (1, 2, 3))]) for age in (30, 10)]
     finding = judge(progress=progress(70.0), snapshots=tuple(dumps))
     assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, True, [0])
 
@@ -179,10 +172,7 @@ def test_ranks_that_a_launcher_started_anew_since_the_last_step_have_a_start_bef
 
 
 def test_two_of_four_ranks_in_the_backward_pass_convict_nobody() -> None:
-    assert (
-        judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth
-        is Truth.UNKNOWN
-    )
+    assert judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth is Truth.UNKNOWN
 
 
 def test_all_ranks_in_the_same_collective_is_told_names_nobody_and_is_acted_on_much_later_only() -> None:
@@ -218,8 +208,7 @@ HEALTHY = {
     "a rank outside the collective that computes": {
         "progress": progress(70.0),
         "snapshots": tuple(
-            snapshot(age, [stack(0, COMPUTE, cpu_s=90 - age), *(stack(r, RECV) for r in (1, 2, 3))])
-            for age in (30, 10)
+            snapshot(age, [stack(0, COMPUTE, cpu_s=90 - age), *(stack(r, RECV) for r in (1, 2, 3))]) for age in (30, 10)
         ),
     },
     "slow steps": {
@@ -252,9 +241,7 @@ UNSEEN = {
     },
     "no rank could be dumped": {
         "progress": progress(70.0),
-        "snapshots": tuple(
-            snapshot(age, [stack(r, (), error="EPERM") for r in range(4)]) for age in (30, 10)
-        ),
+        "snapshots": tuple(snapshot(age, [stack(r, (), error="EPERM") for r in range(4)]) for age in (30, 10)),
     },
     "a rank is gone": {**HUNG, "processes": (*(seen(r) for r in range(3)), seen(3, gone_s=20.0))},
 }
@@ -292,9 +279,7 @@ def test_stacks_that_move_are_no_hang_however_long() -> None:
 def alone(lines: tuple[str, ...]) -> JobView:
     """A job of one rank that stands in `lines`, dump after dump, and does nothing, nor does anybody else of it."""
     rank = replace(seen(0, world_size=1), cpu_ratio=0.0, io_bytes_s=0.0)
-    return job(
-        job=slurm_job(nodes=("n1",)), processes=(rank,), progress=progress(400.0), snapshots=still(lines)
-    )
+    return job(job=slurm_job(nodes=("n1",)), processes=(rank,), progress=progress(400.0), snapshots=still(lines))
 
 
 def judge_one(view: JobView) -> Finding:
@@ -336,9 +321,7 @@ def test_collective_hang_reports_the_culprits_errors_since_the_last_step(rank, a
     given = {"kind": EventKind.ERROR, "job_id": "7", "age_s": 0.0, "source": "l", "rank": rank}
     head = Event(**given, pattern="traceback", line="Traceback (most recent call last):")
     error = Event(**given, pattern="python_exception", line="ValueError: shapes do not fit")
-    finding = judge(
-        **HUNG, errors=tuple(ErrorLine(node="n2", age_s=age_s, event=each) for each in (error, head))
-    )
+    finding = judge(**HUNG, errors=tuple(ErrorLine(node="n2", age_s=age_s, event=each) for each in (error, head)))
     assert finding.truth is Truth.BAD and [c.rank for c in finding.culprits] == [2]
     assert ("It said before: ValueError: shapes do not fit." in finding.summary) is told
 
@@ -367,8 +350,7 @@ def test_ranks_that_wait_for_others_to_join_name_those_of_whom_no_process_was_se
     assert (finding.truth, finding.actionable) == (Truth.BAD, False)
     assert [(each.rank, each.node, each.pid) for each in finding.culprits] == [(3, None, None)]
     assert (
-        "3 ranks wait for the others to join, and of rank 3 (of 4 in all) no process has been seen."
-        in finding.summary
+        "3 ranks wait for the others to join, and of rank 3 (of 4 in all) no process has been seen." in finding.summary
     )
     alone = starting(joined=2)
     assert [each.rank for each in alone.culprits] == [2, 3]

@@ -26,9 +26,7 @@ class Settings:
 
 def kernel(age_s: float = 30.0, severity: FaultSeverity = FaultSeverity.ERROR) -> SeenEvent:
     line = "EXT4-fs (sda2): Delayed block allocation failed for inode 12 with error -28"
-    event = NodeEvent(
-        source="kernel_log", name="no_space", severity=severity, age_s=0, line=line, device="sda2"
-    )
+    event = NodeEvent(source="kernel_log", name="no_space", severity=severity, age_s=0, line=line, device="sda2")
     return SeenEvent(at=NOW - age_s, event=event)
 
 
@@ -92,9 +90,7 @@ HEALTHY: dict[str, ClusterView] = {
     "the kernel merely warns": cluster(nodes=(node("n1", events=(kernel(severity=FaultSeverity.WARNING),)),)),
     "the kernel said so long ago": cluster(nodes=(node("n1", events=(kernel(601.0),)),)),
     "another error of a probe": cluster(nodes=(node("n1", mount(error="EACCES: Permission denied")),)),
-    "the node is silent": cluster(
-        nodes=(node("n1", mount(error="ENOSPC"), events=(kernel(),)),), silent_nodes=("n1",)
-    ),
+    "the node is silent": cluster(nodes=(node("n1", mount(error="ENOSPC"), events=(kernel(),)),), silent_nodes=("n1",)),
     "a node of the job is silent": cluster(job(**STANDS, silent_nodes=("n2",))),
     "another error": cluster(job(errors=errors((30.0, "OSError: [Errno 5] Input/output error")))),
 }

@@ -107,9 +107,7 @@ def test_an_ending_that_seems_to_work_is_told_after_half_an_hour() -> None:
         assert wedged(view).truth is Truth.BAD
 
 
-def test_ranks_that_do_nothing_after_a_traceback_are_told_at_the_limit_and_the_one_that_failed_is_named() -> (
-    None
-):
+def test_ranks_that_do_nothing_after_a_traceback_are_told_at_the_limit_and_the_one_that_failed_is_named() -> None:
     view = four("idles", 0.0, age_s=75.0, errors=(error(70.0, rank=2),))
     found = wedged(view)
     assert found.truth is Truth.BAD
@@ -206,9 +204,7 @@ def test_ranks_that_all_sit_in_their_teardown_are_told_after_two_minutes_whateve
     assert wedged(done(125.0, snapshots=still(*[TEARDOWN] * 4))).truth is Truth.BAD
 
 
-def test_the_one_that_stays_in_its_teardown_when_the_others_have_left_is_named_whatever_the_log_says() -> (
-    None
-):
+def test_the_one_that_stays_in_its_teardown_when_the_others_have_left_is_named_whatever_the_log_says() -> None:
     gone = {f"r{number}": rank(number, gone_s=120.0) for number in (0, 2, 3)}
     found = wedged(ends(**gone))
     assert (found.truth, [culprit.rank for culprit in found.culprits]) == (Truth.BAD, [1])

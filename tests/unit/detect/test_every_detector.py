@@ -77,9 +77,7 @@ def steps(slower: float) -> tuple[StepTime, ...]:
 
 
 def losses(end: float) -> tuple[LossPoint, ...]:
-    return tuple(
-        LossPoint(step=n, loss=2.0 + n % 3 / 100 if n < 60 else end, at=NOW - 900 + 9 * n) for n in range(70)
-    )
+    return tuple(LossPoint(step=n, loss=2.0 + n % 3 / 100 if n < 60 else end, at=NOW - 900 + 9 * n) for n in range(70))
 
 
 def holder() -> GpuHolder:
@@ -261,9 +259,7 @@ def test_a_detector_that_sees_less_than_before_clears_nothing(kind: IncidentKind
     seen_less = [less for less in (*holes(view), *lists_without_one(view)) if lost(view, less) not in NO_LOSS]
     for less in (*seen_less, *restarted(view)):
         found = {(f.kind, f.subject): f for spec in SPECS for f in findings_of(spec, less, DEFAULTS)}
-        cleared = [
-            f.summary for key in open_ones if (f := found.get(key)) is not None and f.truth is Truth.OK
-        ]
+        cleared = [f.summary for key in open_ones if (f := found.get(key)) is not None and f.truth is Truth.OK]
         assert not cleared, (cleared, lost(view, less))
 
 
@@ -272,9 +268,7 @@ def test_the_order_in_which_things_are_listed_changes_no_verdict(kind: IncidentK
     view = WRONG[kind]
 
     def told(of: ClusterView) -> dict[Any, Any]:
-        return {
-            key: (f.actionable, f.severity, set(f.culprits), set(f.job_ids)) for key, f in bad(of).items()
-        }
+        return {key: (f.actionable, f.severity, set(f.culprits), set(f.job_ids)) for key, f in bad(of).items()}
 
     before = told(view)
     for seed in range(10):

@@ -26,9 +26,7 @@ def stuck(rank: int, seconds: float = 70.0, **changes):
 
 def judge(*processes, answers=(), jobs=(STUCK,), known=None, **changes) -> dict[IncidentKind, Finding]:
     nodes = known if known is not None else tuple(sorted({p.node for p in processes}))
-    filesystem = FilesystemView(
-        key="k", mount="/shared", blocked=processes, known_nodes=nodes, answers=tuple(answers)
-    )
+    filesystem = FilesystemView(key="k", mount="/shared", blocked=processes, known_nodes=nodes, answers=tuple(answers))
     view = cluster(*jobs, filesystems=(filesystem,), **changes)
     found = [
         *filesystem_stall.detect(view, SETTINGS),
@@ -90,9 +88,7 @@ def of(uid: int, rank: int, node: str = "n1"):
         ),
     ],
 )  # fmt: skip
-def test_one_nodes_word_and_another_users_never_make_an_outage_of_a_stall(
-    processes, answers, actionable
-) -> None:
+def test_one_nodes_word_and_another_users_never_make_an_outage_of_a_stall(processes, answers, actionable) -> None:
     found = judge(*processes, answers=answers)
     assert truths(judge(*processes, answers=answers))[1] is not Truth.BAD
     late = judge(*(again(each) for each in processes), answers=answers)
@@ -153,9 +149,7 @@ def test_an_outage_whose_other_node_fell_silent_does_not_become_the_fault_of_the
 
 def test_an_old_answer_clears_nobody() -> None:
     old = MountAnswer(responding=True, age_s=300.0, seconds=0.1)
-    assert not judge(stuck(0, 400.0), answers=[("n1", NO), ("n2", old)])[
-        IncidentKind.FILESYSTEM_STALL
-    ].actionable
+    assert not judge(stuck(0, 400.0), answers=[("n1", NO), ("n2", old)])[IncidentKind.FILESYSTEM_STALL].actionable
 
 
 def test_a_node_that_never_answers_again_does_not_keep_the_incident_for_ever() -> None:
@@ -166,9 +160,7 @@ def test_a_node_that_never_answers_again_does_not_keep_the_incident_for_ever() -
 
 @pytest.mark.parametrize("role", [Role.RANK, Role.WORKER, Role.HELPER])
 def test_a_job_that_goes_on_is_not_requeued_for_a_process_that_is_blocked(role: Role) -> None:
-    found = judge(
-        stuck(0, 300.0, role=role), answers=[("n1", NO), ("n2", YES)], jobs=(job(progress=progress(8.0)),)
-    )
+    found = judge(stuck(0, 300.0, role=role), answers=[("n1", NO), ("n2", YES)], jobs=(job(progress=progress(8.0)),))
     stall = found[IncidentKind.FILESYSTEM_STALL]
     assert (stall.truth, stall.actionable) == (Truth.BAD, False)
 

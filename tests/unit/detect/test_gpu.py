@@ -225,14 +225,8 @@ def test_cards_of_another_model_are_not_compared() -> None:
 
 def test_where_the_past_is_not_known_a_node_with_other_cards_is_not_accused() -> None:
     """Half of a job on A100 at 1410 MHz, the other half on H100 at 1980 MHz, and nobody says which is which."""
-    others = [
-        card(each, node="n1", name="", recent_sm_clock_hz=1.41e9, usual_sm_clock_hz=None) for each in range(4)
-    ]
-    fast = [
-        card(each, node=node, name="", usual_sm_clock_hz=None)
-        for node in ("n2", "n3", "n4")
-        for each in range(4)
-    ]
+    others = [card(each, node="n1", name="", recent_sm_clock_hz=1.41e9, usual_sm_clock_hz=None) for each in range(4)]
+    fast = [card(each, node=node, name="", usual_sm_clock_hz=None) for node in ("n2", "n3", "n4") for each in range(4)]
     assert clocks(*others, *fast[:4]).truth is Truth.OK
     assert clocks(*others, *fast).truth is Truth.OK
     hot = [replace(each, gpu=replace(each.gpu, throttle=("hw_thermal_slowdown",))) for each in others]

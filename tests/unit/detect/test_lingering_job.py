@@ -50,9 +50,7 @@ def test_the_dead_rank_is_named_with_its_last_words_and_the_job_may_be_requeued(
 def test_ranks_that_ended_because_they_lost_it_are_not_named_with_it() -> None:
     ended = (seen(0), seen(1, gone_s=2.0), seen(2, gone_s=36.0), seen(3, gone_s=40.0))
     finding = judge(**{**LINGERS, "processes": ended, "snapshots": left(0)})
-    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [3, 2]), (
-        "a report apart is together"
-    )
+    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [3, 2]), "a report apart is together"
     assert "and 1 more ended 40 s ago, 1 followed, 1 rank is left" in finding.summary
 
 
@@ -64,8 +62,7 @@ def test_a_zombie_is_dead_since_it_became_one() -> None:
 
 def test_after_a_grace_the_steps_before_the_death_are_still_before_it() -> None:
     assert (
-        judge(**{**LINGERS, "progress": progress(31.0, last_increase_age_s=45.0), "run_age_s": 31.0}).truth
-        is Truth.BAD
+        judge(**{**LINGERS, "progress": progress(31.0, last_increase_age_s=45.0), "run_age_s": 31.0}).truth is Truth.BAD
     )
 
 
@@ -154,9 +151,7 @@ def test_one_of_two_ranks_may_have_ended_alone(changes: dict[str, Any]) -> None:
 
 
 def helper(comm: str = "torchrun", cpu: float | None = 0.0, **changes: Any) -> ProcessView:
-    process = Process(
-        pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, **changes
-    )
+    process = Process(pid=99, start_ticks=5, job_id="7", role=Role.HELPER, comm=comm, state="S", uid=1000, **changes)
     return ProcessView(node="n1", process=process, seen_age_s=1.0, cpu_ratio=cpu)
 
 

@@ -96,9 +96,7 @@ def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
 
 def test_a_traceback_whose_last_line_has_not_come_names_its_rank_only_after_a_while() -> None:
     header = "[rank3]: Traceback (most recent call last):"
-    fresh = EndedJob(
-        job=slurm_job(state="FAILED"), ended_at=NOW - 2.0, run=past((4.0, header), state="FAILED")
-    )
+    fresh = EndedJob(job=slurm_job(state="FAILED"), ended_at=NOW - 2.0, run=past((4.0, header), state="FAILED"))
     (finding,) = detect(cluster(ended=(fresh,)), Settings(), CollectiveHang())
     assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
     lives = {**DIES, "errors": errors((4.0, header)), "progress": progress(50.0)}
@@ -209,9 +207,7 @@ def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
     assert "exitcode: -9" in finding.summary, "not the launcher's own traceback"
     assert "rank 3 on n2 was killed (SIGKILL)" in finding.summary
     early = tuple((age_s + 2, line) for age_s, line in (worker_died(-9, 103), *LAUNCHERS_LEAVE))
-    assert "exitcode: -9" in judge_ended(*early, *LOST).summary, (
-        "its launcher speaks before those that lost it"
-    )
+    assert "exitcode: -9" in judge_ended(*early, *LOST).summary, "its launcher speaks before those that lost it"
     for code, pid in (
         (-6, 103),
         (-15, 103),

@@ -58,9 +58,7 @@ def jobs(draw: st.DrawFn) -> JobView:
         )
     total = draw(st.sampled_from([None, 500, 1000]))
     age_s = draw(st.sampled_from([2.0, 75.0, 700.0, 1900.0]))
-    error = Event(
-        kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback", rank=1
-    )
+    error = Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback", rank=1)
     return four(
         common,
         progress=progress(age_s, total_steps=total, phase=draw(st.sampled_from([None, None, "evaluating", "finishing"]))),
@@ -86,21 +84,15 @@ def jobs(draw: st.DrawFn) -> JobView:
 @st.composite
 def clusters(draw: st.DrawFn) -> ClusterView:
     view = draw(jobs())
-    by_node = {
-        name: tuple(each.view for each in view.gpus if each.view.node == name) for name in ("n1", "n2")
-    }
-    faults = draw(
-        st.sampled_from([(), (xid(79, FaultSeverity.CRITICAL),), (xid(13, FaultSeverity.WARNING),)])
-    )
+    by_node = {name: tuple(each.view for each in view.gpus if each.view.node == name) for name in ("n1", "n2")}
+    faults = draw(st.sampled_from([(), (xid(79, FaultSeverity.CRITICAL),), (xid(13, FaultSeverity.WARNING),)]))
     holders = (
         GpuHolder(
             pid=900, start_ticks=9, uid=1000, user="u", comm="python", state="S", gpu_uuids=("GPU-0",), memory_bytes=520 << 20,
             orphan_for_s=draw(st.sampled_from([None, 5.0, 500.0])),
         ),
     )  # fmt: skip
-    probe = MountProbe(
-        mount="/shared", responding=draw(st.booleans()), seconds=draw(st.sampled_from([0.1, 90.0]))
-    )
+    probe = MountProbe(mount="/shared", responding=draw(st.booleans()), seconds=draw(st.sampled_from([0.1, 90.0])))
     return cluster(
         view,
         silent_nodes=draw(st.sampled_from([(), ("n3",)])),
@@ -116,9 +108,7 @@ def clusters(draw: st.DrawFn) -> ClusterView:
             for name, gpus in (*by_node.items(), ("n3", ()))
         ),
         slurm_nodes=tuple(
-            SlurmNodeView(
-                name=name, state=draw(st.sampled_from(["ALLOCATED", "ALLOCATED", "DOWN*", "IDLE+DRAIN"]))
-            )
+            SlurmNodeView(name=name, state=draw(st.sampled_from(["ALLOCATED", "ALLOCATED", "DOWN*", "IDLE+DRAIN"])))
             for name in ("n1", "n2", "n3")
         ),
         ended=(

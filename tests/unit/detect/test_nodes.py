@@ -30,9 +30,7 @@ def test_one_silent_agent_of_many_is_told_with_its_node() -> None:
 
 def test_a_node_with_a_job_that_is_lost_is_critical_and_names_the_job() -> None:
     found = [
-        f
-        for f in node_down.detect(cluster(1, of=4, states={"n0": "DOWN*"}, jobs_on=("n0",)))
-        if f.truth is Truth.BAD
+        f for f in node_down.detect(cluster(1, of=4, states={"n0": "DOWN*"}, jobs_on=("n0",))) if f.truth is Truth.BAD
     ]
     assert found[0].severity is Severity.CRITICAL
     assert f"Jobs there: {slurm_job().job_id}." in found[0].summary
@@ -102,9 +100,7 @@ def test_a_node_that_slurm_lost_while_its_agent_reports_is_told_as_such() -> Non
     assert found[0].duration_s == 0.0
 
 
-@pytest.mark.parametrize(
-    ("silent", "listings", "told"), [(1, 1, False), (1, 2, True), (0, 2, False), (0, 3, True)]
-)
+@pytest.mark.parametrize(("silent", "listings", "told"), [(1, 1, False), (1, 2, True), (0, 2, False), (0, 3, True)])
 def test_slurms_word_counts_after_a_few_listings_in_a_row(silent: int, listings: int, told: bool) -> None:
     view = cluster(silent, of=4, states={"n0": "DOWN*"})
     states = tuple(replace(s, lost_listings=listings) if s.name == "n0" else s for s in view.slurm_nodes)
@@ -141,10 +137,7 @@ def test_no_outage_is_told_before_any_agent_has_reported() -> None:
 
 def test_slurm_is_unreachable_after_its_time_and_not_before() -> None:
     for age_s, truth in ((10.0, Truth.OK), (60.0, Truth.BAD)):
-        assert (
-            slurm_unreachable.detect(ClusterView(now=NOW, slurm_age_s=age_s), SlurmUnreachable())[0].truth
-            is truth
-        )
+        assert slurm_unreachable.detect(ClusterView(now=NOW, slurm_age_s=age_s), SlurmUnreachable())[0].truth is truth
 
 
 def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None:

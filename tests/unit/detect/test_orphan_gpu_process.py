@@ -64,9 +64,7 @@ def test_leftovers_of_one_job_on_many_nodes_are_one_finding_with_a_line_for_each
     )
     assert found.facts[0] == "n0: pid 4711 (python), rank 0, GPU 0 (GPU-0), 3.0 GiB, state S"
     assert found.facts[64] == "and 16 more processes"
-    assert found.facts[65] == "on n0: ps -o pid,user,lstart,stat,cmd -p " + ",".join(
-        str(4711 + n) for n in range(8)
-    )
+    assert found.facts[65] == "on n0: ps -o pid,user,lstart,stat,cmd -p " + ",".join(str(4711 + n) for n in range(8))
     assert len(found.culprits) == orphan_gpu_process.MAX_LISTED
     endable = [node(each.name, *(replace(h, was_in_job=True) for h in each.holders)) for each in nodes]
     assert len(look(*endable)[0].processes) == 80
@@ -81,15 +79,11 @@ def test_memory_that_nvml_does_not_say_of_each_process_is_at_least_what_it_says(
 def test_jobs_users_and_those_without_a_job_are_told_apart() -> None:
     forged = held(2, uid=1001, user="mallory")
     strangers = held(3, job_id=None), held(4, job_id=None)
-    found = look(
-        node("n1", held(0), held(1, job_id="7"), forged, *strangers), node("n2", held(5, job_id=None))
-    )
+    found = look(node("n1", held(0), held(1, job_id="7"), forged, *strangers), node("n2", held(5, job_id=None)))
     assert [each.subject for each in found] == [
         "leftovers:6/1000", "leftovers:7/1000", "leftovers:6/1001", "holders:n1/1000", "holders:n2/1000",
     ]  # fmt: skip
-    assert found[3].summary.startswith(
-        "2 processes of eve, of no job, still hold GPU-3, GPU-4 on n1: 6.0 GiB in all"
-    )
+    assert found[3].summary.startswith("2 processes of eve, of no job, still hold GPU-3, GPU-4 on n1: 6.0 GiB in all")
     assert not any(each.processes for each in found[3:])
 
 
@@ -134,9 +128,7 @@ def test_an_incident_of_an_earlier_release_ends_only_where_its_node_says_what_be
     asked = frozenset({"process:n1/4711.9", "process:n2/5.5", "leftovers:6/1000"})
     unsure = node("n1", replace(HOLDER, orphan_for_s=None))
     assert [each.truth for each in look(unsure, asked=asked)] == [Truth.UNKNOWN]
-    assert [each.truth for each in look(node("n1", HOLDER), asked=asked, silent_nodes=("n1",))] == [
-        Truth.UNKNOWN
-    ]
+    assert [each.truth for each in look(node("n1", HOLDER), asked=asked, silent_nodes=("n1",))] == [Truth.UNKNOWN]
     found = {each.subject: each.truth for each in look(node("n1", HOLDER), asked=asked)}
     assert found == {"leftovers:6/1000": Truth.BAD, "process:n1/4711.9": Truth.OK}
     assert [each.subject for each in look(node("n1"), asked=asked)] == ["process:n1/4711.9"]

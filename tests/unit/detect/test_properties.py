@@ -49,18 +49,14 @@ def jobs(draw) -> JobView:
 
 @st.composite
 def filesystems(draw) -> FilesystemView:
-    held = draw(
-        st.lists(st.tuples(st.integers(0, 3), st.sampled_from([3.0, 40.0, 90.0, 4000.0])), max_size=4)
-    )
+    held = draw(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([3.0, 40.0, 90.0, 4000.0])), max_size=4))
     answers = draw(st.dictionaries(st.sampled_from(["n1", "n2", "n3"]), st.tuples(st.booleans(), AGES)))
     return FilesystemView(
         key="k",
         mount="/shared",
         blocked=tuple(seen(rank, blocked=blocked(seconds)) for rank, seconds in held),
         known_nodes=tuple(sorted({"n1" if rank < 2 else "n2" for rank, _ in held})),
-        answers=tuple(
-            (n, MountAnswer(responding=ok, age_s=age, seconds=1.0)) for n, (ok, age) in answers.items()
-        ),
+        answers=tuple((n, MountAnswer(responding=ok, age_s=age, seconds=1.0)) for n, (ok, age) in answers.items()),
     )
 
 
@@ -101,9 +97,7 @@ def test_nothing_is_acted_on_without_two_dumps_of_every_rank(view: JobView) -> N
 @given(filesystems())
 @settings(max_examples=100)
 def test_nothing_is_bad_about_a_filesystem_while_its_nodes_are_silent(filesystem: FilesystemView) -> None:
-    assert all(
-        f.truth is not Truth.BAD for f in run(cluster(filesystems=(filesystem,), reporting_nodes=("n3",)))
-    )
+    assert all(f.truth is not Truth.BAD for f in run(cluster(filesystems=(filesystem,), reporting_nodes=("n3",))))
 
 
 @given(filesystems())

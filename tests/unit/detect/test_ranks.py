@@ -47,12 +47,8 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
     assert found.facts == ("resume it on n2: kill -CONT 102",)
 
 
-@pytest.mark.parametrize(
-    ("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)]
-)
-def test_only_a_signal_that_keeps_the_job_beyond_its_limit_is_acted_on(
-    state: str, age_s: float, acted: bool
-) -> None:
+@pytest.mark.parametrize(("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)])
+def test_only_a_signal_that_keeps_the_job_beyond_its_limit_is_acted_on(state: str, age_s: float, acted: bool) -> None:
     view = replace(with_rank_2(state=state, state_age_s=age_s), progress=progress(age_s))
     assert stopped(view).actionable is acted
 
@@ -116,9 +112,7 @@ def test_where_the_training_may_be_over_its_ranks_have_a_minute_to_leave() -> No
     def unsure(gone_s: float, **changes: Any) -> JobView:
         return eight((5, gone_s), **{"progress": progress(70.0), **changes})
 
-    said = Event(
-        kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback", rank=5
-    )
+    said = Event(kind=EventKind.ERROR, job_id="7", age_s=0, source="l", pattern="traceback", line="Traceback", rank=5)
     assert died(unsure(30.0)).truth is Truth.UNKNOWN
     assert died(unsure(61.0)).truth is Truth.BAD
     assert died(unsure(4.0, gpus=gpus({5: 10.0}))).truth is Truth.BAD
@@ -237,21 +231,13 @@ def test_a_gpu_that_was_never_used_is_not_needed_where_the_job_makes_steps() -> 
         each if each.rank == 5 else replace(each, view=replace(each.view, usual_sm_clock_hz=1.98e9))
         for each in gpus({5: 1000.0})
     )
-    assert (
-        idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=used)).truth
-        is not Truth.BAD
-    )
+    assert idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=used)).truth is not Truth.BAD
     assert idle(standing({5: 90.0}, gpus=used)).truth is Truth.BAD  # it makes no step: that may be why
     all_used = tuple(replace(each, view=replace(each.view, usual_sm_clock_hz=1.98e9)) for each in used)
-    assert (
-        idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=all_used)).truth
-        is Truth.BAD
-    )
+    assert idle(standing({5: 1000.0}, progress=progress(2.0), step_times=steps, gpus=all_used)).truth is Truth.BAD
 
 
-@pytest.mark.parametrize(
-    "phase", ["starting", "finishing", "evaluating", "checkpointing", "a phase of tomorrow"]
-)
+@pytest.mark.parametrize("phase", ["starting", "finishing", "evaluating", "checkpointing", "a phase of tomorrow"])
 def test_an_idle_gpu_says_nothing_in_a_phase_that_is_not_training(phase: str) -> None:
     """One rank gathers the results, builds an index, or writes the last model, while the others wait in a barrier."""
     steps = tuple(StepTime(step=n, seconds=10.0, at=NOW - 40 + 10 * n, logged=True) for n in range(4))

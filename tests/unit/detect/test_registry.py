@@ -27,9 +27,7 @@ def test_texts_of_the_registry_are_words_for_people(spec: DetectorSpec) -> None:
     for option in options_of(spec.settings).values():
         assert option.text[0] in "…" or option.text[0].isupper(), option.text
     hint = spec.hint
-    assert hint is None or all(
-        each.endswith((".", "?")) and len(each) < 420 for each in (hint.usually, hint.try_next)
-    )
+    assert hint is None or all(each.endswith((".", "?")) and len(each) < 420 for each in (hint.usually, hint.try_next))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.kind)

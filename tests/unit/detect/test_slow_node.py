@@ -28,9 +28,7 @@ def event(name: str, at: float = NOW - 60.0, repeats: int = 0) -> SeenEvent:
     severity = FaultSeverity.WARNING
     return SeenEvent(
         at=at,
-        event=NodeEvent(
-            source="kernel_log", name=name, severity=severity, age_s=0, line=name, repeats=repeats
-        ),
+        event=NodeEvent(source="kernel_log", name=name, severity=severity, age_s=0, line=name, repeats=repeats),
     )
 
 
@@ -121,9 +119,7 @@ def test_slow_node_names_no_node_if_there_is(name: str) -> None:
 def test_of_two_cards_with_the_same_sign_none_is_chosen_by_its_place() -> None:
     slow = {"recent_sm_clock_hz": 1.2e9, "usual_sm_clock_hz": 1.98e9}
     usual = cards({"n2": slow})
-    twins = tuple(
-        RankGpu(rank=g.rank, pid=g.pid, view=card(1, node="n2", **slow)) if g.rank == 3 else g for g in usual
-    )
+    twins = tuple(RankGpu(rank=g.rank, pid=g.pid, view=card(1, node="n2", **slow)) if g.rank == 3 else g for g in usual)
     for gpus in (twins, twins[::-1]):
         found = judge(view(gpus=gpus))
         assert sorted(c.gpu_uuid or "" for c in found.culprits) == ["GPU-n2-0", "GPU-n2-1"]

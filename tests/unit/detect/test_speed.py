@@ -236,8 +236,7 @@ def test_slow_job_finds_no_slowdown_in_noise_at_any_resolution(noise: float) -> 
             chance.randrange(40, 600),
         )
         values = tuple(
-            10.0 * (factor if place >= at else 1.0) * chance.lognormvariate(0.0, noise)
-            for place in range(length)
+            10.0 * (factor if place >= at else 1.0) * chance.lognormvariate(0.0, noise) for place in range(length)
         )
         if slow_job._as_ever(values, 0.05) is None:
             continue

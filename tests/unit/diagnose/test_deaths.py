@@ -51,11 +51,7 @@ def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cau
 
 
 def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> PastRun:
-    seats = (
-        tuple(RankLocation(rank, nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items())
-        if known
-        else ()
-    )
+    seats = tuple(RankLocation(rank, nodes[rank * len(nodes) // 4], pid) for rank, pid in PIDS.items()) if known else ()
     errors = []
     for number, line in enumerate(text.splitlines()):
         fact = parse_line(line)
@@ -293,9 +289,7 @@ def test_lines_after_we_ended_a_run_are_no_cause_and_earlier_ones_were_reported(
     assert find_cause(replace(past_of(raised), touched_at=error.at + 1.0)) is not None
     ours = replace(past_of(raised + VICTIM_OF_TERM), restarts=0, touched_at=error.at + 0.0005)
     after = job(job=slurm_job(restarts=1), past=(ours,))
-    assert [f.truth for f in detect(cluster(after), Waits(), CollectiveHang()) if f.subject == "run:7.0"] == [
-        Truth.OK
-    ]
+    assert [f.truth for f in detect(cluster(after), Waits(), CollectiveHang()) if f.subject == "run:7.0"] == [Truth.OK]
     alone = replace(ours, touched_at=None)
     told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), Waits(), CollectiveHang())
     assert [f.truth for f in told if f.subject == "run:7.0"] == [Truth.BAD]
@@ -344,9 +338,7 @@ def test_how_a_rank_ended_is_said_of_that_rank() -> None:
 
 
 def own_words(rank: int | None, line: str, pattern: str = "python_exception") -> ErrorLine:
-    event = Event(
-        kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=line, pattern=pattern, rank=rank
-    )
+    event = Event(kind=EventKind.ERROR, job_id="7", age_s=0.0, source="log", line=line, pattern=pattern, rank=rank)
     return ErrorLine(node="n1", age_s=4.0, event=event)
 
 
@@ -363,9 +355,7 @@ def own_words(rank: int | None, line: str, pattern: str = "python_exception") ->
         ([], ""),
     ],
 )
-def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(
-    errors: list[ErrorLine], said: str
-) -> None:
+def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(errors: list[ErrorLine], said: str) -> None:
     seats = tuple(seen(rank, gone_s=200.0 if rank == 1 else None, node="n1") for rank in range(4))
     dead = job(
         job=slurm_job(nodes=("n1",)),
@@ -376,6 +366,4 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(
     assert last_error_before_end(dead, 1, 10_000.0) == said
     (finding,) = dead_rank.detect(cluster(dead), DeadRank())
     assert finding.truth is Truth.BAD
-    assert finding.summary.endswith(
-        f"3 of 4 are left. It said before: {said}." if said else "3 of 4 are left."
-    )
+    assert finding.summary.endswith(f"3 of 4 are left. It said before: {said}." if said else "3 of 4 are left.")

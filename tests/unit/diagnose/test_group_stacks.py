@@ -50,9 +50,7 @@ from tests.builders.stacks import (
 
 
 def verdict(*places: Sequence[str] | None, since: float | None = None, step: float | None = None, ranks: int | None = None) -> StackVerdict:  # fmt: skip
-    return diagnose_dumps(
-        dumps_of(places), Options(ranks=ranks, since_last_step_s=since, typical_step_s=step)
-    )
+    return diagnose_dumps(dumps_of(places), Options(ranks=ranks, since_last_step_s=since, typical_step_s=step))
 
 
 def said(found: StackVerdict) -> tuple[bool, str, list[int | None]]:
@@ -125,8 +123,7 @@ def test_stages_of_a_pipeline_that_wait_for_each_other_are_not_odd() -> None:
 
 def test_a_rank_that_alone_could_not_be_dumped_is_suspect_while_all_others_wait() -> None:
     failed = (
-        "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: "
-        "Operation not permitted\n"
+        "=== rank 2 ===\nProcess 9: python\nError: Failed to suspend process\nReason: EPERM: Operation not permitted\n"
     )
     others = "".join(text_of(rank, BARRIER) for rank in (0, 1, 3))
     found = diagnose_dumps(parse_stacks(others + failed))
@@ -525,9 +522,7 @@ MEGATRON = "python pretrain_gpt.py --tensor-model-parallel-size {} --pipeline-mo
 
 
 def with_command(places: Sequence[Sequence[str]], command: str) -> list[Dump]:
-    text = "".join(
-        text_of(r, frames).replace("python -u pretrain.py", command) for r, frames in enumerate(places)
-    )
+    text = "".join(text_of(r, frames).replace("python -u pretrain.py", command) for r, frames in enumerate(places))
     return parse_stacks(text)
 
 
@@ -565,9 +560,7 @@ def test_whoever_is_named_by_topology_is_alone_among_peers_that_agree(
     found = diagnose_dumps(with_command(places, MEGATRON.format(*sizes)), LATE)
     for culprit in found.culprits:
         peers = [
-            p
-            for r, p in enumerate(places)
-            if r // sizes[0] == (culprit.rank or 0) // sizes[0] and r != culprit.rank
+            p for r, p in enumerate(places) if r // sizes[0] == (culprit.rank or 0) // sizes[0] and r != culprit.rank
         ]
         alone = len([p for p in places if p is places[culprit.rank or 0]]) == 1
         assert alone or (len({id(p) for p in peers}) == 1 and peers[0] is not places[culprit.rank or 0])
@@ -577,20 +570,12 @@ def test_a_topology_that_does_not_fit_is_told_and_not_used(tmp_path: Path) -> No
     (tmp_path / "all.txt").write_text("".join(text_of(r, REDUCE) for r in range(6)))
     result = CliRunner().invoke(main, ["group-stacks", "--topology", "tp=4", str(tmp_path / "all.txt")])
     assert "--topology tp=4 was not used" in result.stderr
-    assert (
-        CliRunner()
-        .invoke(main, ["group-stacks", "--topology", "tp=2,pp=3", str(tmp_path / "all.txt")])
-        .stderr
-        == ""
-    )
+    assert CliRunner().invoke(main, ["group-stacks", "--topology", "tp=2,pp=3", str(tmp_path / "all.txt")]).stderr == ""
 
 
 def test_the_command_line_that_stands_in_json_names_the_rank() -> None:
     def threads(rank: int, frames: Sequence[str]) -> str:
-        told = [
-            {"name": f.split(" (")[0], "filename": f.split(" (")[1].rpartition(":")[0], "line": 1}
-            for f in frames
-        ]
+        told = [{"name": f.split(" (")[0], "filename": f.split(" (")[1].rpartition(":")[0], "line": 1} for f in frames]
         about = {"pid": 900 + rank, "command_line": f"python train.py --rank={rank} --world-size 4"}
         return json.dumps([{"pid": 900 + rank, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": 900 + rank, "frames": told, "process_info": about}])  # fmt: skip
 
@@ -626,9 +611,7 @@ def test_the_first_rank_may_generate_samples_while_the_others_wait(since: float,
 )
 def test_a_heading_in_another_language_names_the_rank(heading: str) -> None:
     places = (REDUCE, REDUCE, LOADER, REDUCE)
-    text = "".join(
-        heading.format(r) + "\n" + text_of(r, frames).split("\n", 1)[1] for r, frames in enumerate(places)
-    )
+    text = "".join(heading.format(r) + "\n" + text_of(r, frames).split("\n", 1)[1] for r, frames in enumerate(places))
     assert [each.rank for each in diagnose_dumps(parse_stacks(text), LATE).culprits] == [2]
 
 
@@ -655,19 +638,14 @@ Thread {main} (most recent call first):
 
 def repeated(*places: tuple[int, int], frames: str = "") -> RankAssignment:
     """Dumps of main threads at these addresses, in these lines."""
-    texts = (
-        WAITS.format(other=hex(main + 0x1000), main=hex(main), line=line, frames=frames)
-        for main, line in places
-    )
+    texts = (WAITS.format(other=hex(main + 0x1000), main=hex(main), line=line, frames=frames) for main, line in places)
     return assign_ranks(parse_stacks("".join(texts), "log.txt"))
 
 
 def test_repeated_dumps_of_faulthandler_are_one_process_and_the_last_one_counts() -> None:
     (one,) = repeated((0x7FD61B222B80, 10), (0x7FD61B222B80, 20), (0x7FD61B222B80, 20)).ranks
     assert [each.threads[-1].frames[0].line for each in one.dumps] == [10, 20, 20]
-    two = repeated(
-        (0x7FD61B222B80, 10), (0x7F0000222B80, 10), (0x7FD61B222B80, 10), (0x7F0000222B80, 10)
-    ).ranks
+    two = repeated((0x7FD61B222B80, 10), (0x7F0000222B80, 10), (0x7FD61B222B80, 10), (0x7F0000222B80, 10)).ranks
     assert [len(each.dumps) for each in two] == [2, 2]
 
 

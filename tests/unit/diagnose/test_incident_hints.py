@@ -17,13 +17,9 @@ def test_the_error_that_a_fact_quotes_comes_before_the_kind() -> None:
 
 
 def test_a_line_of_the_driver_is_taken_for_what_its_number_says() -> None:
-    off = incident_hints(
-        "gpu_fault", "GPU 3", ["kernel: NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus."]
-    )
+    off = incident_hints("gpu_fault", "GPU 3", ["kernel: NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus."])
     assert off[0] in (BY_NAME["gpu_lost"], BY_NAME["xid_off_the_bus"])
-    program = incident_hints(
-        "gpu_fault", "GPU 3", ["NVRM: Xid (PCI:0000:c1:00): 31, pid=1, name=python, MMU Fault"]
-    )
+    program = incident_hints("gpu_fault", "GPU 3", ["NVRM: Xid (PCI:0000:c1:00): 31, pid=1, name=python, MMU Fault"])
     assert BY_NAME["gpu_lost"] not in program
     assert BY_NAME["xid_off_the_bus"] not in program
 

@@ -40,9 +40,7 @@ def said(
     filesystems: tuple[FilesystemView, ...] = (),
     **limits: float,
 ) -> Diagnosis:
-    return diagnose(
-        cluster(view, filesystems=filesystems), view, gathered or JobEvidence(snapshots=HANG), **limits
-    )
+    return diagnose(cluster(view, filesystems=filesystems), view, gathered or JobEvidence(snapshots=HANG), **limits)
 
 
 def ranks(**odd: object) -> tuple[ProcessView, ...]:
@@ -50,14 +48,10 @@ def ranks(**odd: object) -> tuple[ProcessView, ...]:
     return tuple(seen(rank, **(odd if rank == 3 else {})) for rank in range(4))  # type: ignore[arg-type]
 
 
-def stuck(
-    seconds: float, syscall: str = "write", **answers: bool
-) -> tuple[JobView, tuple[FilesystemView, ...]]:
+def stuck(seconds: float, syscall: str = "write", **answers: bool) -> tuple[JobView, tuple[FilesystemView, ...]]:
     """Rank 3 on n2 has been in one call for so long; nodes that answered a probe, or did not."""
     processes = ranks(blocked=blocked(seconds, syscall=syscall), state="D")
-    given = tuple(
-        (node, MountAnswer(responding=ok, age_s=3.0, seconds=0.1)) for node, ok in sorted(answers.items())
-    )
+    given = tuple((node, MountAnswer(responding=ok, age_s=3.0, seconds=0.1)) for node, ok in sorted(answers.items()))
     filesystem = FilesystemView(
         key="/shared", mount="/shared", blocked=(processes[3],), known_nodes=("n2",), answers=given
     )
@@ -67,9 +61,7 @@ def stuck(
 @pytest.mark.parametrize(
     ("step_age_s", "kind"), [(29.0, "lingering_job"), (35.0, "lingering_job"), (2.0, "progressing")]
 )
-def test_a_step_that_was_read_a_moment_after_the_death_was_made_before_it(
-    step_age_s: float, kind: str
-) -> None:
+def test_a_step_that_was_read_a_moment_after_the_death_was_made_before_it(step_age_s: float, kind: str) -> None:
     """That a rank has ended is reported at once, its last line with the next look at the log."""
     processes = tuple(seen(rank, gone_s=30.0 if rank == 1 else None) for rank in range(4))
     known = progress(step_age_s, step_s=2.0, intervals_s=(2.0, 2.0, 2.5))
@@ -141,9 +133,7 @@ def test_a_rank_that_is_gone_comes_before_the_stacks_of_the_others() -> None:
 
 
 def test_a_job_that_made_steps_since_a_rank_was_lost_goes_on_without_it() -> None:
-    view = job(
-        processes=ranks(gone_s=20.0), progress=progress(4.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))
-    )
+    view = job(processes=ranks(gone_s=20.0), progress=progress(4.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,)))
     assert said(view).kind == "progressing"
 
 

@@ -81,8 +81,7 @@ def test_outliers_of_gpus_have_a_line_for_each_odd_value(odd: dict[str, object],
 
 def test_two_kinds_of_gpus_in_equal_numbers_are_two_kinds_and_none_is_odd() -> None:
     ranks = [
-        RankFacts(rank=rank, node="n1", gpu=gpu(rank, sm_clock_hz=1e9 if rank % 2 else 1.4e9))
-        for rank in range(8)
+        RankFacts(rank=rank, node="n1", gpu=gpu(rank, sm_clock_hz=1e9 if rank % 2 else 1.4e9)) for rank in range(8)
     ]
     assert lines(ranks) == []
 
@@ -96,17 +95,13 @@ def test_missing_values_and_too_few_peers_say_nothing() -> None:
 def test_the_one_rank_with_another_interface_is_named() -> None:
     values = [{"NCCL_SOCKET_IFNAME": "eth0", "RANK": str(rank)} for rank in range(8)]
     values[3]["NCCL_SOCKET_IFNAME"] = "docker0"
-    assert lines(with_environment(values)) == [
-        "rank 3 on n1: NCCL_SOCKET_IFNAME is docker0, that of the 7 others eth0"
-    ]
+    assert lines(with_environment(values)) == ["rank 3 on n1: NCCL_SOCKET_IFNAME is docker0, that of the 7 others eth0"]
 
 
 def test_a_variable_that_one_rank_lacks_is_named() -> None:
     values = [{"NCCL_IB_HCA": "mlx5", "RANK": str(rank)} for rank in range(8)]
     del values[6]["NCCL_IB_HCA"]
-    assert lines(with_environment(values)) == [
-        "rank 6 on n2: NCCL_IB_HCA is not set, that of the 7 others mlx5"
-    ]
+    assert lines(with_environment(values)) == ["rank 6 on n2: NCCL_IB_HCA is not set, that of the 7 others mlx5"]
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID"])

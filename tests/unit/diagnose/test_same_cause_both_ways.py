@@ -22,9 +22,7 @@ CASES = {name: (text, expected) for name, text, expected in (*VERDICTS, *SPEAKER
 SLURM_SAYS_S, WAITED_S = 11.0, 30
 
 FEWER_LINES = "agents report the lines that look like an error, and what decides it here is another line"
-NO_RANK_SEEN = (
-    "no rank of the run was seen, and Slurm does not name the task: a number in front may be anything's"
-)
+NO_RANK_SEEN = "no rank of the run was seen, and Slurm does not name the task: a number in front may be anything's"
 OTHER_DETECTOR = "a loss that is NaN is what loss_nan watches"
 LESS_IS_KNOWN: dict[str, str] = {
     **dict.fromkeys(

@@ -39,17 +39,12 @@ def live(places: Sequence[Sequence[str]], since_s: float) -> Named:
         processes=tuple(seen(rank, node=node_of(rank), world_size=len(places)) for rank in ranks),
         progress=progress(since_s, intervals_s=(STEP_S,) * 20),
         snapshots=tuple(
-            snapshot(age_s, [stack(rank, lines[rank], node=node_of(rank)) for rank in ranks])
-            for age_s in (30, 20, 10)
+            snapshot(age_s, [stack(rank, lines[rank], node=node_of(rank)) for rank in ranks]) for age_s in (30, 20, 10)
         ),
         run_age_s=1e6,
     )
     finding = judge_live(view, 10_000.0, CollectiveHang())
-    return (
-        tuple(sorted(culprit.rank or 0 for culprit in finding.culprits))
-        if finding.truth is Truth.BAD
-        else None
-    )
+    return tuple(sorted(culprit.rank or 0 for culprit in finding.culprits)) if finding.truth is Truth.BAD else None
 
 
 def sent(places: Sequence[Sequence[str]], since_s: float) -> Named:

@@ -136,11 +136,7 @@ STUCK = "INFO: task python:4242 blocked for more than 120 seconds."
 @pytest.mark.parametrize("server_first", [True, False])
 def test_a_task_stuck_in_a_silent_filesystem_follows_from_it(server_first: bool) -> None:
     trace = "[200.1]  rpc_wait_bit_killable+0x24/0xb0 [sunrpc]"
-    text = (
-        f"[190.0] {NFS}\n[200.0] {STUCK}\n{trace}"
-        if server_first
-        else f"[200.0] {STUCK}\n{trace}\n[260.0] {NFS}"
-    )
+    text = f"[190.0] {NFS}\n[200.0] {STUCK}\n{trace}" if server_first else f"[200.0] {STUCK}\n{trace}\n[260.0] {NFS}"
     lines = {line.class_name: line for line in judged(text)}
     assert lines["hung_task"].because_of == lines["nfs_server_silent"].number
     assert lines["hung_task"].waits_for == "nfs"
@@ -220,16 +216,12 @@ def test_a_disk_that_may_be_somewhere_else_or_only_full_excludes_nothing(text: s
 def test_a_device_that_recovered_excludes_nothing() -> None:
     fatal = "[5.0] pcieport 0000:80:01.0: AER: Uncorrected (Fatal) error message received from 0000:81:00.0"
     assert by_line(fatal)[1].may_exclude_node
-    assert not by_line(f"{fatal}\n[5.3] mlx5_core 0000:81:00.0: AER: device recovery successful")[
-        1
-    ].may_exclude_node
+    assert not by_line(f"{fatal}\n[5.3] mlx5_core 0000:81:00.0: AER: device recovery successful")[1].may_exclude_node
 
 
 @pytest.mark.parametrize(
     "name",
-    sorted(
-        {name for rule in RULES for name in (*rule.effects, *rule.causes)} | set(ENDS) | set(ENDS.values())
-    ),
+    sorted({name for rule in RULES for name in (*rule.effects, *rule.causes)} | set(ENDS) | set(ENDS.values())),
 )
 def test_each_name_of_a_rule_is_a_class_that_exists(name: str) -> None:
     known = {row.name for row in SIGNATURES} | {f"xid_{number}" for number in XIDS}
@@ -274,9 +266,7 @@ def test_a_healthy_file_is_fine_and_a_missing_one_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "dmesg"
-    file.write_text(
-        "[    0.000000] Linux version 6.1.0\n[    1.0] nvidia: loading out-of-tree module taints kernel.\n"
-    )
+    file.write_text("[    0.000000] Linux version 6.1.0\n[    1.0] nvidia: loading out-of-tree module taints kernel.\n")
     assert scan_kernel([str(file)], as_json=False) == 0
     assert "no fault" in capsys.readouterr().out
     assert scan_kernel([str(file), str(tmp_path / "none")], as_json=True) == 2
@@ -294,13 +284,7 @@ def test_garbage_is_nothing(tmp_path: Path) -> None:
     rng = random.Random(7)
     file = tmp_path / "noise"
     file.write_bytes(
-        rng.randbytes(300_000)
-        + b"\n"
-        + b"[" * 200_000
-        + b"\n{"
-        + b'{"MESSAGE":' * 3000
-        + b"\n"
-        + b"> " * 50_000
+        rng.randbytes(300_000) + b"\n" + b"[" * 200_000 + b"\n{" + b'{"MESSAGE":' * 3000 + b"\n" + b"> " * 50_000
     )
     assert scan_kernel([str(file)], as_json=True) in (0, 1)
     assert kernel_text_of("{" * 60_000) is None
@@ -389,9 +373,7 @@ PARTED = """{stamp}NVRM: The NVIDIA GPU 0000:18:00.0
 def test_a_sentence_of_several_lines_has_the_address_of_its_first_and_another_nodes_has_not() -> None:
     def found(text: str) -> list[str | None]:
         messages = KernelScan().messages(text.encode(), 1)
-        return [
-            m.fact.pci_bus_id for m in messages if m.fact is not None and m.fact.name == "gpu_off_the_bus"
-        ]
+        return [m.fact.pci_bus_id for m in messages if m.fact is not None and m.fact.name == "gpu_off_the_bus"]
 
     assert found(PARTED.format(stamp="[ 8593.497005] ")) == ["0000:18:00.0"]
     first, *rest = PARTED.format(stamp="Sep 19 02:29:46 n1 kernel: ").splitlines(keepends=True)

@@ -21,9 +21,7 @@ from tests.builders.failed_logs import (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [case[1:] for case in VERDICTS], ids=[case[0] for case in VERDICTS]
-)
+@pytest.mark.parametrize(("text", "expected"), [case[1:] for case in VERDICTS], ids=[case[0] for case in VERDICTS])
 def test_a_log_gives_its_verdict(text: str, expected: tuple[str, int | None, str | None] | None) -> None:
     assert verdict_of(text) == expected
 
@@ -99,8 +97,7 @@ def test_a_silent_log_is_a_hang_only_after_its_own_limit() -> None:
 
 def test_pulses_are_no_progress_and_show_how_long_it_is_silent() -> None:
     pulses = "".join(
-        f"[2024-05-01 {hour}:04:59] PULSE: tr is running for 1:00 since 2024-05-01T10:00:00\n"
-        for hour in (10, 11, 12)
+        f"[2024-05-01 {hour}:04:59] PULSE: tr is running for 1:00 since 2024-05-01T10:00:00\n" for hour in (10, 11, 12)
     )
     assert verdict_of(steps(1, 300) + pulses) == ("hang", None, None)
 
@@ -151,9 +148,7 @@ def test_scan_log_takes_prose_about_errors_for_no_error() -> None:
 
 def test_a_try_that_failed_before_the_one_that_came_to_its_end_is_over() -> None:
     text = (
-        "Killing subprocess 77\nKilling subprocess 78\n"
-        + "loading\n" * 9
-        + "{'train_runtime': 120.5, 'epoch': 1.0}\n"
+        "Killing subprocess 77\nKilling subprocess 78\n" + "loading\n" * 9 + "{'train_runtime': 120.5, 'epoch': 1.0}\n"
     )
     assert verdict_of(text) is None
 
@@ -212,9 +207,7 @@ ENDS = (
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(ENDS), st.lists(st.integers(1, 4000), min_size=1, max_size=12), st.integers(1, 900))
-def test_in_whatever_pieces_a_log_is_read_the_verdict_is_the_same(
-    end: str, sizes: list[int], many: int
-) -> None:
+def test_in_whatever_pieces_a_log_is_read_the_verdict_is_the_same(end: str, sizes: list[int], many: int) -> None:
     text = ("world_size: 8\n" + steps(1, many) + end).encode()
     whole = Collector()
     whole.add(text, 1)

@@ -72,9 +72,7 @@ def test_frozen_filesystem_all_but_one_are_in_barrier_and_that_one_cannot_be_dum
     )
 
     def dump(age: float):
-        return snapshot(
-            age, [stack(0, (), error="EPERM", state="D"), *(stack(r, barrier) for r in range(1, 64))]
-        )
+        return snapshot(age, [stack(0, (), error="EPERM", state="D"), *(stack(r, barrier) for r in range(1, 64))])
 
     voted = vote((dump(30), dump(10)))
     assert voted.outside == ()
@@ -165,16 +163,14 @@ def test_a_rank_that_computes_moves_also_where_nobody_is_known_to_wait() -> None
 def test_unknown_code_counts_as_waiting_only_if_a_large_majority_stands_idle_in_the_same_frames() -> None:
     assert outside(still(COMPUTE, COMPUTE, COMPUTE, LOADER)) == [3]
     busy = [
-        snapshot(age, [*(stack(r, COMPUTE, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)])
-        for age in (30, 10)
+        snapshot(age, [*(stack(r, COMPUTE, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)]) for age in (30, 10)
     ]
     assert vote(busy).waiting == 0
 
 
 def test_a_backward_pass_that_computes_is_not_waiting() -> None:
     dumps = [
-        snapshot(age, [*(stack(r, BACKWARD, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)])
-        for age in (30, 10)
+        snapshot(age, [*(stack(r, BACKWARD, cpu_s=100 - age) for r in range(3)), stack(3, LOADER)]) for age in (30, 10)
     ]
     assert outside(dumps) == []
 
@@ -206,8 +202,7 @@ def test_of_frames_that_say_nothing_the_system_call_tells_what_the_odd_one_waits
     """`with lock:` is C code: py-spy shows the function that has it and no more."""
     cached = ("wait_for_the_cache (train.py)", "train (t.py)")
     dumps = [
-        snapshot(age_s, [*(stack(r, RECV) for r in range(3)), stack(3, cached, syscall=call)])
-        for age_s in (30, 20, 10)
+        snapshot(age_s, [*(stack(r, RECV) for r in range(3)), stack(3, cached, syscall=call)]) for age_s in (30, 20, 10)
     ]
     voted = vote(dumps)
     assert [(c.rank, c.reason.split(",")[0]) for c in voted.outside] == [(3, place)]
@@ -257,9 +252,7 @@ def test_the_only_one_in_another_collective_is_named() -> None:
     assert outside(still(BARRIER, BARRIER, gather, gather)) == []
 
 
-def test_the_only_one_in_another_collective_than_the_backward_pass_is_named_and_one_that_is_behind_as_well() -> (
-    None
-):
+def test_the_only_one_in_another_collective_than_the_backward_pass_is_named_and_one_that_is_behind_as_well() -> None:
     """The gradients are reduced in the backward pass: a rank that calls a broadcast meanwhile will never meet
     the others."""
     mismatch = vote(still(BACKWARD, BACKWARD, BARRIER, BACKWARD))
@@ -289,8 +282,7 @@ def test_equal_pids_on_two_nodes_are_two_processes() -> None:
 
 def test_a_rank_outside_the_collective_that_computes_is_moving() -> None:
     dumps = [
-        snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, COMPUTE, cpu_s=100 - age)])
-        for age in (30, 10)
+        snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, COMPUTE, cpu_s=100 - age)]) for age in (30, 10)
     ]
     assert vote(dumps).moving is True
 
@@ -398,9 +390,7 @@ TRAINS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["TrainingThread(train_func)", "TrainingThread(train_and_monitor)", "Thread-3 (loop)"]
-)
+@pytest.mark.parametrize("name", ["TrainingThread(train_func)", "TrainingThread(train_and_monitor)", "Thread-3 (loop)"])
 def test_in_a_worker_of_ray_the_thread_that_trains_counts_and_no_thread_of_rays_own(name: str) -> None:
     main = stack(1, RAY_MAIN)
     threads = (

@@ -174,9 +174,7 @@ def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
         ),
     ],
 )
-def test_what_a_cluster_lacks_is_said_with_what_mends_it(
-    rule: str, level: Level, changes: dict[str, Any]
-) -> None:
+def test_what_a_cluster_lacks_is_said_with_what_mends_it(rule: str, level: Level, changes: dict[str, Any]) -> None:
     (found,) = [each for each in of_cluster(**changes) if each.rule == rule]
     assert found.level is level
     assert found.sentence.endswith(".")
@@ -275,9 +273,7 @@ def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "munge"
-    program.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo munge-0.5.18 && exit\n[ "$2" = --socket=/run/other ]\n'
-    )
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo munge-0.5.18 && exit\n[ "$2" = --socket=/run/other ]\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert read.read_munge() == ((0, 5, 18), False)
@@ -344,9 +340,7 @@ def test_as_json_each_finding_has_its_fields() -> None:
 def test_a_well_kept_script_is_ok_with_code_0(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text('os.environ["SLURM_WATCHDOG_KILL_SWITCH"]')
     file = tmp_path / "job.sh"
-    file.write_text(
-        "#!/bin/bash\n#SBATCH --requeue --open-mode=append\nsrun -u -K -W60 python train.py --save x\n"
-    )
+    file.write_text("#!/bin/bash\n#SBATCH --requeue --open-mode=append\nsrun -u -K -W60 python train.py --save x\n")
     result = run(str(file))
     assert (result.exit_code, result.stdout) == (0, f"OK: script {file}: nothing is missing.\n")
 

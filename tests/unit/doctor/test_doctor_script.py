@@ -172,9 +172,7 @@ def test_variables_about_collectives_that_do_what_they_seem_to_are_left_alone() 
     assert rules(WELL + "export TORCH_NCCL_ENABLE_MONITORING=1\n") == set()
     assert (
         rules(
-            WELL.replace("srun ", "export NCCL_TIMEOUT=60\nsrun ").replace(
-                "--save", "--timeout $NCCL_TIMEOUT --save"
-            )
+            WELL.replace("srun ", "export NCCL_TIMEOUT=60\nsrun ").replace("--save", "--timeout $NCCL_TIMEOUT --save")
         )
         == set()
     )
@@ -188,9 +186,7 @@ def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> N
     (old,) = advice(bare, torch=(1, 13))
     assert old.add == "export NCCL_ASYNC_ERROR_HANDLING=1"
     assert advice(bare, torch=(2, 0)) == advice(bare, torch=(2, 2)) == []  # on by itself
-    assert (
-        advice(bare.replace("python train.py", "torchrun train.py"), torch=(1, 13)) == []
-    )  # it sets it itself
+    assert advice(bare.replace("python train.py", "torchrun train.py"), torch=(1, 13)) == []  # it sets it itself
 
 
 @pytest.mark.parametrize(
@@ -240,9 +236,7 @@ def test_a_kill_switch_that_nobody_polls_is_named_with_the_program() -> None:
     (found,) = advice(exported, read={"train.py": "for step in range(10): pass"})
     assert (found.rule, found.level) == ("kill_switch", Level.WARNING)
     assert advice(exported, read=POLLS) == []
-    assert (
-        advice(WELL, read={"train.py": "from slurm_watchdog_hooks.lightning import WatchdogCallback"}) == []
-    )
+    assert advice(WELL, read={"train.py": "from slurm_watchdog_hooks.lightning import WatchdogCallback"}) == []
 
 
 @pytest.mark.parametrize(

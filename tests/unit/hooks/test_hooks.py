@@ -404,11 +404,7 @@ def test_deepspeed_saves_on_an_optimizer_step_and_never_between(given: Path) -> 
 
     engine = load("deepspeed").watch(Engine(), "ckpt", client_state=lambda: {"seed": 3}, poll_seconds=0.01)
     (given / "kill").write_text("now\n")
-    until(
-        lambda: (
-            [each for each in threading.enumerate() if each.name == "kill-switch"] and time.sleep(0.1) is None
-        )
-    )
+    until(lambda: [each for each in threading.enumerate() if each.name == "kill-switch"] and time.sleep(0.1) is None)
     assert engine.step() == "made"
     with pytest.raises(SystemExit) as ended:
         engine.step()
@@ -419,9 +415,7 @@ def test_composer_is_stopped_after_the_batch(given: Path, monkeypatch: pytest.Mo
     framework(monkeypatch, "composer.core", "Callback")
     callback = load("composer").WatchdogCallback(poll_seconds=0.01)
     stopped: list[int] = []
-    state = types.SimpleNamespace(
-        timestamp=types.SimpleNamespace(batch=9), stop_training=lambda: stopped.append(9)
-    )
+    state = types.SimpleNamespace(timestamp=types.SimpleNamespace(batch=9), stop_training=lambda: stopped.append(9))
     callback.fit_start(state, None)
     callback.batch_end(state, None)
     callback.eval_start(state, None)
@@ -521,9 +515,7 @@ def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -
     clocks: dict[Any, Any] = {}
 
     def count(step: int, at: float, pattern: str = "heartbeat") -> None:
-        event = Event(
-            kind=EventKind.PROGRESS, job_id="7", source=pattern, age_s=0.0, pattern=pattern, step=step
-        )
+        event = Event(kind=EventKind.PROGRESS, job_id="7", source=pattern, age_s=0.0, pattern=pattern, step=step)
         apply_step(clocks, event, at, float("-inf"))
 
     for at in range(40):
@@ -549,7 +541,5 @@ def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -
         ("", None),
     ],
 )
-def test_a_heartbeat_lies_in_a_directory_of_its_own_run_or_nowhere(
-    kill_switch: str, heartbeat: str | None
-) -> None:
+def test_a_heartbeat_lies_in_a_directory_of_its_own_run_or_nowhere(kill_switch: str, heartbeat: str | None) -> None:
     assert heartbeat_beside(kill_switch, "7", 2) == heartbeat

@@ -47,9 +47,7 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def openssl(*arguments: str) -> str:
-    return subprocess.run(
-        ["openssl", *arguments], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    return subprocess.run(["openssl", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def test_keys_are_for_their_owner_alone_and_folders_cannot_be_entered(ca: Path) -> None:
@@ -65,11 +63,7 @@ def test_an_authority_has_a_list_of_what_it_revoked_from_the_beginning_and_the_l
 ) -> None:
     text = openssl("crl", "-in", str(ca / "ca.crl"), "-noout", "-text")
     assert "No Revoked Certificates" in text
-    key = (
-        openssl("x509", "-in", str(ca / "ca.crt"), "-noout", "-ext", "subjectKeyIdentifier")
-        .splitlines()[-1]
-        .strip()
-    )
+    key = openssl("x509", "-in", str(ca / "ca.crt"), "-noout", "-ext", "subjectKeyIdentifier").splitlines()[-1].strip()
     assert key in text, "two authorities may have the same name"
 
 
@@ -81,9 +75,7 @@ def test_each_certificate_is_good_for_what_its_machine_does_and_for_nothing_else
     ):
         other = {"sslclient": "sslserver", "sslserver": "sslclient"}[purpose]
         file = str(ca / f"{stem}.crt")
-        assert "OK" in openssl(
-            "verify", "-x509_strict", "-CAfile", str(ca / "ca.crt"), "-purpose", purpose, file
-        )
+        assert "OK" in openssl("verify", "-x509_strict", "-CAfile", str(ca / "ca.crt"), "-purpose", purpose, file)
         with pytest.raises(subprocess.CalledProcessError):
             openssl("verify", "-CAfile", str(ca / "ca.crt"), "-purpose", other, file)
 
@@ -96,9 +88,7 @@ def test_a_node_s_certificate_cannot_sign_another(ca: Path) -> None:
 def test_parsed_certificate_agrees_with_openssl(ca: Path) -> None:
     for file in ca.rglob("*.crt"):
         found = read_certificate(str(file))
-        dates = dict(
-            line.split("=", 1) for line in openssl("x509", "-noout", "-dates", "-in", str(file)).splitlines()
-        )
+        dates = dict(line.split("=", 1) for line in openssl("x509", "-noout", "-dates", "-in", str(file)).splitlines())
         assert found.not_before == ssl.cert_time_to_seconds(dates["notBefore"])
         assert found.not_after == ssl.cert_time_to_seconds(dates["notAfter"])
     assert read_certificate(str(ca / "nodes/n1/agent.crt")).names == ("n1",)
@@ -145,9 +135,7 @@ def test_an_authority_is_never_overwritten(ca: Path) -> None:
     assert (ca / "ca.key").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "name", ["../etc", "a b", "-n", "a,DNS:evil", "n1\nDNS:evil", "$ENV::HOME", "*", ".."]
-)
+@pytest.mark.parametrize("name", ["../etc", "a b", "-n", "a,DNS:evil", "n1\nDNS:evil", "$ENV::HOME", "*", ".."])
 def test_what_can_be_no_name_of_a_machine_is_refused_before_anything_is_made(ca: Path, name: str) -> None:
     with pytest.raises(IdentityError):
         certificate_authority.issue(ca, "node", name, (), 10, time.time())
@@ -196,8 +184,7 @@ def test_nothing_is_signed_beyond_the_authority_s_own_end(tmp_path: Path) -> Non
     now = time.time()
     own = certificate_authority.create(tmp_path / "ca", "tests", 20, now)
     assert (
-        certificate_authority.issue(tmp_path / "ca", "node", "n1", (), 300, now).certificate.not_after
-        == own.not_after
+        certificate_authority.issue(tmp_path / "ca", "node", "n1", (), 300, now).certificate.not_after == own.not_after
     )
     with pytest.raises(IdentityError, match="has ended"):
         certificate_authority.issue(tmp_path / "ca", "node", "n1", (), 300, own.not_after + 1)

@@ -91,9 +91,7 @@ def test_a_session_is_of_one_node(port: Port, munged: Munged) -> None:
 
 
 @needs_munge
-def test_a_new_session_is_begun_after_an_hour_and_when_the_controller_has_forgotten(
-    port: Port, munged: Munged
-) -> None:
+def test_a_new_session_is_begun_after_an_hour_and_when_the_controller_has_forgotten(port: Port, munged: Munged) -> None:
     moment = [0.0]
     connection = agent(port, munged, now=lambda: moment[0])
     assert report(connection, "n1").status == 200
@@ -116,9 +114,7 @@ def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> Non
     command = Munge("0", munged.socket)._argv
 
     def as_nobody(payload: bytes) -> str:
-        done = subprocess.run(
-            command, input=payload, capture_output=True, timeout=20, check=True, user=NOBODY
-        )
+        done = subprocess.run(command, input=payload, capture_output=True, timeout=20, check=True, user=NOBODY)
         return done.stdout.decode().strip()
 
     inner = Connection(f"http://127.0.0.1:{port.number}", 10**6)
@@ -129,18 +125,14 @@ def test_another_user_s_credential_is_refused(port: Port, munged: Munged) -> Non
 
 
 @needs_munge
-def test_a_credential_that_others_could_have_read_or_that_is_not_for_us_is_refused(
-    port: Port, munged: Munged
-) -> None:
+def test_a_credential_that_others_could_have_read_or_that_is_not_for_us_is_refused(port: Port, munged: Munged) -> None:
     with pytest.raises(AuthenticationFailed, match="MUNGE says: Unauthorized credential"):
         report(agent(port, munged, user=str(NOBODY)), "n1")
 
     def for_anybody(*arguments: str) -> Callable[[bytes], str]:
         argv = ["munge", "--socket", munged.socket, *arguments]
         return lambda payload: (
-            subprocess.run(argv, input=payload, capture_output=True, timeout=20, check=True)
-            .stdout.decode()
-            .strip()
+            subprocess.run(argv, input=payload, capture_output=True, timeout=20, check=True).stdout.decode().strip()
         )
 
     for encode in (for_anybody(), for_anybody("--restrict-uid", "0", "--cipher", "none")):
@@ -157,9 +149,7 @@ class Tap:
         self.inner = inner
         self.seen: list[tuple[str, bytes, dict[str, str]]] = []
 
-    def post(
-        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
-    ) -> Response:
+    def post(self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float) -> Response:
         self.seen.append((path, body, dict(headers)))
         return self.inner.post(path, body, headers, connect_s, answer_s)
 
@@ -210,9 +200,7 @@ def test_nothing_that_was_heard_is_worth_anything_to_a_controller_that_was_start
         with pytest.raises(AuthenticationError, match="a controller that is gone"):
             sessions.check_credential(Credential(0, 1, 0, True, payload))
         assert (
-            Connection(f"http://127.0.0.1:{other.number}", 10**6)
-            .post("/v1/session", b"", headers, 5.0, 10.0)
-            .status
+            Connection(f"http://127.0.0.1:{other.number}", 10**6).post("/v1/session", b"", headers, 5.0, 10.0).status
             == 401
         )
 
@@ -256,9 +244,7 @@ def test_a_munged_that_hangs_holds_up_neither_the_controller_nor_the_agent(munge
     with listening(**opened(munged, deadline_s=0.5, pause_s=0.2)) as port:
         known = agent(port, munged)
         assert report(known, "n1").status == 200
-        credential = Munge("0", munged.socket).encode(
-            encode_offer(new_session("n2", 0.0), port.door._sessions.epoch)
-        )  # type: ignore[union-attr]
+        credential = Munge("0", munged.socket).encode(encode_offer(new_session("n2", 0.0), port.door._sessions.epoch))  # type: ignore[union-attr]
         munged.hang()
         try:
             with pytest.raises(AuthenticationFailed, match="munge gave no answer within"):
@@ -343,10 +329,7 @@ def test_munge_port_refuses_a_request_without_proof(munged_free_port: Port, give
     connection = Connection(f"http://127.0.0.1:{munged_free_port.number}", 10**6)
     assert report(connection, "n1", Authorization=given.replace("\n", " ")).status == 401
     assert (
-        connection.post(
-            "/v1/session", b"", {"Authorization": given.replace("\n", " ") or "x"}, 5.0, 5.0
-        ).status
-        == 401
+        connection.post("/v1/session", b"", {"Authorization": given.replace("\n", " ") or "x"}, 5.0, 5.0).status == 401
     )
     assert munged_free_port.outcome("unauthorized") == 2
     assert not munged_free_port.reports
@@ -409,9 +392,7 @@ def test_sessions_are_bounded_and_each_node_has_one() -> None:
     mine: dict[str, Session] = {}
     for index, node in enumerate(("n1", "n2", "n1", "n3", "n4")):
         mine[node] = new_session(node, 0.0)
-        beginning = sessions.check_credential(
-            Credential(0, index, 7, True, encode_offer(mine[node], sessions.epoch))
-        )
+        beginning = sessions.check_credential(Credential(0, index, 7, True, encode_offer(mine[node], sessions.epoch)))
         sessions.begin(beginning, "10.0.0.1", index)
     assert len(sessions) == 3
     with pytest.raises(AuthenticationError, match="no such session"):
@@ -443,9 +424,7 @@ def test_keys_are_in_no_text_of_what_holds_them() -> None:
         + repr(
             msgspec.json.decode(
                 data,
-                type=__import__(
-                    "slurm_watchdog.identity.munge_protocol", fromlist=["SessionOffer"]
-                ).SessionOffer,
+                type=__import__("slurm_watchdog.identity.munge_protocol", fromlist=["SessionOffer"]).SessionOffer,
             )
         )
     )
@@ -483,9 +462,7 @@ def test_a_session_s_key_is_in_no_log_metric_message_or_answer(
 
 
 @needs_munge
-def test_an_agent_that_comes_from_another_of_its_addresses_begins_a_new_session(
-    port: Port, munged: Munged
-) -> None:
+def test_an_agent_that_comes_from_another_of_its_addresses_begins_a_new_session(port: Port, munged: Munged) -> None:
     connection = agent(port, munged)
     assert report(connection, "n1").status == 200
     sessions = port.door._sessions

@@ -36,9 +36,7 @@ ELSEWHERE = "10.9.9.9"
 
 
 def post(body: bytes, *lines: str, path: str = "/v1/report", size: int | None = None) -> bytes:
-    head = "".join(
-        f"{line}\r\n" for line in (f"Content-Length: {len(body) if size is None else size}", *lines)
-    )
+    head = "".join(f"{line}\r\n" for line in (f"Content-Length: {len(body) if size is None else size}", *lines))
     return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
 
@@ -130,9 +128,7 @@ class Munge:
         said.counter = counter - 1
         return f"Authorization: {authorization(said, '/v1/report', body)}"
 
-    def credential(
-        self, text: str, found: Credential | Exception | None = None, node: str = "n2", uid: int = 0
-    ) -> str:
+    def credential(self, text: str, found: Credential | Exception | None = None, node: str = "n2", uid: int = 0) -> str:
         payload = encode_offer(new_session(node, 0.0), self.sessions.epoch)
         self.decoder.known[text] = Credential(uid, 10, 0, True, payload) if found is None else found
         return f"Authorization: Munge {text}"
@@ -403,9 +399,7 @@ def test_a_handshake_that_does_not_go_on_is_ended_and_counted_once(ca: Path) -> 
 def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_elsewhere: None) -> None:
     with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port, limits = stage.port, stage.port.server.limits
-        name, few = {"too_many": ("most", 0), "too_many_of_one_address": ("most_of_one", 0)}.get(
-            reason, ("", 0)
-        )
+        name, few = {"too_many": ("most", 0), "too_many_of_one_address": ("most_of_one", 0)}.get(reason, ("", 0))
         before = getattr(limits, name) if name else 0
         if name:
             port.do(lambda: setattr(limits, name, few))

@@ -258,9 +258,7 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         (first,) = port.do(lambda: set(port.server.secured))
         before = agent.certificates()["own"], context.expires["own"]
         renewed = TlsFiles(
-            certificate_authority.issue(
-                ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()
-            ).directory,
+            certificate_authority.issue(ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()).directory,
             "controller",
         )
         replace_files(context.files, renewed)
@@ -321,10 +319,7 @@ def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
     """The steps of docs/authentication.md. Both authorities have the same name, as those that `ca init` makes."""
     old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
     place = shutil.copytree(controller_files(old).directory, tmp_path / "controller")
-    nodes = [
-        shutil.copytree(node_files(old, name, time.time()).directory, tmp_path / name)
-        for name in ("n1", "n2")
-    ]
+    nodes = [shutil.copytree(node_files(old, name, time.time()).directory, tmp_path / name) for name in ("n1", "n2")]
     if some_were_revoked:
         node_files(old, "n9", time.time())
         certificate_authority.revoke(
@@ -418,9 +413,7 @@ def test_names_are_those_of_the_certificate_without_the_site_s_domain() -> None:
     subject = ((("commonName", "n1"),),)
     assert names_of({"subject": subject}) == {"n1"}
     assert names_of({"subject": subject, "subjectAltName": (("DNS", "n2"),)}) == {"n2"}
-    assert (
-        names_of({"subject": subject, "subjectAltName": (("URI", "slurm-watchdog:client:x"),)}) == frozenset()
-    )
+    assert names_of({"subject": subject, "subjectAltName": (("URI", "slurm-watchdog:client:x"),)}) == frozenset()
     long = {
         "subjectAltName": (
             ("DNS", "n1.c.example.org"),

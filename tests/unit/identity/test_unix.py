@@ -90,9 +90,7 @@ def test_another_user_gets_no_connection_not_even_with_an_open_directory_and_roo
 
 
 @pytest.mark.parametrize("owner_and_mode", [(OWN, 0o755), (OWN, 0o710), (MALLORY, 0o700), (0, 0o700)])
-def test_a_directory_that_others_may_enter_or_own_is_refused(
-    place: Path, owner_and_mode: tuple[int, int]
-) -> None:
+def test_a_directory_that_others_may_enter_or_own_is_refused(place: Path, owner_and_mode: tuple[int, int]) -> None:
     owner, mode = owner_and_mode
     os.chown(place, owner, owner)
     place.chmod(mode)

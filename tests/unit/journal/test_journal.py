@@ -51,9 +51,7 @@ def test_it_is_written_through_to_the_disk(journal: Journal) -> None:
 
 def test_incidents_come_back_whole_and_newest_first(journal: Journal) -> None:
     other = replace(INCIDENT, id="i2", job_ids=("7", "8", "8"), opened_at=300.0)
-    over = replace(
-        INCIDENT, id="i3", job_ids=("9",), opened_at=50.0, state=IncidentState.RESOLVED, resolved_at=60.0
-    )
+    over = replace(INCIDENT, id="i3", job_ids=("9",), opened_at=50.0, state=IncidentState.RESOLVED, resolved_at=60.0)
     for incident in (INCIDENT, other, over):
         journal.save_incident(incident)
     assert journal.incident("i1") == INCIDENT
@@ -111,9 +109,7 @@ def test_an_action_is_its_decision_its_rungs_and_its_end(journal: Journal) -> No
     journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 1, OperationOutcome.UNKNOWN, 202.0, "no answer")
     journal.operation_intent("d1", Operation.REQUEUE_HOLD, 2, 203.0)
     journal.operation_outcome("d1", Operation.REQUEUE_HOLD, 2, OperationOutcome.DONE, 204.0, "")
-    end = ActionEnd(
-        ok=True, ended_at=205.0, detail="runs again", resumed_at_step=10, steps_lost=2, downtime_s=3.5
-    )
+    end = ActionEnd(ok=True, ended_at=205.0, detail="runs again", resumed_at_step=10, steps_lost=2, downtime_s=3.5)
     journal.end_action("d1", end)
     assert journal.open_actions() == []
     (run,) = journal.actions("i1")
@@ -284,9 +280,7 @@ def test_a_database_of_other_software_is_left_alone(path: Path) -> None:
         other.execute("CREATE TABLE incidents (mine TEXT)")
     with pytest.raises(JournalError, match="other software"):
         Journal(f"sqlite:///{path}")
-    assert [row[0] for row in sqlite3.connect(path).execute("SELECT name FROM sqlite_master")] == [
-        "incidents"
-    ]
+    assert [row[0] for row in sqlite3.connect(path).execute("SELECT name FROM sqlite_master")] == ["incidents"]
 
 
 def test_a_missing_directory_and_a_nonsense_address_are_named(tmp_path: Path) -> None:
@@ -403,9 +397,7 @@ def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_pa
 
     def fill(journal: Journal) -> None:
         for number in range(50):
-            found = replace(
-                INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number)
-            )
+            found = replace(INCIDENT, id=f"i{number % 30}", job_ids=(str(number), "9"), opened_at=float(number))
             journal.save_incident(found)
             journal.add_note(found.id, float(number), f"note {number}")
             add_evidence(journal, found.id, 1.0, "job", {"n": number})

@@ -126,9 +126,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if os.geteuid() == 0 and shutil.which("runuser") is None:
         pytest.skip("PostgreSQL does not run as root, and there is no runuser")
     directory = Path(
-        subprocess.run(
-            ["mktemp", "-d", "/tmp/pgXXXXXX"], check=True, capture_output=True, text=True
-        ).stdout.strip()
+        subprocess.run(["mktemp", "-d", "/tmp/pgXXXXXX"], check=True, capture_output=True, text=True).stdout.strip()
     )
     as_user = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
     if as_user:

@@ -61,9 +61,7 @@ def test_a_shorter_heartbeat_of_nccl_is_taken_as_the_end_unless_its_monitor_is_o
     environ = {"MASTER_ADDR": "n1", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "120"}
     assert timeout_in(environ, ()) == Timeout(120.0, assumed=True)
     assert timeout_in(environ | {"TORCH_NCCL_ENABLE_MONITORING": "0"}, ()) == Timeout(600.0, assumed=True)
-    assert timeout_in(environ | {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200"}, ()) == Timeout(
-        600.0, assumed=True
-    )
+    assert timeout_in(environ | {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "7200"}, ()) == Timeout(600.0, assumed=True)
 
 
 def test_where_the_handling_of_errors_is_switched_off_there_is_no_time_out() -> None:
@@ -95,9 +93,7 @@ def test_nonsense_says_nothing(words: list[str]) -> None:
     st.dictionaries(st.sampled_from(sorted(NAMES)), st.text(max_size=12)),
     st.lists(st.text(max_size=30), max_size=6),
 )
-def test_whatever_stands_there_a_time_out_is_positive_and_bounded(
-    environ: dict[str, str], words: list[str]
-) -> None:
+def test_whatever_stands_there_a_time_out_is_positive_and_bounded(environ: dict[str, str], words: list[str]) -> None:
     found = timeout_in(environ, [*words, "--ddp_timeout", *words])
     assert found is None or 0 < found.seconds <= MAX_S
 

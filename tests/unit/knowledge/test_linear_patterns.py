@@ -65,9 +65,7 @@ def written(module: ModuleType) -> Iterator[re.Pattern[Any]]:
     """The patterns that a module writes where it uses them."""
     for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text())):
         match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="re"), attr=name), args=[ast.Constant(value=text), *_]
-            ):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name), args=[ast.Constant(value=text), *_]):
                 if name in MATCHING and isinstance(text, (str, bytes)):
                     yield re.compile(text)
 
@@ -78,10 +76,7 @@ def patterns() -> dict[str, re.Pattern[Any]]:
     for module in modules():
         for pattern in (*inside(tuple(vars(module).values())), *written(module)):
             found.setdefault((pattern.pattern, pattern.flags), (module.__name__, pattern))
-    return {
-        f"{name.removeprefix('slurm_watchdog.')}-{n}": pattern
-        for n, (name, pattern) in enumerate(found.values())
-    }
+    return {f"{name.removeprefix('slurm_watchdog.')}-{n}": pattern for n, (name, pattern) in enumerate(found.values())}
 
 
 def parts(pattern: re.Pattern[Any]) -> list[str]:
@@ -172,9 +167,7 @@ def backtracks(pattern: re.Pattern[Any]) -> str:
 def test_every_pattern_of_the_package_takes_linear_time_of_a_hostile_text() -> None:
     found = patterns()
     assert len(found) > 800
-    bad = {
-        name: f"{pattern.pattern!r}: {why}" for name, pattern in found.items() if (why := backtracks(pattern))
-    }
+    bad = {name: f"{pattern.pattern!r}: {why}" for name, pattern in found.items() if (why := backtracks(pattern))}
     assert not bad, "\n".join(f"{name}: {words}" for name, words in bad.items())
 
 

@@ -78,9 +78,7 @@ SUMMED_UP = "(TrainController pid=852) ray.train.WorkerGroupError: Training fail
 
 
 def test_a_row_of_the_table_and_the_word_of_a_dead_worker_are_read() -> None:
-    row = seat_of(
-        "(TrainController pid=852) - (ip=192.0.2.2, pid=984) world_rank=1, local_rank=1, node_rank=0"
-    )
+    row = seat_of("(TrainController pid=852) - (ip=192.0.2.2, pid=984) world_rank=1, local_rank=1, node_rank=0")
     assert row == Row("192.0.2.2", 984, 1)
     assert seat_of("world_rank=1") is None
     assert died_of(DIED.format(984)) == (984, "192.0.2.2")

@@ -106,9 +106,7 @@ def test_a_hint_is_sentences(row: HintRow) -> None:
 
 def test_addresses_are_of_official_documentation_only() -> None:
     for row in HINTS:
-        for address in re.findall(
-            r"https?://\S+", f"{row.hint.usually} {row.hint.try_next} {row.hint.documented}"
-        ):
+        for address in re.findall(r"https?://\S+", f"{row.hint.usually} {row.hint.try_next} {row.hint.documented}"):
             assert address.startswith(("https://docs.nvidia.com/", "https://pytorch.org/docs/")), address
 
 

@@ -62,9 +62,7 @@ def lines(entry: Entry, key: str) -> list[str]:
 
 def test_the_files_hold_all_rows_that_the_program_has() -> None:
     held = {kind: len(found) for kind, found in ROWS.by_kind.items()}
-    assert {
-        kind: held[kind] for kind in held if kind not in {"ending", *FRAME_READERS} - {"frame", "native"}
-    } == {
+    assert {kind: held[kind] for kind in held if kind not in {"ending", *FRAME_READERS} - {"frame", "native"}} == {
         "log": len(SIGNATURES),
         "sign": len(SIGNS),
         "progress": len(PATTERNS),
@@ -135,9 +133,7 @@ def test_a_native_function_is_its_example_and_not_what_looks_alike(entry: Entry,
 
 
 @pytest.mark.parametrize(("entry", "row"), entries("context", "not_a_rank", "idle_loop", "momentary"))
-def test_a_frame_with_a_meaning_of_its_own_is_its_example_and_not_what_looks_alike(
-    entry: Entry, row: Any
-) -> None:
+def test_a_frame_with_a_meaning_of_its_own_is_its_example_and_not_what_looks_alike(entry: Entry, row: Any) -> None:
     def matches(line: str) -> bool:
         function, file = frame(line)
         return bool(re.fullmatch(row[-2], function) and re.fullmatch(row[-1], file))

@@ -18,14 +18,10 @@ def test_no_number_is_described_twice() -> None:
 
 def test_the_signatures_of_logs_name_each_xid_of_lost_gpus_and_of_their_memory() -> None:
     memory = {48, 57, 58, 64, 94, 95, 140, 171, 172}
-    critical = {
-        each.number for each in XIDS.values() if (each.blame, each.severity) == ("hardware", "critical")
-    }
+    critical = {each.number for each in XIDS.values() if (each.blame, each.severity) == ("hardware", "critical")}
     for name, numbers in (("gpu_ecc", memory), ("gpu_lost", critical - memory)):
         row = next(row for row in SIGNATURES if row.name == name)
-        named = {
-            number for number in XIDS if row.regex.search(f"NVRM: Xid (PCI:0000:18:00): {number}, pid=1")
-        }
+        named = {number for number in XIDS if row.regex.search(f"NVRM: Xid (PCI:0000:18:00): {number}, pid=1")}
         assert named == numbers
 
 

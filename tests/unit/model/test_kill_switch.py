@@ -82,9 +82,7 @@ PARTS = st.lists(st.sampled_from(["a", "run7", "..", ".", "", ".ssh", "bin", "jo
 
 @settings(max_examples=300)
 @given(PARTS, st.sampled_from(["/scratch", KILL_SWITCH_BASE, "/run", "/home", ""]))
-def test_whatever_path_is_accepted_has_no_hidden_part_and_lies_below_a_fixed_one(
-    parts: list[str], begin: str
-) -> None:
+def test_whatever_path_is_accepted_has_no_hidden_part_and_lies_below_a_fixed_one(parts: list[str], begin: str) -> None:
     path = "/".join([begin, *parts])
     if problem_of_path(path, ("/scratch",)) is None:
         assert path.startswith((f"{KILL_SWITCH_BASE}/", "/scratch/"))

@@ -209,7 +209,5 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
         ("SOMETHING_NEW", "None", 0, False),
     ],
 )
-def test_a_job_is_held_if_somebody_has_to_release_it(
-    state: str, reason: str, priority: int | None, held: bool
-) -> None:
+def test_a_job_is_held_if_somebody_has_to_release_it(state: str, reason: str, priority: int | None, held: bool) -> None:
     assert requeue_outcome.is_held(state, reason, priority) is held

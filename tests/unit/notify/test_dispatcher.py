@@ -108,9 +108,7 @@ def test_slack_without_threads_posts_notices_in_the_channel_and_joins_those_of_o
 
     asyncio.run(go())
     opened, ended, resolved = wall.texts()
-    assert opened.startswith(
-        "[a] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s. Job 7 is being restarted"
-    )
+    assert opened.startswith("[a] CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s. Job 7 is being restarted")
     assert ended.startswith("[a] job 7 was restarted")
     assert resolved.startswith("[a] over after")
 
@@ -215,9 +213,7 @@ def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journa
 
     asyncio.run(go())
     assert [thread for _, _, thread in wall.posts].count(None) == 1, "one fault, one message in the channel"
-    revisions = [
-        message["text"] for _, message, thread in wall.posts if (thread or "").startswith("revised C/1")
-    ]
+    revisions = [message["text"] for _, message, thread in wall.posts if (thread or "").startswith("revised C/1")]
     assert any(text.startswith("[a] CRITICAL: job 7: /shared does not answer.") for text in revisions)
     assert revisions[-1].startswith("[a] over after")
 
@@ -477,9 +473,7 @@ def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_futu
 def folded_numbers(text: str) -> list[int]:
     """Every number that is named in ranges, with ClusterShell as the other opinion."""
     found: list[int] = []
-    for line in re.findall(r"×[^:\n]*: ([\d, …-]+)", text) + re.findall(
-        r"^• … ([\d, -]+)", text, re.MULTILINE
-    ):
+    for line in re.findall(r"×[^:\n]*: ([\d, …-]+)", text) + re.findall(r"^• … ([\d, -]+)", text, re.MULTILINE):
         found.extend(int(n) for n in RangeSet(line.replace(" ", "").replace("…", "").strip(",")))
     return found
 
@@ -691,9 +685,7 @@ def test_rows_of_an_earlier_release_are_sent_or_logged_and_dropped(
         with journal.together():
             journal.outbox.add("people", "old", {**OLD, "text": "of last week"}, told.now - 90_000.0)
             for number in range(40):
-                journal.outbox.add(
-                    "people", f"i{number}", {**OLD, "text": f"story {number}"}, told.now - 100.0
-                )
+                journal.outbox.add("people", f"i{number}", {**OLD, "text": f"story {number}"}, told.now - 100.0)
             journal.outbox.add("people", "odd", {"of": "another release"}, told.now)
             journal.outbox.add("webhook", "i1", {"topic": "opened"}, told.now)
         upgraded = Notifier(
@@ -713,9 +705,7 @@ def test_rows_of_an_earlier_release_are_sent_or_logged_and_dropped(
     assert journal.outbox.waiting_channels() == []
 
 
-def test_without_slack_what_is_left_ends_in_writing(
-    journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_slack_what_is_left_ends_in_writing(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
     journal.outbox.add("people", "i1", OLD, 1e6)
     Notifier(journal.outbox, [], "a", wall=lambda: 1e6).clear_unknown_channels()
     assert journal.outbox.waiting_channels() == []
@@ -797,9 +787,7 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
     whole = Wall(threads=threads)
     (tmp_path / "whole").mkdir()
     asyncio.run(
-        until_it_dies(
-            Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=MessageRate(5))])
-        )
+        until_it_dies(Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=MessageRate(5))]))
     )
     for at in range(sum(1 for _, _, thread in whole.posts if "revised" not in str(thread))):
         directory = tmp_path / str(at)
@@ -810,9 +798,7 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
             asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=MessageRate(5))])))
         journal.close()
         wall.at = -1
-        again = Ticking(
-            open_journal(directory), [SlackChannel(wall, "a", pace=MessageRate(5))], now=1_000_500.0
-        )
+        again = Ticking(open_journal(directory), [SlackChannel(wall, "a", pace=MessageRate(5))], now=1_000_500.0)
         asyncio.run(again.run_until_empty())
         said = " ".join(wall.texts()) + wall.everything()
         assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))

@@ -69,9 +69,7 @@ def every_message(text: str) -> list[Payload]:
         INCIDENT, summary=text, facts=(text,) * 40, subject=text, job_ids=(), resolution=text, resolved_at=200.0,
         culprits=(Culprit(path=text, reason=text),) * 40,
     )  # fmt: skip
-    run = replace(
-        RUN, records=(replace(RUN.records[0], detail=text),) * 40, end=replace(RUN.end, detail=text)
-    )
+    run = replace(RUN, records=(replace(RUN.records[0], detail=text),) * 40, end=replace(RUN.end, detail=text))
     failed = replace(run, end=replace(RUN.end, ok=False, detail=text))
     jobs = (JobNote(job_id="7", user=text, partition=text, name=text),) * 8
     story = [
@@ -157,9 +155,7 @@ def test_an_incident_says_what_who_and_what_to_do() -> None:
         ({"action": Action.NONE, "fence": None}, "job 7: alert only: a rank is stuck", "explain i1"),
     ],
 )  # fmt: skip
-def test_a_decision_says_what_by_whom_and_what_to_do(
-    change: dict[str, Any], sentence: str, todo: str
-) -> None:
+def test_a_decision_says_what_by_whom_and_what_to_do(change: dict[str, Any], sentence: str, todo: str) -> None:
     said = decision_message(INCIDENT, replace(DECISION, **change))
     assert said.sentence == sentence
     assert todo in said.todo
@@ -175,9 +171,7 @@ def test_a_decision_says_what_by_whom_and_what_to_do(
         ),
     ],
 )
-def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(
-    exclude: tuple[str, ...], command: str
-) -> None:
+def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(exclude: tuple[str, ...], command: str) -> None:
     decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
     said = decision_message(INCIDENT, decision)
     assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
@@ -347,9 +341,7 @@ def test_an_answer_that_is_no_ok_is_a_failure_without_the_address(
     assert "xyzSECRETxyz" not in caplog.text
 
 
-def test_silence_and_refusal_are_failures_within_the_deadline(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_silence_and_refusal_are_failures_within_the_deadline(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     async def send(slack: FakeSlack) -> None:
@@ -404,18 +396,13 @@ def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_pa
         poster = bot(slack, tmp_path)
         thread = await poster.post(message)
         assert thread == f"{CHANNEL}/1700000000.000000"
-        assert (
-            await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True)
-            == thread
-        )
+        assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True) == thread
         (first,) = slack.in_channel()
         (answer,) = slack.below(first)
         assert answer["reply_broadcast"] is True
         assert first["blocks"] == message["blocks"]
         await poster.revise(thread, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
-        assert slack.in_channel()[0]["text"].startswith(
-            "[a] over after 2 h 00 min: job 7: rank 3 waits alone."
-        )
+        assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7: rank 3 waits alone.")
 
     with_slack(FakeSlack(), send)
 

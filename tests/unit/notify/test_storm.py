@@ -57,9 +57,7 @@ def test_a_tick_with_many_incidents_waits_for_the_disk_a_few_times_and_loses_not
     asyncio.run(go())
 
 
-def test_decisions_whose_transaction_failed_are_decided_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decisions_whose_transaction_failed_are_decided_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = open_journal(tmp_path)
 
     async def go() -> None:

@@ -73,9 +73,7 @@ def webhook(receiver: Receiver, directory: Path, token: str = "") -> WebhookChan
 # ------------------------------------------------------------------------------------------------- the webhook
 
 
-def test_webhook_gets_every_event_in_order_with_values_by_their_names(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: Journal, tmp_path: Path) -> None:
     receiver = Receiver()
 
     async def go() -> None:
@@ -100,9 +98,7 @@ def test_webhook_gets_every_event_in_order_with_values_by_their_names(
     opened = events[0]
     assert opened["text"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
     assert opened["incident"]["kind"] == "collective_hang"
-    assert opened["incident"]["culprits"] == [
-        {"node": "n1", "rank": 3, "pid": 42, "reason": "the only one in forward"}
-    ]
+    assert opened["incident"]["culprits"] == [{"node": "n1", "rank": 3, "pid": 42, "reason": "the only one in forward"}]
     assert not {"pending_mono", "heard_mono"} & set(opened["incident"])
     assert opened["jobs"] == [{"job_id": "7", "user": "ann", "partition": "large", "name": "gpt"}]
     assert events[2]["decision"]["action"] == "graceful_restart"
@@ -174,9 +170,7 @@ def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Jo
 
     asyncio.run(go())
     assert {path for path, _, _ in receiver.got} == {"/api/v2/alerts"}
-    opened, *again, over, over_while_acted_on = [
-        alert for document in receiver.documents() for alert in document
-    ]
+    opened, *again, over, over_while_acted_on = [alert for document in receiver.documents() for alert in document]
     assert len(again) == 2
     assert opened["labels"] == {
         "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page", "incident": "i1",
@@ -289,9 +283,7 @@ def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
     assert json.dumps(receiver.documents()).isascii()
 
 
-PLACES = SiteLinks(
-    external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html"
-)
+PLACES = SiteLinks(external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html")
 
 
 def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
@@ -310,9 +302,7 @@ def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_n
 
 def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
     notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
-    severities = [
-        alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)
-    ]
+    severities = [alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)]
     assert severities == ["page", "ticket"]
 
 
@@ -330,9 +320,7 @@ def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_
             config = parse_config(
                 f"notify: {{webhook: {{url_file: {tmp_path / 'hook'}}}, alertmanager: {{urls: [{good.url}, {bad.url}]}}}}"
             )
-            return await try_receivers(
-                config, lambda: Journal("sqlite://").outbox, Severity.INFO, 1700000000.0
-            )
+            return await try_receivers(config, lambda: Journal("sqlite://").outbox, Severity.INFO, 1700000000.0)
 
     assert asyncio.run(go()) == [
         Outcome(receiver="webhook", error=None),

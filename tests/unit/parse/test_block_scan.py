@@ -168,9 +168,7 @@ def test_of_nothing_but_progress_the_first_the_last_and_an_even_choice_are_parse
 
 
 def test_an_address_in_hexadecimal_makes_no_new_shape() -> None:
-    lines = [
-        b"frame #3: c10::Error::Error() + 0x%x (0x%x in libc10.so)" % (n, n * 7919) for n in range(20_000)
-    ]
+    lines = [b"frame #3: c10::Error::Error() + 0x%x (0x%x in libc10.so)" % (n, n * 7919) for n in range(20_000)]
     assert scan(b"\n".join(lines)).parsed < 1_000
 
 
@@ -197,9 +195,7 @@ def test_a_line_of_megabytes_is_one_line() -> None:
 
 
 def test_lines_that_say_nothing_are_not_parsed() -> None:
-    block = b"".join(
-        b"n1:%d:%d [0] NCCL INFO Channel %02d/24 : 0 1 2 3\n" % (n, n * 3, n % 24) for n in range(5000)
-    )
+    block = b"".join(b"n1:%d:%d [0] NCCL INFO Channel %02d/24 : 0 1 2 3\n" % (n, n * 3, n % 24) for n in range(5000))
     assert scan(block).parsed == 0
 
 
@@ -232,9 +228,7 @@ def test_a_shape_that_begins_to_tell_after_long_is_read_again() -> None:
 
 @given(
     st.lists(
-        st.sampled_from(
-            ["world_size: 64", "WORLD_SIZE=8", "wor\x1b[1mld", "nranks 4", "a b c", "x" * 600 + "world"]
-        ),
+        st.sampled_from(["world_size: 64", "WORLD_SIZE=8", "wor\x1b[1mld", "nranks 4", "a b c", "x" * 600 + "world"]),
         max_size=60,
     )
 )

@@ -31,9 +31,7 @@ def pasted_cases() -> list[Case]:
 
 
 def check_fields(case: Case, fact: KernelFact) -> None:
-    wrong = {
-        key: getattr(fact, key) for key, value in case.fields.items() if str(getattr(fact, key)) != value
-    }
+    wrong = {key: getattr(fact, key) for key, value in case.fields.items() if str(getattr(fact, key)) != value}
     assert not wrong, f"{wrong} in {fact}"
 
 
@@ -111,9 +109,7 @@ def test_a_record_says_who_wrote_it_and_when() -> None:
     assert user.facility == 1
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b";", b"x;y", b"1,2;y", b"1,2,x,-;y", b"\xff\xfe\x00", b"6,339,5140900,-"]
-)
+@pytest.mark.parametrize("data", [b"", b";", b"x;y", b"1,2;y", b"1,2,x,-;y", b"\xff\xfe\x00", b"6,339,5140900,-"])
 def test_parse_record_of_invalid_bytes_is_none(data: bytes) -> None:
     assert parse_record(data) is None
 

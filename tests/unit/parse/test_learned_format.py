@@ -20,9 +20,7 @@ from slurm_watchdog.parse.training_log.learned_format import MAX_FORMS, Learner
 LOSSES = [f"{2 + 3 / (1 + n) + random.Random(n).uniform(-0.3, 0.3):.4f}" for n in range(2000)]
 
 
-def counts(
-    line: Callable[[int], str], lines: int = 40, every_s: float = 12.0, look_s: float = 5.0
-) -> list[float]:
+def counts(line: Callable[[int], str], lines: int = 40, every_s: float = 12.0, look_s: float = 5.0) -> list[float]:
     """What is learnt of a log that gets `line(n)` every so many seconds and is looked at every 5 s."""
     learner, found = Learner(), []
     at, waiting, next_line = 0.0, [], 0
@@ -146,18 +144,14 @@ def follow(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> lis
     return events
 
 
-def test_a_followed_log_of_unknown_format_tells_its_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_followed_log_of_unknown_format_tells_its_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = follow(tmp_path / "log", [f"part {n} ppl {LOSSES[n]}" for n in range(20)], monkeypatch)
     assert {event.pattern for event in events} == {"learnt"}
     assert [event.step for event in events] == [None] * len(events)
     assert events[-1].count == 19
 
 
-def test_where_a_known_format_is_written_nothing_is_learnt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_known_format_is_written_nothing_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"step {n}/100\npart {n} ppl {LOSSES[n]}" for n in range(20)]
     events = follow(tmp_path / "log", lines, monkeypatch)
     assert {event.pattern for event in events} == {"step_of"}

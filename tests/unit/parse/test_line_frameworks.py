@@ -107,9 +107,7 @@ def test_every_row_is_needed_and_no_row_before_it_takes_its_lines(row: Pattern |
     assert any(parse_line(line, without(row)) != parse_line(line) for line in own)
 
 
-@pytest.mark.parametrize(
-    "capture", [each for each in ALL if each.expected != "-"], ids=lambda each: each.place
-)
+@pytest.mark.parametrize("capture", [each for each in ALL if each.expected != "-"], ids=lambda each: each.place)
 def test_a_line_that_was_cut_anywhere_never_says_a_larger_step(capture: Capture) -> None:
     """A line that is cut off may say less. It must not say another number that is higher than what was counted."""
     whole = parse_line(capture.line)
@@ -118,10 +116,5 @@ def test_a_line_that_was_cut_anywhere_never_says_a_larger_step(capture: Capture)
         return  # the length of the epoch may be cut in two: nobody reads a last line without its end for its step
     for end in range(len(capture.line)):
         part = parse_line(capture.line[:end])
-        if (
-            part is not None
-            and part.step is not None
-            and whole.step is not None
-            and part.pattern == whole.pattern
-        ):
+        if part is not None and part.step is not None and whole.step is not None and part.pattern == whole.pattern:
             assert part.step <= whole.step

@@ -192,9 +192,7 @@ def test_py_spy_json_alone_after_headers_and_cut_short() -> None:
     ]  # fmt: skip
     text = json.dumps(threads, indent=2)
     assert [(d.pid, len(d.threads)) for d in parse_stacks(text)] == [(7, 2)]
-    assert [
-        (d.pid, d.header.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")
-    ] == [
+    assert [(d.pid, d.header.rank) for d in parse_stacks(f"=== rank 3 ===\n{text}\n=== rank 4 ===\n{text}")] == [
         (7, 3),
         (7, 4),
     ]
@@ -283,9 +281,7 @@ def test_the_name_of_a_file_says_whose_it_is(name: str, header: DumpHeader) -> N
 def test_a_local_rank_and_the_rank_of_an_adapter_are_no_ranks() -> None:
     assert header_of_command("python train.py --local_rank=3 --lora_rank 8").rank is None
     assert header_of_command("RANK=5 LOCAL_RANK=1 python train.py").rank == 5
-    lora = "".join(
-        SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002)
-    )
+    lora = "".join(SPY.replace("4711", str(pid)).replace("--local_rank 3", "--rank 16") for pid in (7001, 7002))
     assert [each.rank for each in assign_ranks(parse_stacks(lora)).ranks] == [None, None]
 
 

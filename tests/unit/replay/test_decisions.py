@@ -25,9 +25,7 @@ policy: {cooldown: 0s, budget_percent: 100, kinds: {gpu_fault: {ladder: [requeue
 
 def lost(t: float, *ranks: int) -> Iterable[Line]:
     """All ranks report, and the GPUs of these have fallen off the bus."""
-    return everybody(
-        t, {rank: {"gpu": {"more": {"error": "NVML_ERROR_GPU_IS_LOST: GPU is lost"}}} for rank in ranks}
-    )
+    return everybody(t, {rank: {"gpu": {"more": {"error": "NVML_ERROR_GPU_IS_LOST: GPU is lost"}}} for rank in ranks})
 
 
 DECISION = Decision(

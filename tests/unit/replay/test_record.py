@@ -88,9 +88,7 @@ def test_a_recording_of_a_cluster_gives_its_incidents_again(trace: Any, tmp_path
     path = tmp_path / "recorded.jsonl"
     lines = [json.dumps(line).encode() for line in trace()]
     data = b"\n".join(lines)
-    player = TracePlayer(
-        Config(), ParseStats(), numbered_ids(), typical_interval_s(flow_of(data, ParseStats())) or 5.0
-    )
+    player = TracePlayer(Config(), ParseStats(), numbered_ids(), typical_interval_s(flow_of(data, ParseStats())) or 5.0)
     player.state.__class__ = Recording
     assert isinstance(player.state, Recording)
     player.state.said = []
@@ -105,13 +103,9 @@ def test_a_recording_of_a_cluster_gives_its_incidents_again(trace: Any, tmp_path
     recorder.close()
     after = again(path)
     assert recorder.dropped == 0
-    kinds = [
-        (i.kind, i.fired_at is not None, [(c.node, c.rank, c.pid) for c in i.culprits])
-        for i in before.incidents
-    ]
+    kinds = [(i.kind, i.fired_at is not None, [(c.node, c.rank, c.pid) for c in i.culprits]) for i in before.incidents]
     assert [
-        (i.kind, i.fired_at is not None, [(c.node, c.rank, c.pid) for c in i.culprits])
-        for i in after.incidents
+        (i.kind, i.fired_at is not None, [(c.node, c.rank, c.pid) for c in i.culprits]) for i in after.incidents
     ] == kinds
     assert not after.tally.skipped
 
@@ -181,9 +175,7 @@ def test_a_report_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_jobs_and_nodes_come_back_as_slurm_listed_them(tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = Recorder(str(path), offset_s=1000.0)
-    job = slurm_job(
-        job_id="7_3", raw_id="9", comment="watchdog=off", requeueable=False, excluded_nodes=("n9",)
-    )
+    job = slurm_job(job_id="7_3", raw_id="9", comment="watchdog=off", requeueable=False, excluded_nodes=("n9",))
     node = SlurmNode(name="n1", address="10.0.0.1", state="DOWN", reason="broken")
     for now, jobs in ((1.0, (job,)), (11.0, (job,)), (21.0, ())):
         recorder.record(SlurmView(jobs=jobs, nodes=(node,)), now)
@@ -300,9 +292,7 @@ def test_a_line_that_broke_off_costs_no_other_one(tmp_path: Path) -> None:
 def test_a_line_longer_than_any_reader_takes_is_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "r"
     recorder = Recorder(str(path))
-    recorder.record(
-        SlurmView(jobs=(slurm_job(comment="x" * MAX_LINE_BYTES), slurm_job(job_id="8")), nodes=()), 5.0
-    )
+    recorder.record(SlurmView(jobs=(slurm_job(comment="x" * MAX_LINE_BYTES), slurm_job(job_id="8")), nodes=()), 5.0)
     recorder.close()
     assert recorder.dropped == 1
     assert [json.loads(line)["job_id"] for line in path.read_text().splitlines()] == ["8"]

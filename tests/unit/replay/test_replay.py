@@ -155,9 +155,7 @@ def in_own_words(words: Callable[[int], str]) -> list[Line]:
 def steps_seen(lines: list[Line], config: str = "") -> int:
     player = TracePlayer(parse_config(config) if config else Config(), ParseStats(), numbered_ids(), 10.0)
     data = b"\n".join(json.dumps(line).encode() for line in lines)
-    for moment in moments(
-        in_order(read_records(read_blocks(io.BytesIO(data).read), ParseStats()), ParseStats())
-    ):
+    for moment in moments(in_order(read_records(read_blocks(io.BytesIO(data).read), ParseStats()), ParseStats())):
         player.play(moment)
     view = player.state.job_view(JOB, 3000.0)
     return view.progress.steps_seen if view is not None and view.progress is not None else 0
@@ -244,9 +242,7 @@ DROPPED = {
 nobody can tell that a job goes on, and the nodes of a job that has not ended should report."""
 
 
-@pytest.mark.parametrize(
-    "trace", [traces.healthy, traces.irregular, traces.filesystem_stall], ids=lambda t: t.__name__
-)
+@pytest.mark.parametrize("trace", [traces.healthy, traces.irregular, traces.filesystem_stall], ids=lambda t: t.__name__)
 @given(seed=st.integers(0, 2**32), share=st.sampled_from([0.02, 0.2, 0.9]))
 @settings(max_examples=12)
 def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -> None:
@@ -268,13 +264,9 @@ def test_dropping_fields_adds_no_incident(trace: Any, seed: int, share: float) -
     assert named <= stuck | {None}, [i.summary for i in outcome.incidents]
 
 
-@given(
-    seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.1, 0.4]), jitter_s=st.sampled_from([0.0, 3.0])
-)
+@given(seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.1, 0.4]), jitter_s=st.sampled_from([0.0, 3.0]))
 @settings(max_examples=15)
-def test_lost_lines_and_uneven_times_accuse_nobody_of_a_healthy_job(
-    seed: int, share: float, jitter_s: float
-) -> None:
+def test_lost_lines_and_uneven_times_accuse_nobody_of_a_healthy_job(seed: int, share: float, jitter_s: float) -> None:
     chance = random.Random(seed)
     lines = []
     for line in traces.healthy():

@@ -55,17 +55,13 @@ def test_no_panel_asks_for_a_series_or_a_label_that_does_not_exist(checkout: Pat
     known = {name: (metric.kind, metric.labels) for name, metric in series().items()}
     # A histogram is asked for by its buckets.
     known |= {
-        f"{name}_bucket": (kind, (*labels, "le"))
-        for name, (kind, labels) in known.items()
-        if kind == "histogram"
+        f"{name}_bucket": (kind, (*labels, "le")) for name, (kind, labels) in known.items() if kind == "histogram"
     }
     for where, expression in queries(checkout):
         for name, labels in SERIES.findall(expression):
             assert name in known, f"{where}: no series slurm_watchdog_{name}"
             for label in re.findall(r"(\w+)\s*=", labels):
-                assert label in {*known[name][1], *PUT_ON_BY_PROMETHEUS}, (
-                    f"{where}: {name} has no label {label}"
-                )
+                assert label in {*known[name][1], *PUT_ON_BY_PROMETHEUS}, f"{where}: {name} has no label {label}"
 
 
 def test_every_target_of_a_panel_has_a_letter_of_its_own_and_every_panel_a_title(checkout: Path) -> None:

@@ -30,9 +30,7 @@ def test_a_name_that_agent_and_controller_share_means_the_same() -> None:
 
 def test_names_types_and_help_pass_the_lint_of_prometheus() -> None:
     if shutil.which("promtool") is None:
-        pytest.skip(
-            "no promtool here: apt-get install prometheus (the live scrape is linted in integration/)"
-        )
+        pytest.skip("no promtool here: apt-get install prometheus (the live scrape is linted in integration/)")
     done = subprocess.run(
         ["promtool", "check", "metrics"], input=ControllerMetrics().text(), capture_output=True, timeout=60
     )
@@ -53,7 +51,5 @@ def test_every_query_of_the_reference_gives_what_it_says(example: Example, tmp_p
     file.write_text(
         json.dumps({"rule_files": [], "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [test]}]})
     )  # JSON is YAML  # fmt: skip
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

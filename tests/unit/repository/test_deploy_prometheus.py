@@ -28,9 +28,7 @@ def test_no_alert_asks_for_a_series_a_label_or_a_kind_that_does_not_exist(checko
         for name, labels in used:
             assert name in known, f"{alert}: no series slurm_watchdog_{name}"
             for label, value in LABEL.findall(labels):
-                assert label in {*known[name][1], *PUT_ON_BY_PROMETHEUS}, (
-                    f"{alert}: {name} has no label {label}"
-                )
+                assert label in {*known[name][1], *PUT_ON_BY_PROMETHEUS}, f"{alert}: {name} has no label {label}"
                 if label == "kind":
                     assert set(value.split("|")) <= set(KINDS), f"{alert}: {value}"
 

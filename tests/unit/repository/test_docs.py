@@ -72,9 +72,7 @@ def test_every_detector_says_when_it_fires_and_whom_it_names() -> None:
 def test_the_reference_has_every_series_that_the_agent_can_render(checkout: Path) -> None:
     """The generator renders an empty report; the source knows metrics that are only there with a series."""
     agent = checkout / "watchdog/slurm_watchdog/agent"
-    sources = "".join(
-        file.read_text() for file in (agent / "metrics.py", *(agent / "collectors").glob("*.py"))
-    )
+    sources = "".join(file.read_text() for file in (agent / "metrics.py", *(agent / "collectors").glob("*.py")))
     found = {f"gpu_{name}" for name, *_ in GPU_VALUES} | set(re.findall(r'Family\(\s*"(\w+)"', sources))
     assert len(found) > 40
     assert found <= {metric.name for metric in agent_metrics()}
@@ -99,20 +97,12 @@ GONE = {"security.token_file"}
 """What a page says to delete."""
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in DOCUMENTS if page.startswith(("README", "docs/", "deploy/README"))]
-)
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page.startswith(("README", "docs/", "deploy/README"))])
 def test_options_that_a_page_speaks_of_exist(page: str) -> None:
     blocks = list(sections(Config(), ""))
-    known = {
-        f"{path}.{name}".lstrip(".") for path, block in blocks for name in type(block).model_fields
-    } | GONE
-    spoken_of = re.findall(
-        rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_.]+)", (CHECKOUT / page).read_text()
-    )
-    named = {
-        re.sub(r"^(policy\.kinds)\..*", r"\1", option) for option in spoken_of if not option.endswith(FILES)
-    }
+    known = {f"{path}.{name}".lstrip(".") for path, block in blocks for name in type(block).model_fields} | GONE
+    spoken_of = re.findall(rf"`((?:{'|'.join(Config.model_fields)})\.[a-z_.]+)", (CHECKOUT / page).read_text())
+    named = {re.sub(r"^(policy\.kinds)\..*", r"\1", option) for option in spoken_of if not option.endswith(FILES)}
     assert named <= known, sorted(named - known)
 
 
@@ -138,9 +128,7 @@ def anchors(page: Path) -> set[str]:
 
 def links(page: Path) -> list[str]:
     """Targets inside of the repository, pictures included; not those in code."""
-    text = HELD_BY_CODE.sub(
-        lambda code: "`" * code[0].startswith("`") + "code", page.read_text(encoding="utf-8")
-    )
+    text = HELD_BY_CODE.sub(lambda code: "`" * code[0].startswith("`") + "code", page.read_text(encoding="utf-8"))
     return re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text)
 
 
@@ -163,9 +151,7 @@ def test_a_page_that_is_packed_links_only_to_what_is_packed() -> None:
             continue
         for target in links(CHECKOUT / page):
             path = target.partition("#")[0]
-            other = (
-                ((CHECKOUT / page).parent / path).resolve().relative_to(CHECKOUT).as_posix() if path else page
-            )
+            other = ((CHECKOUT / page).parent / path).resolve().relative_to(CHECKOUT).as_posix() if path else page
             if not other.startswith(SHARED) and other not in NOT_PACKED:
                 missing.append(f"{page}: {target}")
     assert missing == []
@@ -201,9 +187,7 @@ def test_every_command_of_a_page_exists_with_its_options(page: str) -> None:
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             assert words[0] in command.commands, f"{page}: {words}"
             command = command.commands[words.pop(0)]
-        known = {
-            name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
-        }
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         known |= {"-h", "--help"}
         given = [
             word.partition("=")[0]

@@ -46,9 +46,7 @@ print(PAGES["metrics"].write())
 def blocks(page: str) -> dict[str, str]:
     """The Python of the recipe, by what its first line says of where it goes."""
     recipe = page[page.index("## A new collector") : page.index("## A new detector")]
-    found = (
-        textwrap.dedent(each[0]) for each in re.finditer(r"^ *# [\s\S]*?(?=^ *```$)", recipe, re.MULTILINE)
-    )
+    found = (textwrap.dedent(each[0]) for each in re.finditer(r"^ *# [\s\S]*?(?=^ *```$)", recipe, re.MULTILINE))
     return dict(each.removeprefix("# ").split("\n", 1) for each in found)
 
 

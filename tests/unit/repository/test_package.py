@@ -77,9 +77,7 @@ def test_programs_that_name_an_interpreter_are_left_out(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "bin").iterdir()] == ["py-spy"]
 
 
-def test_an_archive_belongs_to_root_and_is_the_same_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_archive_belongs_to_root_and_is_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     place = tmp_path / "root" / layout.PREFIX[1:]
     place.mkdir(parents=True)

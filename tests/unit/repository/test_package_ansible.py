@@ -45,9 +45,7 @@ def test_a_task_has_a_name_and_one_module_that_comes_with_ansible(path: Path) ->
 
 def test_a_handler_that_is_notified_exists() -> None:
     known = {each["name"] for each in load(ROLE / "handlers/main.yaml")}
-    wanted = {
-        name for path in ROLE.glob("tasks/*.yaml") for task in load(path) for name in task.get("notify", [])
-    }
+    wanted = {name for path in ROLE.glob("tasks/*.yaml") for task in load(path) for name in task.get("notify", [])}
     assert wanted == known
 
 

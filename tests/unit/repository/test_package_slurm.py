@@ -42,9 +42,7 @@ def run(script: str | Path, commands: Path, **environment: str) -> list[str]:
     """Runs a script to its end, which has to be good; gives the calls that it made."""
     path = script if isinstance(script, Path) else commands / "script.sh"
     if not isinstance(script, Path):  # this machine's own health check may be at work
-        path.write_text(
-            (SLURM / script).read_text().replace("/run/slurm-watchdog-health", f"{commands}/health")
-        )
+        path.write_text((SLURM / script).read_text().replace("/run/slurm-watchdog-health", f"{commands}/health"))
     done = subprocess.run(
         ["sh", str(path)], capture_output=True, text=True, timeout=60, check=False,
         env={"PATH": f"{commands}:/usr/bin:/bin", "DIRECTORY": str(commands), "SLURMD_NODENAME": "n1", **environment},
@@ -58,10 +56,7 @@ def run(script: str | Path, commands: Path, **environment: str) -> list[str]:
 def test_a_script_is_valid_may_be_executed_and_is_named_in_the_lines_for_slurm_conf(script: Path) -> None:
     assert subprocess.run(["sh", "-n", str(script)], timeout=20).returncode == 0
     assert os.access(script, os.X_OK)
-    assert (
-        f"/etc/slurm/slurm-watchdog-{script.stem.replace('_', '-')}.sh"
-        in (SLURM / "slurm.conf.example").read_text()
-    )
+    assert f"/etc/slurm/slurm-watchdog-{script.stem.replace('_', '-')}.sh" in (SLURM / "slurm.conf.example").read_text()
     assert f"/etc/slurm/slurm-watchdog-{script.stem.replace('_', '-')}.sh" in script.read_text()
 
 
@@ -96,9 +91,7 @@ def test_a_node_is_drained_for_what_was_asked_for_with_the_sentence_as_the_reaso
 
 
 @pytest.mark.parametrize("code", ["1", "3"])
-def test_a_node_that_could_not_be_seen_or_has_only_a_warning_is_not_drained(
-    commands: Path, code: str
-) -> None:
+def test_a_node_that_could_not_be_seen_or_has_only_a_warning_is_not_drained(commands: Path, code: str) -> None:
     (commands / "code").write_text(code)
     calls = run("health_check.sh", commands, SLURM_WATCHDOG_DRAIN_ON="nvml")
     assert not [call for call in calls if call.startswith("scontrol")]
@@ -125,9 +118,7 @@ def test_without_a_path_of_its_own_it_finds_the_commands_that_are_beside_slurmd(
     for name in ("sinfo", "scontrol"):
         (commands / name).rename(commands / "slurm" / "bin" / name)
     environment = {"DIRECTORY": str(commands), "SLURMD_NODENAME": "n1", "SLURM_WATCHDOG_DRAIN_ON": "nvml"}
-    subprocess.run(
-        [str(slurmd), "-c", f"sh {script}; :"], env=environment, timeout=60, check=True, capture_output=True
-    )
+    subprocess.run([str(slurmd), "-c", f"sh {script}; :"], env=environment, timeout=60, check=True, capture_output=True)
     assert "scontrol update NodeName=n1 State=DRAIN" in (commands / "calls").read_text()
 
 
@@ -147,15 +138,11 @@ def test_a_node_that_somebody_drained_keeps_its_reason(commands: Path, state: st
 def epilog_for(place: Path) -> Path:
     """The epilog for another directory than the node's own."""
     script = place / "epilog.sh"
-    script.write_text(
-        (SLURM / "epilog.sh").read_text().replace("/run/slurm-watchdog/jobs", str(place / "jobs"))
-    )
+    script.write_text((SLURM / "epilog.sh").read_text().replace("/run/slurm-watchdog/jobs", str(place / "jobs")))
     return script
 
 
-def test_the_epilog_removes_the_kill_switches_of_its_job_and_of_no_other(
-    commands: Path, tmp_path: Path
-) -> None:
+def test_the_epilog_removes_the_kill_switches_of_its_job_and_of_no_other(commands: Path, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     for name in ("7.0", "7.1", "77.0"):
         (jobs / name).mkdir(parents=True)

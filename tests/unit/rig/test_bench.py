@@ -73,9 +73,7 @@ def test_quantiles_are_values_that_were_measured() -> None:
 
 def test_a_stat_line_is_read_whatever_the_name_of_the_process_holds() -> None:
     text = "77 (a) R (b) S 5 77 77 0 -1 4194560 900 0 0 0 12 3 40 2 20 0 9 0 8812 1 2 3\n"
-    assert process_tree.parse_stat(text) == process_tree.Stat(
-        ppid=5, used=15, used_by_ended_children=42, start=8812
-    )
+    assert process_tree.parse_stat(text) == process_tree.Stat(ppid=5, used=15, used_by_ended_children=42, start=8812)
 
 
 def test_fields_are_the_first_number_of_each_line() -> None:
@@ -122,9 +120,7 @@ V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
         ("30 23 0:26 / /proc rw - proc proc rw\n", "", None),
     ],
 )
-def test_the_control_group_is_made_where_cpu_time_is_counted(
-    mounts: str, own: str, expected: Path | None
-) -> None:
+def test_the_control_group_is_made_where_cpu_time_is_counted(mounts: str, own: str, expected: Path | None) -> None:
     assert process_tree.find_group_parent(mounts, own) == expected
 
 
@@ -164,9 +160,7 @@ TRACE = """\
 def test_a_stretch_lasts_until_the_thread_gives_way_by_itself() -> None:
     lines = TRACE.splitlines()
     schedule = scheduling.arrange(scheduling.parse_switches(lines), frozenset({7}))
-    assert [round(each * 1e6) for each in schedule.stretches_s] == [400, 100], (
-        "300 us, put aside, 100 us more"
-    )
+    assert [round(each * 1e6) for each in schedule.stretches_s] == [400, 100], "300 us, put aside, 100 us more"
     assert len(schedule.runs) == 3
     assert schedule.sleeps == {7: 2}
     assert [round((end - begin) * 1e6) for begin, end in scheduling.bursts(schedule.runs, 0.5)] == [500, 100]
@@ -279,9 +273,7 @@ def test_a_short_run_beside_a_hostile_user_names_him_and_leaves_nothing_behind(s
 @needs_compiler
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_nothing_behind(scratch: Path) -> None:
-    bench = start_bench(
-        scratch, "agent", "--seconds", "600", "--warm-up", "1", "--interval", "1", "--no-peers"
-    )
+    bench = start_bench(scratch, "agent", "--seconds", "600", "--warm-up", "1", "--interval", "1", "--no-peers")
     assert bench.stderr is not None
     said = [bench.stderr.readline()]
     while "measuring" not in said[-1]:

@@ -107,9 +107,7 @@ def test_said_of_reads_the_webhooks_events() -> None:
         "incident": {"kind": "collective_hang", "culprits": [{"rank": 1}, {"rank": None}]},
         "action": {"end": {"ok": True, "steps_lost": 2, "steps_lost_at_most": None}},
     }  # fmt: skip
-    assert said_of([event]) == [
-        Said("ended", 5.0, "collective_hang", "It runs again. two", (1,), True, 2, None)
-    ]
+    assert said_of([event]) == [Said("ended", 5.0, "collective_hang", "It runs again. two", (1,), True, 2, None)]
 
 
 def test_outcome_survives_its_file_and_the_page_has_a_row_for_it(tmp_path: Any) -> None:

@@ -32,15 +32,10 @@ def test_whatever_a_body_says_it_is_taken_or_refused_and_the_controller_goes_on_
     assert kinds >= {"valid", "nearly", "raw", "cut", "flipped", "spliced", "random", "bomb"}
     for kind in ("random", "bomb", "cut"):
         assert not place.outcomes[f"{kind} 200"]
-    assert place.outcomes["valid 200"] > NUMBER / 10, (
-        "what keeps to the schema gets to where it could do harm"
-    )
+    assert place.outcomes["valid 200"] > NUMBER / 10, "what keeps to the schema gets to where it could do harm"
     refused = sum(count for name, count in place.outcomes.items() if not name.endswith(" 200"))
     counted = place.counted()
-    assert (
-        sum(counted.get(outcome, 0) for outcome in ("garbage", "too_often", "wrong_node", "too_large"))
-        == refused
-    )
+    assert sum(counted.get(outcome, 0) for outcome in ("garbage", "too_often", "wrong_node", "too_large")) == refused
 
 
 def test_a_body_that_does_harm_is_found(tmp_path: Path) -> None:
@@ -89,10 +84,7 @@ def test_a_whole_number_has_64_bits(number: int, taken: bool) -> None:
 
 
 def test_digits_in_a_text_are_no_number() -> None:
-    assert (
-        decode_report(b'{"node":"%b","boot_id":"b","agent_id":"a","sequence":1}' % (b"7" * 40)).node
-        == "7" * 40
-    )
+    assert decode_report(b'{"node":"%b","boot_id":"b","agent_id":"a","sequence":1}' % (b"7" * 40)).node == "7" * 40
 
 
 def wrapped(rng: random.Random, body: bytes) -> bytes:
@@ -156,6 +148,4 @@ def test_the_same_over_a_socket_and_a_good_report_is_taken_in_between() -> None:
             b"reset",
         }
         assert answers[b"400"] > 50
-        assert (
-            port.outcome("garbage") + port.outcome("cut_off") + port.outcome("too_large") > ON_THE_SOCKET / 4
-        )
+        assert port.outcome("garbage") + port.outcome("cut_off") + port.outcome("too_large") > ON_THE_SOCKET / 4

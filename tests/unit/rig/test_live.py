@@ -52,23 +52,17 @@ def test_a_verdict_that_never_came_or_named_somebody_else_misses_its_bound() -> 
     figures = Figures(io.StringIO())
     write(
         figures,
-        Result(
-            "right", bound_s=70.0, verdict_s=61.0, diagnosis_s=25.0, culprit_right=True, diagnosis_right=True
-        ),
+        Result("right", bound_s=70.0, verdict_s=61.0, diagnosis_s=25.0, culprit_right=True, diagnosis_right=True),
     )
     assert figures.missed == []
     write(
         figures,
-        Result(
-            "late", bound_s=70.0, verdict_s=75.0, diagnosis_s=61.0, culprit_right=True, diagnosis_right=True
-        ),
+        Result("late", bound_s=70.0, verdict_s=75.0, diagnosis_s=61.0, culprit_right=True, diagnosis_right=True),
     )
     write(figures, Result("silent", bound_s=70.0))
     write(
         figures,
-        Result(
-            "healthy.a", false_incidents=["collective_hang: …"], stopped=["n1 7"], step_ratio=1.5, acted=True
-        ),
+        Result("healthy.a", false_incidents=["collective_hang: …"], stopped=["n1 7"], step_ratio=1.5, acted=True),
     )
     write(
         figures,

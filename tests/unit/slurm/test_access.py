@@ -160,9 +160,7 @@ def token(**claims: float) -> str:
     return ".".join(base64.urlsafe_b64encode(part.encode()).decode().rstrip("=") for part in parts)
 
 
-@pytest.mark.parametrize(
-    ("left_s", "said"), [(3600.0, ""), (300.0, "ends in 5 min"), (-120.0, "ended 2 min ago")]
-)
+@pytest.mark.parametrize(("left_s", "said"), [(3600.0, ""), (300.0, "ends in 5 min"), (-120.0, "ended 2 min ago")])
 def test_a_token_is_reported_before_it_ends(left_s: float, said: str) -> None:
     notes = " ".join(token_note(token(exp=1e9 + left_s), 1e9))
     assert said in notes

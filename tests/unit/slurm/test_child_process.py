@@ -78,9 +78,7 @@ def test_a_request_that_hangs_ends_with_its_process_at_the_deadline_and_the_next
         assert await child.ask({}) == {"rows": "well"}
         with pytest.raises(SlurmUnavailable, match="no answer within 1 s"):
             await requests.carry_out("read_view", lambda: child.ask({}))
-        answer = await Requests(30.0, lambda call, outcome: None).carry_out(
-            "read_view", lambda: child.ask({})
-        )
+        answer = await Requests(30.0, lambda call, outcome: None).carry_out("read_view", lambda: child.ask({}))
         await child.close()
         return answer
 
@@ -117,9 +115,7 @@ def test_cancelling_a_queued_request_leaves_the_one_before_it_running(tmp_path: 
         "send(5)",
     ],
 )
-def test_a_process_that_does_not_start_is_gone_and_is_tried_ever_more_rarely(
-    tmp_path: Path, body: str
-) -> None:
+def test_a_process_that_does_not_start_is_gone_and_is_tried_ever_more_rarely(tmp_path: Path, body: str) -> None:
     child = worker(tmp_path, body)
 
     async def ask() -> list[str]:
@@ -254,10 +250,7 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
     node = dict.fromkeys((*pyslurm_child.NODE_ATTRIBUTES, *pyslurm_child.NODE_TEXTS))
     listings = world(
         jobs=[job_values(name="a\nb"), job_values(id=6, array_id=6, array_tasks_waiting="2-4")],
-        nodes=[
-            node
-            | {"name": "n1", "state": "IDLE+DRAIN", "reason": "x", "reason_time": 5, "reason_user": "root"}
-        ],
+        nodes=[node | {"name": "n1", "state": "IDLE+DRAIN", "reason": "x", "reason_time": 5, "reason_user": "root"}],
     )
 
     async def ask() -> Any:

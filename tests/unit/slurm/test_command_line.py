@@ -52,9 +52,7 @@ def test_an_exit_code_makes_a_listing_unavailable(client: Client) -> None:
     assert "Unable to contact" in unavailable(slurm.release("1"))
 
 
-def test_a_command_that_hangs_is_killed_with_its_children_at_the_deadline(
-    client: Client, tmp_path: Path
-) -> None:
+def test_a_command_that_hangs_is_killed_with_its_children_at_the_deadline(client: Client, tmp_path: Path) -> None:
     slurm = client('sleep 300 & echo $! >> "$T/children"; wait', deadline_s=0.5)
     start = time.monotonic()
     assert "within 0.5 s" in unavailable(slurm.read_view())
@@ -83,12 +81,8 @@ def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
     assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
 
 
-@pytest.mark.parametrize(
-    "job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3]", "16+1", "1\n"]
-)
-def test_client_given_no_job_id_refuses_without_calling_slurm(
-    client: Client, tmp_path: Path, job_id: str
-) -> None:
+@pytest.mark.parametrize("job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3]", "16+1", "1\n"])
+def test_client_given_no_job_id_refuses_without_calling_slurm(client: Client, tmp_path: Path, job_id: str) -> None:
     slurm = client('touch "$T/called"')
 
     async def ask_everything() -> None:
@@ -148,9 +142,7 @@ def test_the_environment_can_not_narrow_a_listing() -> None:
 
 
 def test_the_marks_are_in_no_argument(client: Client, tmp_path: Path) -> None:
-    slurm = client(
-        'printf "%s\\n" "$0 $*" >> "$T/arguments"; printf "%s\\n" "$SQUEUE_FORMAT2" >> "$T/formats"'
-    )
+    slurm = client('printf "%s\\n" "$0 $*" >> "$T/arguments"; printf "%s\\n" "$SQUEUE_FORMAT2" >> "$T/formats"')
     unavailable(slurm.read_job("7"))
     arguments, formats = (tmp_path / "arguments").read_text(), (tmp_path / "formats").read_text()
     mark = formats.split("jobid:0")[1].split(",")[0]
@@ -165,9 +157,7 @@ def refused(call: Coroutine[Any, Any, Any]) -> SlurmRefused:
 
 
 @pytest.mark.parametrize("signal", ["", "-9", "USR1 5", "9", "usr1", "KILL;reboot"])
-def test_client_given_no_signal_name_refuses_without_calling_slurm(
-    client: Client, tmp_path: Path, signal: str
-) -> None:
+def test_client_given_no_signal_name_refuses_without_calling_slurm(client: Client, tmp_path: Path, signal: str) -> None:
     slurm = client('touch "$T/called"')
     assert refused(slurm.send_signal("5", signal, SignalTo.BATCH)).kind is Refusal.NOT_ASKED
     assert not (tmp_path / "called").exists()
@@ -183,12 +173,8 @@ def test_submit_with_anything_but_long_options_refuses_without_calling_sbatch(
     assert not (tmp_path / "called").exists()
 
 
-def test_a_job_is_submitted_with_its_script_options_directory_and_environment(
-    client: Client, tmp_path: Path
-) -> None:
-    slurm = client(
-        'printf "%s\\n" "$@" > "$T/arguments"; env > "$T/environment"; cat > "$T/script"; echo "17;east"'
-    )
+def test_a_job_is_submitted_with_its_script_options_directory_and_environment(client: Client, tmp_path: Path) -> None:
+    slurm = client('printf "%s\\n" "$@" > "$T/arguments"; env > "$T/environment"; cat > "$T/script"; echo "17;east"')
     script = b"#!/bin/sh\necho \xff\n" + b"# long\n" * 30000
     environ = {
         "T": str(tmp_path),
@@ -245,9 +231,7 @@ def test_a_script_is_handed_over_byte_by_byte(client: Client) -> None:
     assert asyncio.run(client("printf 'a\\377\\n\\n'").read_script("5")) == b"a\xff\n\n"
 
 
-def test_a_drain_without_a_reason_is_not_asked_for_and_a_reason_is_one_line(
-    client: Client, tmp_path: Path
-) -> None:
+def test_a_drain_without_a_reason_is_not_asked_for_and_a_reason_is_one_line(client: Client, tmp_path: Path) -> None:
     slurm = client('printf "%s\\n" "$@" > "$T/arguments"')
     assert refused(slurm.drain_node("n1", " \n ")).kind is Refusal.NOT_ASKED
     asyncio.run(slurm.drain_node("n1", " watchdog:\n disk  State=RESUME" + "x" * 500))

@@ -104,9 +104,7 @@ def test_a_node_with_one_odd_field_hides_no_other(field: str) -> None:
     before, _ = parse.list_nodes((RELEASE / "nodes.txt").read_text(), MARKS)
     name = before[0].name
     for value in ODD:
-        listed, dropped = parse.list_nodes(
-            listing_with("nodes", parse.NODE_FIELDS, name, field, value), MARKS
-        )
+        listed, dropped = parse.list_nodes(listing_with("nodes", parse.NODE_FIELDS, name, field, value), MARKS)
         others = [node for node in listed if node.name not in (name, value)]
         assert others == list(before[1:]), value[:40]
         assert len(listed) + len(dropped) >= len(before)

@@ -105,9 +105,7 @@ def test_a_running_job_is_read_whole(release: Release) -> None:
 def test_states_are_slurms_own_words(release: Release, what: str, state: str) -> None:
     job = release.job(what)
     assert (job.state, job.held) == (state, False)
-    assert (job.state in slurm_states.OVER) == (
-        state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"}
-    )
+    assert (job.state in slurm_states.OVER) == (state not in {"SUSPENDED", "STOPPED", "COMPLETING", "PENDING"})
 
 
 def test_errors_go_where_they_are_sent_or_where_the_output_goes(release: Release) -> None:
@@ -428,9 +426,7 @@ def test_the_default_output_of_an_arrays_element_is_where_slurm_writes_it(
         ("62_[", "62_[...]"),
     ],
 )
-def test_the_id_of_an_array_with_many_gaps_may_be_cut_off_and_spoils_no_listing(
-    printed: str, job_id: str
-) -> None:
+def test_the_id_of_an_array_with_many_gaps_may_be_cut_off_and_spoils_no_listing(printed: str, job_id: str) -> None:
     assert parse.checked_id(printed) == job_id
 
 
@@ -458,14 +454,7 @@ def test_user_text_in_a_listing_cannot_change_another_field(name: str, comment: 
         "/e", comment, name,
     ]  # fmt: skip
     marks = parse.Marks("x3b1c55e0d2a94f77f", "x3b1c55e0d2a94f77r")
-    text = (
-        marks.field.join(["JOBID"] * len(row))
-        + marks.record
-        + "\n"
-        + marks.field.join(row)
-        + marks.record
-        + "\n"
-    )
+    text = marks.field.join(["JOBID"] * len(row)) + marks.record + "\n" + marks.field.join(row) + marks.record + "\n"
     (job,) = parse.parse_jobs(text, marks)
     assert (job.state, job.restarts, job.uid, job.nodes, job.name) == ("RUNNING", 2, 1000, ("n1",), name)
 
@@ -559,10 +548,7 @@ def test_refusal_for_lack_of_permission_says_what_to_do() -> None:
 )
 def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
     before = SlurmJob(job_id="1", state="RUNNING")
-    assert (
-        requeue_outcome.requeue_verdict(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0]
-        is done
-    )
+    assert requeue_outcome.requeue_verdict(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
     assert requeue_outcome.requeue_verdict(before, None)[0] is False
 
 
@@ -593,9 +579,7 @@ def test_numbers_of_nodes(text: str, count: int | None) -> None:
     assert parse.parse_count(text) == count
 
 
-@pytest.mark.parametrize(
-    ("text", "job_id"), [("12\n", "12"), ("12;east\n", "12"), ("sbatch: note\n7\n", "7")]
-)
+@pytest.mark.parametrize(("text", "job_id"), [("12\n", "12"), ("12;east\n", "12"), ("sbatch: note\n7\n", "7")])
 def test_the_id_of_a_submitted_job_is_the_last_line(text: str, job_id: str) -> None:
     assert parse.parse_submitted(text) == job_id
 

@@ -146,9 +146,7 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
     with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
 
 
-@pytest.mark.parametrize(
-    ("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")]
-)
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")])
 def test_local_command_ended_by_a_signal_leaves_a_line_as_a_shell_does(
     tmp_path: Path, number: signal.Signals, kind: str
 ) -> None:

@@ -90,9 +90,7 @@ def test_status_of_several_own_runs_shows_each_and_ends_with_the_worst(
         other.close()
 
 
-def test_a_run_that_was_killed_is_over_and_one_on_another_host_is_neither(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_is_over_and_one_on_another_host_is_neither(place: Path, tmp_path: Path) -> None:
     journal_with_an_incident(tmp_path / "killed")
     journal_with_an_incident(tmp_path / "elsewhere")
     own(place, tmp_path / "killed", 1.0)
@@ -147,9 +145,7 @@ def test_incidents_of_a_file_that_is_no_journal_are_refused_with_a_sentence(
     assert "Traceback" not in result.output
 
 
-def test_a_run_that_does_not_answer_points_to_its_journal_and_not_to_systemctl(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_does_not_answer_points_to_its_journal_and_not_to_systemctl(place: Path, tmp_path: Path) -> None:
     journal_with_an_incident(tmp_path / "ended")
     result = run("status", socket=tmp_path / "ended" / "controller.sock")
     assert result.exit_code == 3

@@ -63,9 +63,9 @@ gpus = st.lists(
     ),
     max_size=3,
 ).map(tuple)  # fmt: skip
-logs = st.lists(
-    st.builds(lambda at: LogFile(job_id="7", path="/l", offset=at), st.integers(0, 3)), max_size=1
-).map(tuple)
+logs = st.lists(st.builds(lambda at: LogFile(job_id="7", path="/l", offset=at), st.integers(0, 3)), max_size=1).map(
+    tuple
+)
 checkpoints = st.lists(
     st.builds(lambda step: Checkpoint(job_id="7", directory="/c", step=step), st.integers(0, 3)), max_size=1
 ).map(tuple)
@@ -199,6 +199,4 @@ def test_report_of_an_agent_without_deltas_is_decoded() -> None:
 
 def test_processes_are_told_by_number_and_start() -> None:
     reused: tuple[Process, ...] = (process(0, start_ticks=99),)
-    assert (
-        told(report(1, processes=(process(0),)), report(2, processes=reused)).processes[0].start_ticks == 99
-    )
+    assert told(report(1, processes=(process(0),)), report(2, processes=reused)).processes[0].start_ticks == 99

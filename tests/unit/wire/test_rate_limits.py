@@ -17,8 +17,7 @@ from tests.builders.identity_door import Port, body_of, listening, until
 
 def request(body: bytes, *lines: bytes, path: bytes = b"/v1/report", size: int | None = None) -> bytes:
     head = b"".join(
-        line + b"\r\n"
-        for line in (b"Host: x", b"Content-Length: %d" % (len(body) if size is None else size), *lines)
+        line + b"\r\n" for line in (b"Host: x", b"Content-Length: %d" % (len(body) if size is None else size), *lines)
     )
     return b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path, head, body)
 
@@ -147,9 +146,7 @@ def test_a_connection_on_which_nothing_comes_is_closed_after_the_time_of_a_reque
         assert sock.recv(10) == b""
 
 
-@pytest.mark.parametrize(
-    "part", [b"POST /v1/rep", b"POST /v1/report HTTP/1.1\r\nContent-Le", request(b"{", size=100)]
-)
+@pytest.mark.parametrize("part", [b"POST /v1/rep", b"POST /v1/report HTTP/1.1\r\nContent-Le", request(b"{", size=100)])
 def test_a_request_that_comes_slowly_is_ended_wherever_it_is(part: bytes) -> None:
     with listening() as port, socket.create_connection(("127.0.0.1", port.number), timeout=20) as sock:
         for byte in part:
@@ -277,8 +274,7 @@ def test_until_slurm_has_said_which_nodes_there_are_agents_keep_their_reports() 
         assert early.status == 503
         known["n1"] = "10.0.0.1"
         answers = [
-            port.door.answer(Request("POST", "/v1/report", "", body_of(node), "10.0.0.1"))
-            for node in ("n1", "n2")
+            port.door.answer(Request("POST", "/v1/report", "", body_of(node), "10.0.0.1")) for node in ("n1", "n2")
         ]
         assert [each.status for each in answers if isinstance(each, Answer)] == [200, 403]
         assert (port.outcome("busy"), port.outcome("wrong_node")) == (1, 1)

@@ -69,12 +69,8 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("cls", "name", "value"), FIELDS, ids=lambda each: getattr(each, "__name__", str(each)[:30])
-)
-def test_each_text_of_what_travels_is_masked_or_declared_to_be_a_name(
-    cls: type, name: str, value: Any
-) -> None:
+@pytest.mark.parametrize(("cls", "name", "value"), FIELDS, ids=lambda each: getattr(each, "__name__", str(each)[:30]))
+def test_each_text_of_what_travels_is_masked_or_declared_to_be_a_name(cls: type, name: str, value: Any) -> None:
     hints = get_type_hints(cls)
     needed = {each.name for each in msgspec.structs.fields(cls) if each.required} - {name}
     made = cls(**{each: _filler(hints[each]) for each in needed}, **{name: value})
@@ -90,9 +86,7 @@ def test_the_declared_names_exist() -> None:
 
 def test_masking_a_value_without_secrets_returns_the_same_object() -> None:
     process = Process(pid=1, start_ticks=2, job_id="7", role=Role.RANK, comm="python", state="S", uid=1000)
-    report = Report(
-        node="n1", boot_id="b", agent_id="a", sequence=1, processes=(process,), problems=("no mount",)
-    )
+    report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=(process,), problems=("no mount",))
     assert masked(report) is report
 
 

@@ -21,9 +21,7 @@ CAPTURES = Path(__file__).parents[2] / "captures/wire"
 RELEASES = sorted(path.name for path in CAPTURES.iterdir() if path.is_dir())
 MESSAGES = {"report": (Report, decode_report), "reply": (Reply, decode_reply)}
 OPEN_WORDS = {"EventKind", "FaultSeverity"}
-both = pytest.mark.parametrize(
-    ("release", "name"), [(release, name) for release in RELEASES for name in MESSAGES]
-)
+both = pytest.mark.parametrize(("release", "name"), [(release, name) for release in RELEASES for name in MESSAGES])
 
 
 def captured(release: str, name: str) -> dict[str, Any]:
@@ -36,9 +34,7 @@ def contains(new: Any, old: Any, path: str = "$") -> list[str]:
         return [line for key, value in old.items() for line in contains(new.get(key), value, f"{path}.{key}")]
     if isinstance(old, list) and isinstance(new, list):
         pairs = zip(new, old, strict=False)
-        return [
-            line for at, (one, other) in enumerate(pairs) for line in contains(one, other, f"{path}[{at}]")
-        ]
+        return [line for at, (one, other) in enumerate(pairs) for line in contains(one, other, f"{path}[{at}]")]
     return [] if new == old else [f"{path}: {old!r} was read as {new!r}"]
 
 

@@ -12,9 +12,7 @@ from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 
-async def drain(
-    client: SlurmClient, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]
-) -> Outcome:
+async def drain(client: SlurmClient, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]) -> Outcome:
     """Drains `nodes`; `note` gets each as Slurm has it afterwards. One that is out already keeps its reason."""
     done, left = [], []
     try:

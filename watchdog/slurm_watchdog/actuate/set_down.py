@@ -39,9 +39,7 @@ async def set_down(
             why = objection(job, node, view, fence, unkillable=job is not None and unkillable(job, name))
             if why or node is None:
                 outcome = OperationOutcome.DONE if done else OperationOutcome.SKIPPED
-                return outcome, f"{name} is left as it is: {why}" + (
-                    f"; DOWN: {', '.join(done)}" if done else ""
-                )
+                return outcome, f"{name} is left as it is: {why}" + (f"; DOWN: {', '.join(done)}" if done else "")
             await client.set_node_down(name, reason)
             after = await client.read_node(name)
             if after is None or not after.reason.startswith(reason[:40]):
@@ -55,9 +53,7 @@ async def set_down(
     return OperationOutcome.DONE, f"set DOWN: {', '.join(done)}"
 
 
-def objection(
-    job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fence: Fence, *, unkillable: bool
-) -> str:
+def objection(job: SlurmJob | None, node: SlurmNode | None, view: SlurmView, fence: Fence, *, unkillable: bool) -> str:
     """Why the node must not be set DOWN for this job, a sentence; empty if it may."""
     if job is None or job.unsure or node is None:
         return "Slurm does not show the job, or the node, as it has to be known"

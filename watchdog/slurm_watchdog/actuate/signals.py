@@ -25,9 +25,7 @@ async def send(client: SlurmClient, fence: Fence, signal: str, to: str) -> Outco
     try:
         await client.send_signal(fence.job_id, signal, target)
     except SlurmRefused as error:
-        return (
-            OperationOutcome.FAILED if error.terminal else OperationOutcome.SKIPPED
-        ), f"nothing was sent: {error}"
+        return (OperationOutcome.FAILED if error.terminal else OperationOutcome.SKIPPED), f"nothing was sent: {error}"
     except SlurmUnavailable as error:
         return OperationOutcome.UNKNOWN, f"it may have been sent: {error}"
     return OperationOutcome.DONE, f"SIG{signal} sent to {receivers}"

@@ -111,9 +111,7 @@ class Agent:
         )
         named = self._name_processes(self.context.sections.of(ProcessSection))
         return masked(
-            with_sections(
-                report, (*(each for each in sections if not isinstance(each, ProcessSection)), named)
-            )
+            with_sections(report, (*(each for each in sections if not isinstance(each, ProcessSection)), named))
         )
 
     def _name_processes(self, section: ProcessSection) -> ProcessSection:

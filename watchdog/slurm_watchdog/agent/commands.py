@@ -103,9 +103,7 @@ class Commands:
     def __post_init__(self) -> None:
         self._directories = SwitchDirectories(self.probes, self.logs, self.deadline_s)
 
-    def watch_jobs(
-        self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None
-    ) -> None:
+    def watch_jobs(self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None) -> None:
         """The jobs that the controller wants watched have a directory for their kill switch; see
         SwitchDirectories.update."""
         if self.logs.become_owner:
@@ -138,9 +136,7 @@ class Commands:
             evidence = collection.advance(now)
             if evidence is not None:
                 self._collections.remove(collection)
-                self._results.append(
-                    CommandResult(command_id=collection.command.id, ok=True, evidence=evidence)
-                )
+                self._results.append(CommandResult(command_id=collection.command.id, ok=True, evidence=evidence))
                 give_back_memory()
         for command, since in waiting:
             try:
@@ -238,9 +234,7 @@ class Commands:
             for process in self.processes
             if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
         }
-        sources = Sources(
-            self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger
-        )
+        sources = Sources(self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger)
         uid = self._uid(self._owner(command.job_id))
         collection = Collection(command, sources, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
@@ -296,9 +290,7 @@ class Commands:
             self.awaiting_checkpoints.discard(command.job_id)
         elif answer.error is None:
             self.awaiting_checkpoints.add(command.job_id)
-        self._results.append(
-            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error)
-        )
+        self._results.append(CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error))
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
@@ -331,13 +323,12 @@ class Commands:
     def _answer_ending(self, command: EndProcess, said: ProcessEnd) -> None:
         if command.how != "look":
             log.warning(
-                "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid, command.job_id,
+                "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid,
+                command.job_id,
                 command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it is gone'}",
             )  # fmt: skip
         error = said.refusal or None
-        self._results.append(
-            CommandResult(command_id=command.id, ok=error is None, error=error, process=said)
-        )
+        self._results.append(CommandResult(command_id=command.id, ok=error is None, error=error, process=said))
 
     # -- may it be done ----------------------------------------------------------------------------------------
 
@@ -358,25 +349,15 @@ class Commands:
         """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
         watch = self.logs.watch.get(job_id)
         if watch is None:
-            raise Refused(
-                f"job {job_id} is not known on {self.node}: Slurm has not said that it is here, and whose"
-            )
+            raise Refused(f"job {job_id} is not known on {self.node}: Slurm has not said that it is here, and whose")
         return watch.uid
 
     def _check_restarts(self, job_id: str, restarts: int) -> None:
         text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
         watch = self.logs.watch.get(job_id)
-        here = (
-            int(text)
-            if text.isdecimal() and len(text) < 10
-            else watch.restarts
-            if watch is not None
-            else None
-        )
+        here = int(text) if text.isdecimal() and len(text) < 10 else watch.restarts if watch is not None else None
         if here is not None and here != restarts:
-            raise Refused(
-                f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}"
-            )
+            raise Refused(f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}")
 
     def _mount(self, point: str) -> Mount | None:
         return next((each for each in reversed(self.logs.mounts) if each.point == point), None)

@@ -38,9 +38,7 @@ def make_context(
     settings = config.agent
     helper = HelperLink(settings.helper_socket) if is_usable(settings.helper_socket) else None
     personal = config.personal or (helper is None and why_too_mighty() is None)
-    dispatch = Dispatch(
-        OWN_TASKS, True, _log_refusal, config.kill_switch_prefixes, os.getuid() if personal else None
-    )
+    dispatch = Dispatch(OWN_TASKS, True, _log_refusal, config.kill_switch_prefixes, os.getuid() if personal else None)
     workers = WorkerPool(dispatch, helper=helper, helped=TASKS, inherited=inherited)
     far = DelegatedFiles(workers) if helper is not None else None
     jobs = JobsHere()
@@ -62,7 +60,8 @@ def make_context(
             workers, node, settings.mount_probe_interval, frozenset(settings.mount_probe_write), stagger=not once
         ),
         gpus=GpuReader(workers),
-        orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace, links_of=far.devices_of if far else links_of),
+        orphan_gpu_processes=OrphanGpuProcesses(workers, settings.orphan_grace,
+        links_of=far.devices_of if far else links_of),
         open_kernel_log=KmsgFile if helper is None else helper.open_kernel_log,
     )  # fmt: skip
 

@@ -138,9 +138,7 @@ class AgentMetrics:
         )
         children = [((state,), count) for state, count in self._count_probes().items()]
         yield Family("probes", "gauge", "Children of the agent.", ("state",), children)
-        yield Family(
-            "spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)]
-        )
+        yield Family("spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)])
         text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
         reports = [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]
         yield Family("agent_reports_total", "counter", text, ("outcome",), reports)

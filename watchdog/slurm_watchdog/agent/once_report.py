@@ -49,16 +49,14 @@ def _node_line(report: Report) -> str:
     load = ", ".join(f"{each:.1f}" for each in psutil.getloadavg())
     up_s = max(0.0, clock.wall() - psutil.boot_time())
     return (
-        f"{report.node}: {psutil.cpu_count()} CPUs, load {load}; {memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB "
-        f"memory in use; up {seconds(up_s)}"
+        f"{report.node}: {psutil.cpu_count()} CPUs, load {load}; "
+        f"{memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB memory in use; up {seconds(up_s)}"
     )
 
 
 def _drawn(table: Table) -> RichTable:
     """None is a question mark, and nothing in a cell is taken for markup."""
-    drawn = RichTable(
-        title=table.title, title_justify="left", expand=False, box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    drawn = RichTable(title=table.title, title_justify="left", expand=False, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         # A number that was cut is another number; what is long is folded.
         drawn.add_column(column, no_wrap=column in WHOLE, overflow="fold")

@@ -36,9 +36,7 @@ def format_family(prefix: str, family: Family) -> list[str]:
     """The lines of one metric; none if it has no series. Bytes of names that are no UTF-8 become question marks."""
     name, lines = prefix + family.name, []
     for values, value in family.series:
-        pairs = ",".join(
-            f'{key}="{escape_label(each)}"' for key, each in zip(family.labels, values, strict=True)
-        )
+        pairs = ",".join(f'{key}="{escape_label(each)}"' for key, each in zip(family.labels, values, strict=True))
         lines.append(f"{name}{{{pairs}}} {format_value(value)}" if pairs else f"{name} {format_value(value)}")
     return [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *lines] if lines else []
 
@@ -59,9 +57,7 @@ def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
         family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family_of_host, backlog=16)
     except OSError as error:
-        log.warning(
-            "no metrics: %s:%d can't be listened on (%s); set agent.metrics_listen", host, port, error
-        )
+        log.warning("no metrics: %s:%d can't be listened on (%s); set agent.metrics_listen", host, port, error)
         return None
     threading.Thread(target=_serve_for_ever, args=(listener, render), name="metrics", daemon=True).start()
     found: int = listener.getsockname()[1]
@@ -97,6 +93,8 @@ def _answer(client: socket.socket, render: Callable[[], bytes]) -> None:
     found = method in (b"GET", b"HEAD") and path.partition(b"?")[0] in (b"/metrics", b"/")
     body = render() if found else b"/metrics is here, nothing else\n"
     status = "200 OK" if found else "404 Not Found"
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     client.settimeout(CLIENT_S)
     client.sendall(head.encode() + (b"" if method == b"HEAD" else body))

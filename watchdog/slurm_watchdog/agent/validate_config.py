@@ -41,18 +41,12 @@ def why_not(settings: Settings, running: Settings) -> list[str]:
     if security.mode == "tls":
         found += _why_no_tls(settings)
     if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
-        found.append(
-            "security.mode: munge is not installed here: apt-get install munge, or dnf install munge"
-        )
+        found.append("security.mode: munge is not installed here: apt-get install munge, or dnf install munge")
     address = agent.metrics_listen
     if address and address != running.agent.metrics_listen and (problem := why_not_address(address)):
         found.append(f"agent.metrics_listen: {problem}")
     directory = agent.state_directory
-    if (
-        directory != running.agent.state_directory
-        and os.path.isdir(directory)
-        and not os.access(directory, os.W_OK)
-    ):
+    if directory != running.agent.state_directory and os.path.isdir(directory) and not os.access(directory, os.W_OK):
         found.append(f"agent.state_directory: {directory} can't be written")
     return found
 
@@ -61,9 +55,7 @@ def _why_no_tls(settings: Settings) -> list[str]:
     from slurm_watchdog.identity.tls import make_context
 
     if not settings.agent.controller_url.startswith("https://"):
-        return [
-            "agent.controller_url: has to begin with https:// where nodes prove themselves by certificates"
-        ]
+        return ["agent.controller_url: has to begin with https:// where nodes prove themselves by certificates"]
     try:
         make_context(TlsFiles(settings.security.tls_directory, "agent"), server=False)
     except IdentityError as error:

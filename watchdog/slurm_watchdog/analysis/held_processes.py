@@ -80,9 +80,7 @@ def _with_what_holds(job: JobView, culprit: Culprit) -> Culprit:
     )
     if worker is None:
         return culprit
-    return replace(
-        culprit, reason=f"{culprit.reason}; its worker (pid {worker.process.pid}) {held_by(worker)}"
-    )
+    return replace(culprit, reason=f"{culprit.reason}; its worker (pid {worker.process.pid}) {held_by(worker)}")
 
 
 def held_by(rank: ProcessView) -> str:

@@ -39,8 +39,7 @@ def last_error(job: JobView) -> ErrorLine | None:
     since = [
         each
         for each in job.errors
-        if each.event.pattern in FATAL
-        and each.age_s <= min(job.progress.last_increase_age_s, job.progress.age_s)
+        if each.event.pattern in FATAL and each.age_s <= min(job.progress.last_increase_age_s, job.progress.age_s)
     ]
     return min(since, key=lambda each: each.age_s, default=None)
 

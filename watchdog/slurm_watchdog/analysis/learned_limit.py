@@ -36,9 +36,7 @@ class Limit(Struct, frozen=True, kw_only=True):
     """Half a sentence: where the number comes from."""
 
 
-def learnt_limit(
-    steps_seen: int, intervals_s: Sequence[float], phase: str | None, settings: LimitSettings
-) -> Limit:
+def learnt_limit(steps_seen: int, intervals_s: Sequence[float], phase: str | None, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal.
 
     `steps_seen`: rises of the step so far. `intervals_s`: seconds between the recent ones. `phase`: what the
@@ -55,12 +53,8 @@ def learnt_limit(
         floor_s = max(float(getattr(settings, _PHASE_FLOORS[phase])), settings.floor)
         return Limit(seconds=max(floor_s + slowest_s, learnt_s), reason=f"the log says {phase}")
     if phase is not None:
-        widest_s = max(
-            settings.startup_grace, settings.evaluation_floor, settings.checkpoint_floor, settings.floor
-        )
+        widest_s = max(settings.startup_grace, settings.evaluation_floor, settings.checkpoint_floor, settings.floor)
         return Limit(seconds=max(widest_s, learnt_s), reason=f"the log says {phase}")
     if learnt_s > settings.floor:
-        return Limit(
-            seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s"
-        )
+        return Limit(seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s")
     return Limit(seconds=settings.floor, reason="the configured floor")

@@ -74,9 +74,7 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     The other limits are learnt, too: `factor` x the longest pause, or interval, that ended by itself, never
     below `stepless_limit`."""
     progress, motion = view.progress, view.motion
-    by_steps = LoopClock(
-        age_s=progress.age_s if progress else view.run_age_s, limit=progress_limit(view, settings)
-    )
+    by_steps = LoopClock(age_s=progress.age_s if progress else view.run_age_s, limit=progress_limit(view, settings))
     saves_s = view.save_intervals_s if view.saved_age_s is not None else ()
     if not counts_hardly(view, settings) or view.phase == ENDS:
         return by_steps
@@ -145,9 +143,7 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
     if learning or progress.phase is not None or timeout is None or timeout.assumed:
         return limit
-    capped_s = max(
-        MAX_SHARE_OF_TIMEOUT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s)
-    )
+    capped_s = max(MAX_SHARE_OF_TIMEOUT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s))
     if capped_s < limit.seconds:
         return Limit(seconds=capped_s, reason=f"collectives time out after {timeout.seconds:g} s")
     return limit

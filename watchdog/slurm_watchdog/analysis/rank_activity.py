@@ -82,9 +82,7 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     if not _all_known(job):
         return LoopState(why="not all ranks are known")
     seen = activities(job, ranks, now, limit_s / 2)
-    by: dict[RankState, list[RankActivity]] = {
-        doing: [a for a in seen if a.doing is doing] for doing in RankState
-    }
+    by: dict[RankState, list[RankActivity]] = {doing: [a for a in seen if a.doing is doing] for doing in RankState}
     idle, spinning = by[RankState.IDLE], by[RankState.SPINS]
     if _odd_among_busy(seen):
         where = f"the GPUs of the other {len(seen) - len(idle)} ranks are busy"
@@ -102,9 +100,7 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
         why = "neither the processes nor the GPUs of the ranks do anything"
         return LoopState(stands=True, why=why, culprits=_culprits(a for a in idle if is_held(a.rank)))
     in_collective = 2 * len(spinning) >= len(seen) and len(seen) > 1
-    why = (
-        f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual power"
-    )
+    why = f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual power"
     odd = idle if idle else _quiet_among_spinning(spinning)
     return LoopState(
         stands=True,
@@ -122,9 +118,7 @@ def _all_known(job: JobView) -> bool:
     return len(ranks) >= world and {rank.node for rank in ranks} >= set(job.job.nodes)
 
 
-def activities(
-    job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_s: float
-) -> tuple[RankActivity, ...]:
+def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_s: float) -> tuple[RankActivity, ...]:
     """What each of `ranks` is doing, in their order."""
     gpus: dict[tuple[int, int], list[RankGpu]] = {}
     for each in job.gpus:
@@ -181,9 +175,7 @@ def _activity(
         doing, why = RankState.WORKS, "moves data"
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = RankState.WORKS, "has workers that compute"
-    elif doing is RankState.IDLE and (
-        quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)
-    ):
+    elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
         doing, why = RankState.UNKNOWN, "is not known well enough"
     elif doing is RankState.IDLE and (computed or not quiet):
         doing, why = RankState.WORKS, "computes"
@@ -262,16 +254,10 @@ def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> LoopState:
     seen = activities(job, ranks, now, limit_s / 2)
     idle = [a for a in seen if a.doing is RankState.IDLE and a.gpu is not None]
     busy = {
-        each.rank
-        for each in job.gpus
-        if each.view.busy_since is not None and now - each.view.busy_since >= limit_s / 2
+        each.rank for each in job.gpus if each.view.busy_since is not None and now - each.view.busy_since >= limit_s / 2
     }
     others = [a for a in seen if a not in idle]
-    if (
-        not _all_known(job)
-        or not _odd_if_few(idle, seen)
-        or any(a.rank.process.rank not in busy for a in others)
-    ):
+    if not _all_known(job) or not _odd_if_few(idle, seen) or any(a.rank.process.rank not in busy for a in others):
         return LoopState(why="what the ranks do is not known")
     why = f"the GPUs of the other {len(others)} ranks are busy all the time"
     return LoopState(stands=True, in_collective=True, why=why, culprits=_culprits(idle))

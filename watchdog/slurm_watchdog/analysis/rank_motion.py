@@ -110,9 +110,7 @@ def is_serving(job: JobView) -> bool:
 def waits_for_others_work(job: JobView) -> bool:
     """Whether the newest dump shows a rank that waits for a program or a task of Ray that it has started, or
     for a server: these may do the work."""
-    return any(
-        locate(stack).place in ELSEWHERE for dump in job.snapshots[-1:] for stack in _ranks_of(dump).values()
-    )
+    return any(locate(stack).place in ELSEWHERE for dump in job.snapshots[-1:] for stack in _ranks_of(dump).values())
 
 
 def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
@@ -160,9 +158,7 @@ def _used_nothing(before: ProcessStack, after: ProcessStack, apart_s: float) -> 
     if before.main_cpu_s is None or after.main_cpu_s is None or apart_s <= 0:
         return None
     used_s = after.main_cpu_s - before.main_cpu_s
-    moved_bytes = (
-        0 if None in (before.io_bytes, after.io_bytes) else (after.io_bytes or 0) - (before.io_bytes or 0)
-    )
+    moved_bytes = 0 if None in (before.io_bytes, after.io_bytes) else (after.io_bytes or 0) - (before.io_bytes or 0)
     return used_s <= STILL_CPU * apart_s + 0.02 and moved_bytes <= STILL_BYTES_S * apart_s
 
 

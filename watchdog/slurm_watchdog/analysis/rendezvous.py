@@ -42,9 +42,7 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
         f"{'rank waits' if there == 1 else 'ranks wait'} for the others to join, and of "
         f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no "
         f"process has been seen{where}.",
-        culprits=tuple(
-            Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]
-        ),
+        culprits=tuple(Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]),
     )
 
 

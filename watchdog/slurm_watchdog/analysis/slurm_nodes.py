@@ -82,9 +82,7 @@ def share_silent(view: ClusterView) -> tuple[int, int]:
         away |= {
             node.name
             for node in view.nodes
-            if node.name in silent
-            and node.name in slurm
-            and may_be_starting(node, slurm[node.name], view.now)
+            if node.name in silent and node.name in slurm and may_be_starting(node, slurm[node.name], view.now)
         }
     here = [node.name for node in view.nodes if node.name not in away]
     return sum(1 for name in here if name in silent), len(here)

@@ -34,9 +34,7 @@ FRESH = 3.0
 """The last of them is no older than so many times GOES_ROUND_EVERY."""
 
 
-def spinning(
-    job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s: float
-) -> tuple[Culprit, ...]:
+def spinning(job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s: float) -> tuple[Culprit, ...]:
     """Those who stand outside and go round, if all of them do and have for long enough; else nobody.
 
     `limit_s`: the time without a step that is normal for the job; `busy_limit_s`: as configured.
@@ -60,11 +58,7 @@ def spinning(
         seen_s = seen.last_at - seen.first_at
         if progress.age_s < patience_s or seen_s < SEEN_FOR * patience_s or not lately:
             return ()
-        if (
-            seen.dumps < LEAST_DUMPS
-            or not keeps_the_lock(seen)
-            or not _does_nothing_else(job, rank, now, seen)
-        ):
+        if seen.dumps < LEAST_DUMPS or not keeps_the_lock(seen) or not _does_nothing_else(job, rank, now, seen):
             return ()
         reason = (
             f"goes round in {where(seen)}: seen there {seen.dumps} times within {_time(seen_s)}, in "

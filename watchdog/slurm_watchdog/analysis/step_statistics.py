@@ -102,9 +102,7 @@ def _first_change(values: tuple[float, ...], begin: int, shift: float, confirmed
             level, sigma = _level(values[begin : begin + learnt])
             sigma = max(sigma, scatter)
             wanted = max(shift * level, LEAST_SHIFT * sigma)
-        clip = max(
-            CLIP * sigma, wanted
-        )  # in a series without noise the change itself is far beyond its scatter
+        clip = max(CLIP * sigma, wanted)  # in a series without noise the change itself is far beyond its scatter
         off = max(-clip, min(clip, values[place] - level))
         up, down = up + off - wanted / 2, down - off - wanted / 2
         if up <= 0.0:
@@ -123,11 +121,7 @@ def _is_changed(before: tuple[float, ...], after: tuple[float, ...], wanted: flo
     """Whether the level of `after` is another one, by about `wanted` (negative: a fall) or more, and not by chance."""
     sign, size = (1, wanted) if wanted > 0 else (-1, -wanted)
     old, new = sorted(before), sorted(after)
-    error = (
-        MEDIAN_ERROR
-        * _level(before[-MAX_BASELINE:])[1]
-        * sqrt(1 / min(len(old), MAX_BASELINE) + 1 / len(new))
-    )
+    error = MEDIAN_ERROR * _level(before[-MAX_BASELINE:])[1] * sqrt(1 / min(len(old), MAX_BASELINE) + 1 / len(new))
     if sign * (median(new) - median(old)) < max(NEARLY * size, size - PERHAPS * error):
         return False
     if sign * (median(after[-NEWEST:]) - median(old)) < UNDISTURBED * size:

@@ -13,7 +13,8 @@ R = TypeVar("R")
 class ByIdentity(Generic[V, R]):
     """Results of a pure function of a large immutable value, kept until the value is freed.
 
-    An `lru_cache` would hash the whole value at each call, and keep it alive after its job is gone. `V` is a type that can
+    An `lru_cache` would hash the whole value at each call, and keep it alive after its job is gone. `V` is a type
+    that can
     be weakly referenced: a Struct with `weakref=True`.
     """
 

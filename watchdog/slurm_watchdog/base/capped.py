@@ -78,9 +78,7 @@ class LeftOut:
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
     _recent: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
 
-    def note(
-        self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None
-    ) -> None:
+    def note(self, what: str, whose: str, count: int = 1, uid: int | None = None, job_id: str | None = None) -> None:
         """`count` entries of `whose` were left out. Raises KeyError for what is not in CAPS."""
         self.totals[what] += count
         known = self._recent.get((what, whose))
@@ -104,9 +102,7 @@ class LeftOut:
                 continue
             uid, job_id = max(each.by_user, key=each.by_user.__getitem__, default=(None, None))
             found.append(
-                Shortage(
-                    what=what, whose=whose, uid=uid, job_id=job_id, count=each.count, age_s=now - each.at
-                )
+                Shortage(what=what, whose=whose, uid=uid, job_id=job_id, count=each.count, age_s=now - each.at)
             )
         return tuple(sorted(found, key=lambda each: (-each.count, each.what, each.whose)))
 

@@ -74,9 +74,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
     are left out, and what is served by users beyond MAX_OF_USERS."""
     mounts: list[Mount] = []
     of_users = 0
-    for line in text.split(
-        "\n"
-    ):  # names may hold what else ends a line to Python; of blanks the kernel escapes all
+    for line in text.split("\n"):  # names may hold what else ends a line to Python; of blanks the kernel escapes all
         fields = line.split(" ")
         try:
             separator = fields.index("-", 6)
@@ -112,9 +110,7 @@ def mount_of(path: str, mounts: Iterable[Mount]) -> Mount | None:
     best = None
     for mount in mounts:
         point = mount.point.rstrip("/")
-        if (path == point or path.startswith(point + "/")) and (
-            best is None or len(mount.point) >= len(best.point)
-        ):
+        if (path == point or path.startswith(point + "/")) and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
 

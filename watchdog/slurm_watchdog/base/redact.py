@@ -28,9 +28,7 @@ PEM_LINES: Final = 200
 """A private key has at most so many lines (RSA of 16,384 bits: 198)."""
 
 _ANYWHERE: Final = tuple((needle, kind) for kind in KINDS for needle in kind.needles if not kind.in_long_word)
-_IN_LONG_WORDS: Final = tuple(
-    (needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word
-)
+_IN_LONG_WORDS: Final = tuple((needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word)
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONG_WORD}}}")
 
 _SECRET_NAME = re.compile(
@@ -48,11 +46,7 @@ _PEM_END = re.compile(r"-----END[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 def masked_value(name: str, value: str) -> str:
     """The value of variable `name`, or the mask if its name or the value itself looks like a secret."""
-    if (
-        _SECRET_NAME.search(name.upper())
-        and not value.isdecimal()
-        and value.lower() not in ("", "true", "false")
-    ):
+    if _SECRET_NAME.search(name.upper()) and not value.isdecimal() and value.lower() not in ("", "true", "false"):
         return MASK
     looked_at = f"{name}={value[:MAX_VALUE]}"
     return value if mask_line(looked_at) == looked_at else MASK

@@ -115,9 +115,7 @@ def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
     if chars & last or (most > 1 and (chars & cost.narrow or cost.wide)):
         cost.overlaps += 1
         if cost.overlaps > MAX_OVERLAPS:
-            raise _Refused(
-                f"more than {MAX_OVERLAPS} of its repeats match what one before them matches as well"
-            )
+            raise _Refused(f"more than {MAX_OVERLAPS} of its repeats match what one before them matches as well")
     if most == 1:
         return
     if len(chars) > WIDE_CHARS:
@@ -125,9 +123,7 @@ def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
         if cost.wide > MAX_WIDE:
             raise _Refused(f"more than {MAX_WIDE} of its repeats match nearly any character")
         if not cost.begun:
-            raise _Refused(
-                "it begins with a repeat of nearly any character, and is looked for anywhere in a line"
-            )
+            raise _Refused("it begins with a repeat of nearly any character, and is looked for anywhere in a line")
         cost.owed = MIN_LITERALS
         return
     cost.narrow = cost.narrow | chars

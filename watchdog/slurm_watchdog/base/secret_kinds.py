@@ -83,9 +83,7 @@ def _cased(match: re.Match[str]) -> bool:
 def _token(match: re.Match[str]) -> bool:
     """Behind `token`: no token of a vocabulary, no count of tokens."""
     assigned = match.string[match.start("secret") - 1] == "=" and not match["secret"].isdecimal()
-    return (assigned or _mixed(match)) and not _NO_TOKEN.search(
-        match.string, max(0, match.start() - 12), match.start()
-    )
+    return (assigned or _mixed(match)) and not _NO_TOKEN.search(match.string, max(0, match.start() - 12), match.start())
 
 
 def _no_hash(match: re.Match[str]) -> bool:
@@ -105,15 +103,11 @@ def _row(
     return SecretKind(name, tuple(needles.split("|")), re.compile(regex, flags), samples, is_secret)
 
 
-def _prefixed(
-    name: str, prefixes: str, rest: str, *samples: str, is_secret: Test | None = None
-) -> SecretKind:
+def _prefixed(name: str, prefixes: str, rest: str, *samples: str, is_secret: Test | None = None) -> SecretKind:
     """A token that begins with one of `prefixes`, which say what it is."""
     words = prefixes.split("|")
     regex = re.compile(rf"{_START}(?P<secret>(?:{'|'.join(map(re.escape, words))}){rest})")
-    return SecretKind(
-        name, tuple(word.lower() for word in words), regex, samples, is_secret, in_long_word=True
-    )
+    return SecretKind(name, tuple(word.lower() for word in words), regex, samples, is_secret, in_long_word=True)
 
 
 _I = re.IGNORECASE

@@ -83,8 +83,7 @@ def fold(names: Iterable[str]) -> list[str]:
     folded = []
     for (prefix, width), numbers in sorted(groups.items()):
         ranges = [
-            f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}"
-            for low, high in _ranges(numbers)
+            f"{low:0{width}d}" if low == high else f"{low:0{width}d}-{high:0{width}d}" for low, high in _ranges(numbers)
         ]
         if not prefix:
             folded.extend(ranges)

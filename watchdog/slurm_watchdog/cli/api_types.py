@@ -117,8 +117,7 @@ class Status(Answer, frozen=True, kw_only=True):
     level: str = "unknown"
     """`ok`, `warning`, `critical` or `unknown`."""
     headline: str = (
-        "the controller does not say how things are: is it of an older release? Compare: "
-        "slurm-watchdog --version."
+        "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
     )
     mode: str
     controller: ControllerState

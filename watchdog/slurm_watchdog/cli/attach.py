@@ -13,9 +13,7 @@ from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
 
 
 @click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
-@click.option(
-    "--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report."
-)
+@click.option("--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report.")
 @click.option(
     "--config",
     "config_file",
@@ -61,14 +59,10 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
     from slurm_watchdog.config.loading import ConfigError
 
     if not re.fullmatch(r"\d{1,18}(_\d{1,9})?", job_id):
-        click.echo(
-            f"{job_id[:40]!r} is no job id: a number, or NUMBER_INDEX for an element of an array.", err=True
-        )
+        click.echo(f"{job_id[:40]!r} is no job id: a number, or NUMBER_INDEX for an element of an array.", err=True)
         sys.exit(EXIT_USAGE)
     if shutil.which("srun") is None:
-        click.echo(
-            "There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…", err=True
-        )
+        click.echo("There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…", err=True)
         sys.exit(EXIT_USAGE)
     with controller_packages():
         from slurm_watchdog.journal.journal import JournalError

@@ -83,9 +83,7 @@ def check_name(path: str) -> None:
             http_status=400,
         )
     if os.path.lexists(path):
-        raise ClientError(
-            f"{path} is there already.", "Take another name, or remove it first", http_status=400
-        )
+        raise ClientError(f"{path} is there already.", "Take another name, or remove it first", http_status=400)
 
 
 def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
@@ -170,13 +168,9 @@ def node_files(node: dict[str, Any]) -> Iterator[File]:
     by_rank: dict[Any, str] = {}
     for each in node.get("ranks", []):
         folder = f"{place}/{folder_of(each)}"
-        by_rank[each.get("rank")] = (
-            folder if each.get("role") == "rank" else by_rank.get(each.get("rank"), folder)
-        )
+        by_rank[each.get("rank")] = folder if each.get("role") == "rank" else by_rank.get(each.get("rank"), folder)
         yield f"{folder}/stacks.txt", _lines(stack_lines(each))
-        if (
-            each.get("role") == "rank"
-        ):  # by themselves: beside other text, its reader takes that text for processes
+        if each.get("role") == "rank":  # by themselves: beside other text, its reader takes that text for processes
             yield f"stacks/{folder}.txt", _lines(stack_lines(each))
         yield f"{folder}/state.txt", _lines(state_lines(each))
         if each.get("sockets"):
@@ -207,11 +201,7 @@ def node_files(node: dict[str, Any]) -> Iterator[File]:
     if node.get("kernel_lines"):
         yield f"{place}/kernel.txt", _lines(node["kernel_lines"])
     yield f"{place}/settings.txt", _lines(f"{name}: {value}" for name, value in node.get("settings", []))
-    rest = {
-        key: value
-        for key, value in node.items()
-        if key not in ("ranks", "log_lines", "kernel_lines", "settings")
-    }
+    rest = {key: value for key, value in node.items() if key not in ("ranks", "log_lines", "kernel_lines", "settings")}
     rest["files"] = [{k: v for k, v in file.items() if k != "content"} for file in node.get("files", [])]
     yield f"{place}/node.json", _json(rest)
 

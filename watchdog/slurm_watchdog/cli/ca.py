@@ -144,9 +144,7 @@ def issue(
             certificate_authority.check_name(name)
         made = []
         if controllers:
-            made.append(
-                certificate_authority.issue(place, "controller", controllers[0], controllers[1:], days, now)
-            )
+            made.append(certificate_authority.issue(place, "controller", controllers[0], controllers[1:], days, now))
         made += [certificate_authority.issue(place, "node", name, (), days, now) for name in names]
         made += [certificate_authority.issue(place, "client", name, (), days, now) for name in clients]
     print_certificates(made, now, as_json, "made")
@@ -263,9 +261,7 @@ def list_(directory: str, as_json: bool) -> None:
                     "days_left": certificate_authority.days_left(own.not_after, now),
                     "certificates": rows})  # fmt: skip
     else:
-        sentence(
-            f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}."
-        )
+        sentence(f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}.")
         print_certificates(issued, now, as_json=False, verb="listed")
     sys.exit(EXIT_FOUND if min(ends) - now < WARN_S else EXIT_FINE)
 
@@ -289,9 +285,7 @@ def _size(name: str) -> int:
     size = 1
     for bracket in BRACKETS.findall(name):
         size *= (
-            bracket.count(",")
-            + 1
-            + sum(abs(int(last) - int(first)) for first, last in NUMBER_RANGE.findall(bracket))
+            bracket.count(",") + 1 + sum(abs(int(last) - int(first)) for first, last in NUMBER_RANGE.findall(bracket))
         )
     return size
 
@@ -324,9 +318,7 @@ def print_certificates(issued: list[Issued], now: float, as_json: bool, verb: st
         left = days_left(each.certificate.not_after, now)
         when = f"{count(left, 'day')} left" if left >= 0 else "ended"
         click.echo(
-            clean(
-                f"{each.role:10} {each.name:24} {date_of(each.certificate.not_after)}  {when:14} {each.directory}"
-            )
+            clean(f"{each.role:10} {each.name:24} {date_of(each.certificate.not_after)}  {when:14} {each.directory}")
         )
     sentence(f"{count(len(issued), 'certificate')} {verb}.")
 

@@ -102,9 +102,7 @@ class Client:
 
     def evidence(self, incident_id: str, number: int) -> Any:
         """The document of one piece of an incident's evidence."""
-        return self._ask(
-            "GET", f"/v1/incidents/{quote(incident_id, safe='')}/evidence/{number}", dict[str, Any]
-        )[1]
+        return self._ask("GET", f"/v1/incidents/{quote(incident_id, safe='')}/evidence/{number}", dict[str, Any])[1]
 
     def start_diagnosis(self, job_id: str) -> tuple[DiagnosisProgress, Any]:
         """Has evidence collected from every rank of a job, now."""
@@ -122,9 +120,7 @@ class Client:
         """Actions are allowed again."""
         return self._ask("POST", "/v1/resume", Paused, {})
 
-    def restart(
-        self, job_id: str, exclude: list[str], reason: str, now: bool = False
-    ) -> tuple[Accepted, Any]:
+    def restart(self, job_id: str, exclude: list[str], reason: str, now: bool = False) -> tuple[Accepted, Any]:
         """Asks for a restart, graceful unless `now`; the answer says whether policy allows it."""
         body = {"job_id": job_id, "exclude": exclude, "reason": reason, "now": now}
         return self._ask("POST", "/v1/restart", Accepted, body)
@@ -168,9 +164,7 @@ class Client:
         if connection.overdue.is_set():
             raise self._explain(TimeoutError(), True)
         if len(answer) > MAX_BYTES:
-            raise ClientError(
-                f"The controller's answer to {method} {target} exceeds {MAX_BYTES} bytes.", _SEE_ITS_LOG
-            )
+            raise ClientError(f"The controller's answer to {method} {target} exceeds {MAX_BYTES} bytes.", _SEE_ITS_LOG)
         return response.status, response.reason, answer
 
     def _explain(self, error: Exception, overdue: bool) -> ClientError:
@@ -180,9 +174,7 @@ class Client:
         if overdue or isinstance(error, TimeoutError):
             return ClientError(
                 f"The controller did not answer on {self.path} within {self._deadline_s:g} s.",
-                "It may be busy, or stopped."
-                if is_own
-                else f"{look}; {_SEE_ITS_LOG[0].lower()}{_SEE_ITS_LOG[1:]}",
+                "It may be busy, or stopped." if is_own else f"{look}; {_SEE_ITS_LOG[0].lower()}{_SEE_ITS_LOG[1:]}",
             )
         if isinstance(error, FileNotFoundError):
             return ClientError(f"The controller's socket {self.path} does not exist.", look)
@@ -193,9 +185,7 @@ class Client:
                 f"You may not use the controller's socket {self.path}.",
                 "Ask an administrator to add you to the group of that socket (ls -l shows it), such as slurm-watchdog.",
             )
-        reason = (
-            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        )
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return ClientError(f"Talking to the controller on {self.path} failed: {reason}.", look)
 
 

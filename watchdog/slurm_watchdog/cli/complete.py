@@ -27,9 +27,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 def _completion(ask: Callable[[Client], Candidates]) -> Complete:
     def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
         try:
-            with redirect_stderr(
-                io.StringIO()
-            ):  # a broken configuration must not write into the command line
+            with redirect_stderr(io.StringIO()):  # a broken configuration must not write into the command line
                 asked = choose(context.params.get("socket_path"), context.params.get("config_file"))
                 offered = list(ask(Client(asked.path, DEADLINE_S)))
         except (ClientError, OSError, ValueError, SystemExit):
@@ -63,9 +61,7 @@ nodes = _completion(_nodes)
 
 def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not JOB_ID.fullmatch(value):
-        raise click.BadParameter(
-            f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue"
-        )
+        raise click.BadParameter(f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
     return value
 
 

@@ -124,9 +124,7 @@ def _table(progress: DiagnosisProgress) -> Table:
 
     done = sum(1 for node in progress.nodes if node.state != "asked")
     title = f"job {clean(progress.job_id)}: {done} of {count(len(progress.nodes), 'node')} after {progress.age_s:.0f} s"
-    drawn = Table(
-        "NODE", "STATE", "WHAT", title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
-    )
+    drawn = Table("NODE", "STATE", "WHAT", title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     order = {"failed": 0, "asked": 1, "answered": 2}
     styles = {"failed": "bold red", "asked": "yellow", "answered": "green"}
     for node in sorted(progress.nodes, key=lambda each: order.get(each.state, 3))[:MAX_ROWS]:

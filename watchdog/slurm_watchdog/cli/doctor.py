@@ -41,9 +41,7 @@ MAX_SCRIPT_BYTES = 4 << 20
     help="A job that waits or runs: its script, and what is seen of it.",
 )
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
-@click.option(
-    "--torch", "torch", metavar="X.Y", help="Version of PyTorch, where the script does not name it."
-)
+@click.option("--torch", "torch", metavar="X.Y", help="Version of PyTorch, where the script does not name it.")
 @click.option("--deadline", metavar="TIME", help="Answer within TIME (20s), whatever hangs; with --node.")
 @click.option("--only", metavar="RULE,…", help="These findings alone; with --node.")
 @operator_options
@@ -224,9 +222,7 @@ def examine_job(
     return examine(facts, SCRIPT_RULES)
 
 
-def _watched(
-    job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None
-) -> WatchedJob | None:
+def _watched(job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None) -> WatchedJob | None:
     from slurm_watchdog.doctor.job_facts import WatchedJob
 
     status = _status(socket_path, config_file)
@@ -268,9 +264,7 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
     status = _status(socket_path, config_file)
     nodes = read.read_slurm_nodes(where) if slurm is not None else ()
     if isinstance(status, ClientError):
-        facts = ClusterFacts(
-            slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, controller_problem=status.what
-        )
+        facts = ClusterFacts(slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, controller_problem=status.what)
     else:
         blind = status.controller.journal_error or status.slurm.error
         facts = ClusterFacts(
@@ -283,9 +277,7 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
     here = read.read_node(config, "controller", os.uname().nodename)
     # A machine without the service lacks nothing for it: this was asked from a login node, say.
     is_controllers = (
-        facts.controller_problem is None
-        or here.state_problem is None
-        or here.unit_state not in (None, "not installed")
+        facts.controller_problem is None or here.state_problem is None or here.unit_state not in (None, "not installed")
     )
     found = (*examine(facts, CLUSTER_RULES), *(examine(here, NODE_RULES) if is_controllers else ()))
     return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
@@ -310,9 +302,7 @@ def _unjudged(status: Status) -> tuple[Unjudged, ...]:
         if job.health is not None and job.health.not_judged is not None:
             by_reason.setdefault((job.health.reason, job.health.todo), []).append(job.job_id)
     ranked = sorted(by_reason.items(), key=lambda each: -len(each[1]))
-    return tuple(
-        Unjudged(reason=reason, todo=todo, job_ids=tuple(ids)) for (reason, todo), ids in ranked[:MAX_REASONS]
-    )
+    return tuple(Unjudged(reason=reason, todo=todo, job_ids=tuple(ids)) for (reason, todo), ids in ranked[:MAX_REASONS])
 
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | ClientError:

@@ -130,11 +130,7 @@ def print_explanation(found: Explanation, now: float) -> None:
             ("TIME", "WHAT"),
             [(moment(each.at), each.text.removesuffix(f": {incident.summary}")) for each in found.timeline],
         )
-    facts = [
-        text
-        for fact in incident.evidence
-        if (text := as_text(fact)).rstrip(".") != incident.summary.rstrip(".")
-    ]
+    facts = [text for fact in incident.evidence if (text := as_text(fact)).rstrip(".") != incident.summary.rstrip(".")]
     if facts:
         heading("Facts")
     for text in facts:
@@ -186,9 +182,7 @@ def _print_evidence(each: Evidence) -> None:
         return
     lines = clean_lines(as_text(each.document))
     if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
-        sentence(
-            f"  {len(lines)} lines of JSON (processes, stacks, log lines): slurm-watchdog explain --json has them"
-        )
+        sentence(f"  {len(lines)} lines of JSON (processes, stacks, log lines): slurm-watchdog explain --json has them")
         return
     for line in lines[:LINES_OF_EVIDENCE]:
         sentence(f"  {line}")

@@ -104,9 +104,7 @@ def group_stacks(
             err=True,
         )
         sys.exit(EXIT_USAGE)
-    given = Options(
-        ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology
-    )
+    given = Options(ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology)
     verdict = diagnose_dumps(dumps, given)
     _check_topology(topology, verdict.ranks)
     for line in unreadable:
@@ -147,9 +145,7 @@ def _read(paths: Sequence[str]) -> tuple[list[Dump], list[str]]:
             continue
         total += len(data)
         if total > MAX_TOTAL_BYTES:
-            unreadable.append(
-                f"{clean(path)} and what follows was left out: more than {MAX_TOTAL_BYTES >> 30} GiB"
-            )
+            unreadable.append(f"{clean(path)} and what follows was left out: more than {MAX_TOTAL_BYTES >> 30} GiB")
             break
         for part, content in _parts(name, data):
             texts[part if part not in texts else f"{path}/{part}"] = _text_of(content)
@@ -184,15 +180,11 @@ def _files(paths: Sequence[str], unreadable: list[str]) -> Iterator[tuple[str, s
         base = Path(path).absolute()
         for folder, folders, files in os.walk(base, onerror=lambda e: unreadable.append(f"{clean(e)}")):
             depth = len(Path(folder).relative_to(base).parts)
-            folders[:] = (
-                sorted(each for each in folders if not each.startswith(".")) if depth < MAX_DEPTH else []
-            )
+            folders[:] = sorted(each for each in folders if not each.startswith(".")) if depth < MAX_DEPTH else []
             for file in sorted(each for each in files if not each.startswith(".")):
                 seen += 1
                 if seen > MAX_FILES:
-                    unreadable.append(
-                        f"{clean(path)} holds more than {MAX_FILES} files: the others were left out"
-                    )
+                    unreadable.append(f"{clean(path)} holds more than {MAX_FILES} files: the others were left out")
                     return
                 whole = Path(folder) / file
                 if whole.is_file():
@@ -264,11 +256,7 @@ def _no_dump(name: str, text: str, files: int) -> list[Dump]:
         return []
     words = next((line.strip() for line in text.splitlines() if line.strip()), "")
     error = (
-        words[:200]
-        if words and words.isprintable()
-        else "its file holds no stack"
-        if words
-        else "its file is empty"
+        words[:200] if words and words.isprintable() else "its file holds no stack" if words else "its file is empty"
     )
     return [Dump(source=name, error=error)]
 
@@ -323,9 +311,7 @@ def _hints(verdict: StackVerdict) -> list[dict[str, str]]:
 
     if not verdict.is_hang:
         return []
-    text = "\n".join(
-        [verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)]
-    )
+    text = "\n".join([verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)])
     return [hint.as_json() for hint in hints_for(verdict.cls, text)]
 
 
@@ -347,11 +333,7 @@ def _print(verdict: StackVerdict) -> None:
     if len(verdict.groups) > GROUPS_SHOWN:
         sentence(f"… {len(verdict.groups) - GROUPS_SHOWN} more groups: --json has them")
     if verdict.others:
-        sentence(
-            "Left out, for they hold no rank: "
-            + ", ".join(f"{n} x {what}" for what, n in verdict.others)
-            + "."
-        )
+        sentence("Left out, for they hold no rank: " + ", ".join(f"{n} x {what}" for what, n in verdict.others) + ".")
     if verdict.todo:
         sentence("")
         sentence("What to do next", "bold")
@@ -386,9 +368,5 @@ def _row(group: StackGroup) -> tuple[str, ...]:
     if unknown:
         shown = ",".join(str(pid) for pid in pids[:4]) + ("…" if len(pids) > 4 else "")
         ranks = ", ".join(part for part in (ranks, f"pid {shown}" if shown else f"{unknown} unknown") if part)
-    hosts = (
-        fold_nodes(sorted({m.node for m in group.members if m.node}))
-        if any(m.node for m in group.members)
-        else "-"
-    )
+    hosts = fold_nodes(sorted({m.node for m in group.members if m.node})) if any(m.node for m in group.members) else "-"
     return str(len(group.members)), ranks, hosts, str(group.place), " < ".join(group.frames[:FRAMES_SHOWN])

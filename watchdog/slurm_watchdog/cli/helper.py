@@ -51,9 +51,7 @@ AGENT = "slurm-watchdog-agent"
     is_flag=True,
     help="Lets gdb read a job's core files as their owner, who may take it over: see agent.core_debugger.",
 )
-def helper(
-    path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool
-) -> None:
+def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool) -> None:
     """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
     exactly the capabilities that this needs.
 
@@ -87,9 +85,7 @@ def trusted_config(file: str) -> Config | None:
     try:
         about = os.stat(file)
         if about.st_uid != 0 or about.st_mode & 0o022:
-            raise PermissionError(
-                f"{file} may be written by others than root: chown root {file}; chmod go-w {file}"
-            )
+            raise PermissionError(f"{file} may be written by others than root: chown root {file}; chmod go-w {file}")
         return load_config(file, with_knowledge=False)
     except (OSError, ConfigError) as error:
         click.echo(

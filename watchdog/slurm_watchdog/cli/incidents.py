@@ -37,12 +37,8 @@ COLUMN_PRIORITY = [
 
 
 @click.command()
-@click.option(
-    "--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job."
-)
-@click.option(
-    "--kind", metavar="KIND", multiple=True, help="Only this kind (collective_hang, …); may be repeated."
-)
+@click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job.")
+@click.option("--kind", metavar="KIND", multiple=True, help="Only this kind (collective_hang, …); may be repeated.")
 @click.option(
     "--state",
     type=click.Choice(["pending", "firing", "resolved", "explained"]),
@@ -173,9 +169,7 @@ def _row(each: Incident) -> tuple[str, ...]:
     first = culprit_text(each.culprits[0]) if each.culprits else "nobody"
     more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
     last = each.decisions[-1] if each.decisions else None
-    decided = (
-        "alert only" if last and last.action == "none" else f"{last.action} {last.verdict}" if last else "-"
-    )
+    decided = "alert only" if last and last.action == "none" else f"{last.action} {last.verdict}" if last else "-"
     return (
         each.id,
         shown_state(each),

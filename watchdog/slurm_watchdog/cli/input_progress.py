@@ -48,9 +48,7 @@ def reading(path: str) -> Iterator[Reading]:
             opened.blocks = read_blocks(path, lambda done: bar.update(done - bar.pos), note_damage)
             yield opened
     if opened.damaged:
-        click.echo(
-            f"{clean(path)}: the archive is cut short or damaged; what could be unpacked was read", err=True
-        )
+        click.echo(f"{clean(path)}: the archive is cut short or damaged; what could be unpacked was read", err=True)
 
 
 def size_of(path: str) -> int:

@@ -63,14 +63,10 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
         from slurm_watchdog.notify.self_test import try_receivers
     # What fails is printed below, once.
     logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
-    tried = asyncio.run(
-        try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall())
-    )
+    tried = asyncio.run(try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall()))
     failed = [each for each in tried if each.error is not None]
     if as_json:
-        print_json(
-            [{"receiver": each.receiver, "sent": each.error is None, "error": each.error} for each in tried]
-        )
+        print_json([{"receiver": each.receiver, "sent": each.error is None, "error": each.error} for each in tried])
     else:
         for each in tried:
             sentence(f"{each.receiver}: {'sent' if each.error is None else f'FAILED: {each.error}'}")

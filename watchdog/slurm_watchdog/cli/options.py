@@ -50,9 +50,7 @@ def service_options(command: F) -> F:
 
 def operator_options(command: F) -> F:
     """`--socket`, `--config` and `--json` of the commands that ask the controller."""
-    names_socket = (
-        f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]"
-    )
+    names_socket = f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]"
     command = config_option(names_socket)(json_option(command))
     return click.option(
         "--socket",

@@ -37,9 +37,7 @@ trace's own start."""
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @config_option("Configuration file. [default: every setting's default]")
 @knowledge_option
-@click.option(
-    "--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`."
-)
+@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`.")
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would
     have been found and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something
@@ -105,9 +103,7 @@ def _replay_one(path: str, config: Any, new_id: Any) -> Outcome | None:
         click.echo(f"{clean(name)} holds no line of a trace; see `slurm-watchdog replay --help`", err=True)
         return None
     if tally.skipped:
-        click.echo(
-            f"{clean(name)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.", err=True
-        )
+        click.echo(f"{clean(name)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.", err=True)
     return outcome
 
 
@@ -133,11 +129,7 @@ def _json(outcome: Outcome, incident: Incident) -> dict[str, Any]:
 
 def _print(path: str, outcome: Outcome) -> None:
     tally = outcome.tally
-    lines = (
-        count(tally.used, "line")
-        if not tally.skipped
-        else f"{tally.used} of {count(tally.lines, 'line')} used"
-    )
+    lines = count(tally.used, "line") if not tally.skipped else f"{tally.used} of {count(tally.lines, 'line')} used"
     if not outcome.incidents:
         sentence(f"{path}: {lines}, nothing found{' in those' if tally.skipped else ''}.")
         return

@@ -158,9 +158,7 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
                     waits = _print_waiting(action, waits)
                 if action is not None and action.end is not None:
                     if as_json:
-                        actions = [
-                            a for a in whole["actions"] if a.get("decision_id") == accepted.decision_id
-                        ]
+                        actions = [a for a in whole["actions"] if a.get("decision_id") == accepted.decision_id]
                         print_json(
                             {
                                 **document,
@@ -195,9 +193,7 @@ def _print_waiting(action: ActionRun, before: str) -> str:
     if waiting is None or action.end is not None or waiting.what == before:
         return before if waiting is None else waiting.what
     until = f", until {moment(waiting.until)} at the latest" if waiting.until is not None else ""
-    sentence(
-        f"Now: {waiting.what}{until}. Ctrl-C leaves it running; --cancel ends it while the job is asked to save."
-    )
+    sentence(f"Now: {waiting.what}{until}. Ctrl-C leaves it running; --cancel ends it while the job is asked to save.")
     sys.stdout.flush()
     return waiting.what
 

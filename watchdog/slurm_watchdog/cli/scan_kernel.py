@@ -157,9 +157,7 @@ def _what(line: JudgedLine) -> str:
     where = f" on {line.node}" if line.node else ""
     if line.fact.xid is not None:
         row = describe_xid(line.fact.xid)
-        return (
-            f"{row.text} (Xid {row.number}, {of}){where}" if of else f"{row.text} (Xid {row.number}){where}"
-        )
+        return f"{row.text} (Xid {row.number}, {of}){where}" if of else f"{row.text} (Xid {row.number}){where}"
     waits = f", waiting for {line.waits_for}" if line.waits_for else ""
     return f"{line.class_name}{f' of {of}' if of else ''}{waits}{where}"
 

@@ -48,9 +48,7 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 )
 @knowledge_option
 @json_option
-def scan_log(
-    files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool
-) -> None:
+def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool) -> None:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
     says how far the run came, what it died of, who failed first, and what only followed. Files of one job
     (standard output and error, one a rank or node) are judged together. It needs no Slurm, no configuration

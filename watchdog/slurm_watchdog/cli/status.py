@@ -71,9 +71,7 @@ NO_STATUS: Final = Status(
     help="How often, with --watch.",
 )
 @operator_options
-def status(
-    watching: bool, every_s: float, socket_path: str | None, config_file: str | None, as_json: bool
-) -> None:
+def status(watching: bool, every_s: float, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """What is watched and whether all is well.
 
     With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
@@ -187,9 +185,7 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
     except KeyboardInterrupt:
         return code
     except BrokenPipeError:  # `status --watch | head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # what is still to be flushed goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
         return code
 
 

@@ -184,10 +184,7 @@ def frame(
 
     shown = status.open[: min(MAX_INCIDENTS, max(1, (height - LINES_AROUND_TABLE) // 2))]
     said = [(clean(headline), style)]
-    said += [
-        (clean(incident_line(each, wall)), "bold red" if each.state == "firing" else "yellow")
-        for each in shown
-    ]
+    said += [(clean(incident_line(each, wall)), "bold red" if each.state == "firing" else "yellow") for each in shown]
     head = [
         Text(line, style=colour, no_wrap=True, overflow="ellipsis")
         for sentence, colour in said
@@ -211,11 +208,7 @@ def frame(
     if len(ranked) > rows:
         left_out = f"and {count(len(ranked) - rows, 'job')} more, with more of their time left"
         parts.append(Text(left_out, no_wrap=True, overflow="ellipsis"))
-    silent = (
-        f", {len(status.nodes.silent)} silent: {fold_nodes(status.nodes.silent)}"
-        if status.nodes.silent
-        else ""
-    )
+    silent = f", {len(status.nodes.silent)} silent: {fold_nodes(status.nodes.silent)}" if status.nodes.silent else ""
     nodes = f"{count(len(status.nodes.reporting), 'node')} reporting{silent}"
     parts.append(Text(clean(nodes), no_wrap=True, overflow="ellipsis"))
     parts.append(Text(clean(note), style="dim", no_wrap=True, overflow="ellipsis"))

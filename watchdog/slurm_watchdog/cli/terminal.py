@@ -145,9 +145,7 @@ def table(
 
 def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
     """How wide a table has to be in which no word is broken."""
-    words = (
-        [heading, *(word for row in cells for word in row[i].split())] for i, heading in enumerate(headings)
-    )
+    words = ([heading, *(word for row in cells for word in row[i].split())] for i, heading in enumerate(headings))
     return sum(max(map(len, column)) + 3 for column in words)
 
 
@@ -191,8 +189,6 @@ def _plain(lines: Sequence[Sequence[str]]) -> str:
 
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(
-            cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)
-        ).rstrip()
+        "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )

@@ -27,12 +27,8 @@ class Agent(Section):
         description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from "
         "elsewhere; empty = none.",
     )
-    spool_bytes: Bytes = Field(
-        8 * 1024**2, description="Reports kept in memory while the controller is away."
-    )
-    spool_age: Span = Field(
-        600.0, description="Reports older than this are dropped from the spool, and counted."
-    )
+    spool_bytes: Bytes = Field(8 * 1024**2, description="Reports kept in memory while the controller is away.")
+    spool_age: Span = Field(600.0, description="Reports older than this are dropped from the spool, and counted.")
     give_up_after: Seconds = Field(
         0.0,
         description="An agent whose controller has not answered for so long ends; 0s = never, as a service "
@@ -89,9 +85,7 @@ class Agent(Section):
     def _checks(self) -> Agent:
         problems: list[str] = []
         if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
-            problems.append(
-                f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
-            )
+            problems.append(f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}")
         if self.metrics_listen:
             split_address(self.metrics_listen, problems, "agent.metrics_listen")
         places = {
@@ -108,8 +102,6 @@ class Agent(Section):
                     f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
                 )
         for index, template in enumerate(self.log_patterns):
-            check_template(
-                template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems
-            )
+            check_template(template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems)
         refuse(problems)
         return self

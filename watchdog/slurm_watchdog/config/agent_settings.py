@@ -76,9 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
-    security = {
-        name: getattr(config.security, name) for name in ("tls_directory", "controller_user", "munge_socket")
-    }
+    security = {name: getattr(config.security, name) for name in ("tls_directory", "controller_user", "munge_socket")}
     return msgspec.convert(
         {
             "agent": agent,

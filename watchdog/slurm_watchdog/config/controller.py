@@ -27,25 +27,15 @@ class Controller(Section):
         description="The group of those who may use the commands; empty = the controller's own. Whose "
         "evidence they see: security.operators.",
     )
-    state_directory: str = Field(
-        "/var/lib/slurm-watchdog", description="The journal lies here: on a local disk."
-    )
-    journal_url: str = Field(
-        "", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`."
-    )
+    state_directory: str = Field("/var/lib/slurm-watchdog", description="The journal lies here: on a local disk.")
+    journal_url: str = Field("", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`.")
     tick: Span = Field(1.0, description="Time between two judgements.")
-    report_lifetime: Span = Field(
-        30.0, description="Reports older than this are kept for the record and never judged."
-    )
+    report_lifetime: Span = Field(30.0, description="Reports older than this are kept for the record and never judged.")
     agent_silent_after: Span = Field(
         40.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
-    resolve_after: Seconds = Field(
-        10.0, description="A condition has to be gone this long before its incident closes."
-    )
-    warm_up: Seconds = Field(
-        60.0, description="After its start, or its own pause, the controller only looks on."
-    )
+    resolve_after: Seconds = Field(10.0, description="A condition has to be gone this long before its incident closes.")
+    warm_up: Seconds = Field(60.0, description="After its start, or its own pause, the controller only looks on.")
     evidence_spread: Span = Field(
         20.0,
         description="When an incident fires, the stacks of every rank of its job are dumped three times "

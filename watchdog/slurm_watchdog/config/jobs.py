@@ -57,26 +57,18 @@ class Jobs(Section):
     @model_validator(mode="after")
     def _checks(self) -> Jobs:
         problems: list[str] = []
-        check_template(
-            self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems
-        )
+        check_template(self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems)
         if "{job_id}" not in self.kill_switch:
-            problems.append(
-                "jobs.kill_switch: must contain {job_id}, or one job's switch would end another job"
-            )
+            problems.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
         for index, prefix in enumerate(self.kill_switch_prefixes):
             if (problem := problem_of_prefix(prefix, hidden=True)) is not None:
                 problems.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
         if not problems and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
             problems.append(f"jobs.kill_switch: {problem}")
         for index, template in enumerate(self.checkpoint_trackers):
-            check_template(
-                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems
-            )
+            check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems)
         for index, template in enumerate(self.checkpoint_directories):
-            check_template(
-                template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems
-            )
+            check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems)
         for index, template in enumerate(self.progress_files):
             check_template(template, {"job_id", "user", "workdir"}, f"jobs.progress_files[{index}]", problems)
         if len(self.progress_patterns) > MAX_PATTERNS:

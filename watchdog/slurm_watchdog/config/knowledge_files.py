@@ -38,9 +38,7 @@ def read_texts(directory: str) -> tuple[tuple[SiteText, ...], list[str]]:
             problems.append(f"{path} is not UTF-8 text ({error.reason})")
         except (OSError, ValueError) as error:
             problems.append(
-                str(error)
-                if isinstance(error, ValueError)
-                else f"{path} cannot be read: {error.strerror or error}"
+                str(error) if isinstance(error, ValueError) else f"{path} cannot be read: {error.strerror or error}"
             )
     size = sum(len(each.text.encode()) for each in texts)
     if size > MAX_BYTES:

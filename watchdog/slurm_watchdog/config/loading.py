@@ -48,9 +48,7 @@ def load_config(file: str, *, with_knowledge: bool = True) -> Config:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
-        raise ConfigError(
-            file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]
-        ) from error
+        raise ConfigError(file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]) from error
     config = parse_config(text, file)
     if not with_knowledge:
         return config
@@ -77,12 +75,8 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if data is None:
         data = {}
     if not isinstance(data, dict):
-        raise ConfigError(
-            file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")]
-        )
-    problems = [
-        ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates
-    ]
+        raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
+    problems = [ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates]
     try:
         config = Config.model_validate(_with_credentials(data))
     except ValidationError as error:
@@ -146,9 +140,7 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
         message = "must be a mapping of keys and values"
     elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
         message = f"{message}, got {error['input']!r}"
-    return [
-        ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])
-    ]
+    return [ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])]
 
 
 def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
@@ -165,11 +157,7 @@ def _did_you_mean(parent: str, key: str) -> str:
     section: type[BaseModel] = Config
     for part in parent.split(".") if parent else []:
         field = section.model_fields.get(part)
-        if (
-            field is None
-            or not isinstance(field.annotation, type)
-            or not issubclass(field.annotation, BaseModel)
-        ):
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
             return ""
         section = field.annotation
     close = get_close_matches(key, section.model_fields, n=1)

@@ -39,9 +39,7 @@ class Slack(Section):
     )
     api_url: str = Field("https://slack.com/api/", description="Slack's own API; another one for GovSlack.")
     deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
-    messages_per_minute: int = Field(
-        5, ge=1, le=60, description="Never more. More than that is sent as a digest."
-    )
+    messages_per_minute: int = Field(5, ge=1, le=60, description="Never more. More than that is sent as a digest.")
     mentions: dict[str, str] = Field(
         {},
         description="Users and groups to mention when an incident is critical or an action failed: "
@@ -64,9 +62,7 @@ class Slack(Section):
         check_address(self.api_url, "notify.slack.api_url", problems)
         for key, value in self.mentions.items():
             if not _MENTION_KEY.fullmatch(key):
-                problems.append(
-                    f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
-                )
+                problems.append(f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}")
             if not _MENTION_ID.fullmatch(value):
                 problems.append(
                     f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
@@ -80,9 +76,7 @@ class Slack(Section):
 class Webhook(Section):
     """Every event as JSON, to an address of your own: at least once, in order."""
 
-    url_file: str = Field(
-        "", description="A file with its address, which may be a secret; empty = no webhook."
-    )
+    url_file: str = Field("", description="A file with its address, which may be a secret; empty = no webhook.")
     token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
     deadline: Span = Field(10.0, description="For one request of up to 100 events.")
 

@@ -52,9 +52,7 @@ class Treatment(Section):
         None,
         description="Whether a job that turns may be ended although it did not save when it was asked to.",
     )
-    cooldown: Seconds | None = Field(
-        None, description="In place of `policy.cooldown`, for decisions about this kind."
-    )
+    cooldown: Seconds | None = Field(None, description="In place of `policy.cooldown`, for decisions about this kind.")
     attempts: Count | None = Field(None, description="In place of `policy.attempts`.")
     kill_switch_limit: Span | None = Field(None, description="In place of `ladder.kill_switch_limit`.")
     checkpoint_limit: Span | None = Field(None, description="In place of `ladder.checkpoint_limit`.")
@@ -111,9 +109,7 @@ class Policy(Section):
         "storage. No action. So many jobs of one user: none on his.",
     )
     storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
-    storm_cooldown: Seconds = Field(
-        120.0, description="… nor for so long after a storm: much recovers by itself."
-    )
+    storm_cooldown: Seconds = Field(120.0, description="… nor for so long after a storm: much recovers by itself.")
     max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
     exclusion_lifetime: Span = Field(
         604800.0,
@@ -148,21 +144,13 @@ class Policy(Section):
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             _check_kind(kind, where, problems)
-            if (
-                kind in KINDS
-                and treatment.ladder
-                and (why := why_ladder_unfit(kind, tuple(treatment.ladder)))
-            ):
+            if kind in KINDS and treatment.ladder and (why := why_ladder_unfit(kind, tuple(treatment.ladder))):
                 problems.append(f"{where}.ladder: {why}")
         for index, override in enumerate(self.overrides):
             where = f"policy.overrides[{index}]"
             for kind in override.kinds:
                 _check_kind(kind, f"{where}.kinds", problems)
-                if (
-                    kind in KINDS
-                    and override.ladder
-                    and (why := why_ladder_unfit(kind, tuple(override.ladder)))
-                ):
+                if kind in KINDS and override.ladder and (why := why_ladder_unfit(kind, tuple(override.ladder))):
                     problems.append(f"{where}.ladder: {why}")
                 elif spec_of(kind).subject is Subject.PROCESS:
                     problems.append(

@@ -43,9 +43,7 @@ class Ladder(Section):
         300.0, description="For Slurm to end a job that was cancelled, before it is submitted again."
     )
     step_limit: Span = Field(120.0, description="For one request to Slurm, retries included.")
-    mount_limit: Seconds = Field(
-        86400.0, description="A restart waits so long for a stalled filesystem to answer."
-    )
+    mount_limit: Seconds = Field(86400.0, description="A restart waits so long for a stalled filesystem to answer.")
     confirm_limit: Span = Field(7200.0, description="For the first new step after the restart.")
     set_down_after: Seconds = Field(
         0.0,
@@ -59,9 +57,7 @@ class Ladder(Section):
         description="For a process that outlived its job on a GPU to end after SIGTERM, where it may be "
         "ended at all; then SIGKILL.",
     )
-    kill_limit: Span = Field(
-        60.0, description="… and after SIGKILL. One that is still there is said to be unkillable."
-    )
+    kill_limit: Span = Field(60.0, description="… and after SIGKILL. One that is still there is said to be unkillable.")
 
 
 class Knowledge(Section):

@@ -76,13 +76,9 @@ class Security(Section):
         """Refuses options of earlier releases, with what to set instead."""
         found = []
         if isinstance(given, dict) and given.get("mode") in REMOVED_MODES:
-            found.append(
-                f"security.mode: {given['mode']} was removed, it proved nothing to agents; {INSTEAD}"
-            )
+            found.append(f"security.mode: {given['mode']} was removed, it proved nothing to agents; {INSTEAD}")
         if isinstance(given, dict) and "token_file" in given:
-            found.append(
-                f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}"
-            )
+            found.append(f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}")
         refuse(found)
         return given
 
@@ -100,9 +96,7 @@ def problems_of(security: Security, url: str) -> list[str]:
     if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
         problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
     if mode == "tls" and not security.tls_directory:
-        problems.append(
-            "security.tls_directory: required by security.mode: tls; see slurm-watchdog ca --help"
-        )
+        problems.append("security.tls_directory: required by security.mode: tls; see slurm-watchdog ca --help")
     scheme = "https://" if mode == "tls" else "http://"
     if url and not url.startswith(scheme):
         problems.append(

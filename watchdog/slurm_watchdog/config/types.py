@@ -32,9 +32,7 @@ def parse_size(value: object) -> int:
     """Bytes of a size such as `8MiB`. Raises ValueError for anything else."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(
-            f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}"
-        )
+        raise ValueError(f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}")
     return int(float(match[1]) * _SIZE_UNITS[match[2]])
 
 

@@ -71,9 +71,7 @@ def run_controller(
     try:
         recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
         try:
-            return uvloop.run(
-                _serve(config, journal, page_token, recorder, once=once, config_file=config_file)
-            )
+            return uvloop.run(_serve(config, journal, page_token, recorder, once=once, config_file=config_file))
         finally:
             if recorder is not None:
                 recorder.close()
@@ -111,9 +109,7 @@ async def _serve(
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
     )
     notifier = make_notifier(config, journal.outbox)
-    controller = Controller(
-        config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder
-    )
+    controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder)
     if once:
         await controller.read_slurm()
         controller.tick()
@@ -133,16 +129,12 @@ async def _serve(
 
     def read_again() -> None:
         if config_file is not None and not stop.is_set() and reload_config(config_file, config):
-            signal.pthread_sigmask(
-                signal.SIG_BLOCK, {signal.SIGHUP}
-            )  # it is the fresh one's: see restart_process
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see restart_process
             restart.set()
             stop.set()
 
     loop.add_signal_handler(signal.SIGHUP, read_again)
-    signal.pthread_sigmask(
-        signal.SIG_UNBLOCK, HANDLED_SIGNALS
-    )  # a controller that has restarted still holds them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # a controller that has restarted still holds them
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config))
@@ -196,9 +188,7 @@ async def open_identity(config: Config) -> Identity:
     return tls_context(config) or await open_munge(config)
 
 
-async def open_doors(
-    controller: Controller, page_token: str, identity: Identity
-) -> list[Server | web.AppRunner]:
+async def open_doors(controller: Controller, page_token: str, identity: Identity) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
     IdentityError.
 

@@ -168,9 +168,7 @@ class Controller:
                 acting=self.actions.acting,
                 gpus_of=metrics.gpu_time.gpus_of,
                 pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
-                count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(
-                    number
-                ),
+                count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(number),
             )
         )
 
@@ -196,8 +194,7 @@ class Controller:
         return Reply(
             commands=self.commands.pop(report.node),
             watch=tuple(
-                self._paths.watch(job, starts, report.node)
-                for job, starts in self.state.jobs_on(report.node, now)
+                self._paths.watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
             ),
             # Told only once the jobs are known: what agents then tell again has somebody to belong to.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
@@ -268,7 +265,8 @@ class Controller:
             pass
 
     def pieces(self) -> Iterator[None]:
-        """The same; where it yields, all that was found out so far is written, and others may run: thousands of incidents
+        """The same; where it yields, all that was found out so far is written, and others may run: thousands of
+        incidents
         at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
@@ -287,9 +285,7 @@ class Controller:
             yield from self.news.report(changes, now)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
-            self.metrics.show(
-                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations()
-            )
+            self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations())
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
             self.metrics.show_crowds(self.crowds.update(self.state.left_out.lately(now), now))

@@ -128,9 +128,7 @@ class Decider:
     def _is_settled(self, incident: Incident, matter: Matter) -> bool:
         """Whether there is nothing left to decide. An action that failed settles nothing: if the trouble stands, it is
         decided again, under the guards that count attempts and time."""
-        return any(
-            is_final(each) and each.id not in self._failed for each in self._decided_about(incident, matter)
-        )
+        return any(is_final(each) and each.id not in self._failed for each in self._decided_about(incident, matter))
 
     def _decide_one(
         self,

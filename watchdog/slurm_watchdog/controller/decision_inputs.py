@@ -96,9 +96,7 @@ class DecisionInputs:
             wall=wall,
             paused=None if paused is None else (paused[0] or "no reason given"),
             blind=self._blind(now),
-            recent=[
-                self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)
-            ],
+            recent=[self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)],
             running_jobs=len(active),
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(self._cluster.reporting_nodes(now)),
@@ -111,12 +109,8 @@ class DecisionInputs:
                 if each.kind == IncidentKind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
-            outages=tuple(
-                each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE
-            ),
-            faults=_by_node(
-                each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT
-            ),
+            outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
+            faults=_by_node(each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
@@ -124,9 +118,7 @@ class DecisionInputs:
         at = self._decided_mono.get(decision.id)
         return decision if at is None else replace(decision, decided_at=wall - (now - at))
 
-    def of_job(
-        self, incident: Incident, job: SlurmJob | None, now: float, context: TickContext
-    ) -> PolicyInput:
+    def of_job(self, incident: Incident, job: SlurmJob | None, now: float, context: TickContext) -> PolicyInput:
         """What a decision about this job of the incident depends on; None: Slurm does not know the job."""
         view = self._cluster.job_view(job.job_id, now) if job is not None else None
         crowd = crowd_of(context.in_trouble, incident.kind, None if job is None else job.uid)
@@ -160,9 +152,7 @@ class DecisionInputs:
             broken=() if job is None else self._broken_under(job, context, now),
         )
 
-    def with_process(
-        self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float
-    ) -> PolicyInput:
+    def with_process(self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float) -> PolicyInput:
         """The same for a process that outlived its job."""
         state, open_ones = self._cluster, self._judgement.incidents
         reporting, jobs = state.reporting_nodes(now), state.jobs.values()
@@ -170,9 +160,7 @@ class DecisionInputs:
 
     def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""
-        faults = (
-            [fault for node in job.nodes for fault in context.faults.get(node, ())] if context.faults else []
-        )
+        faults = [fault for node in job.nodes for fault in context.faults.get(node, ())] if context.faults else []
         broken = broken_under(job, faults, self._cluster.jobs.values()) if faults else ()
         nodes = self._cluster.nodes
         views = [view for node in job.nodes if (view := nodes.view(node)) is not None]

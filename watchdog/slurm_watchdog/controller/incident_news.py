@@ -74,9 +74,7 @@ class IncidentNews:
     def _report_change(self, change: IncidentChange, now: float) -> None:
         """Writes and announces what changed about one incident."""
         before, incident = change.before, change.after
-        fired = incident.state is IncidentState.FIRING and (
-            before is None or before.state is not incident.state
-        )
+        fired = incident.state is IncidentState.FIRING and (before is None or before.state is not incident.state)
         resolved = change.is_over
         if _is_news(change):
             self.writer.write_or_queue(lambda: self.journal.save_incident(incident))
@@ -124,7 +122,8 @@ class IncidentNews:
         self.collector.on_fire(incident, now, views)
 
     def close_incident(self, incident: Incident, why: str) -> None:
-        """Ends an incident because its action has ended, or was refused: everybody who got a message that it began gets one."""
+        """Ends an incident because its action has ended, or was refused: everybody who got a message that it began
+        gets one."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
         self.judge.close(incident.id)
         self._report_change(IncidentChange(before=incident, after=over), clock.monotonic())
@@ -144,9 +143,7 @@ class IncidentNews:
         self.metrics.decisions.labels(decision.action, decision.verdict, decision.by).inc()
         what = f"{decision.action} {decision.verdict}" if decision.action is not Action.NONE else "no action"
         sentence = f"{what} by {decision.by}: {decision.reason}"
-        log.warning(
-            "incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence
-        )
+        log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence)
         self.writer.add_note(incident, sentence)
         self.writer.write_or_queue(lambda: self.notifier.decided(incident, decision))
 

@@ -70,9 +70,7 @@ class Recorder:
         self.dropped += number
         if not self._warned:
             self._warned = True
-            log.warning(
-                "records are missing from %s: %s; the controller continues without them", self.path, why
-            )
+            log.warning("records are missing from %s: %s; the controller continues without them", self.path, why)
 
     # ------------------------------------------------------------------------------------ in the thread
 
@@ -84,12 +82,8 @@ class Recorder:
             try:
                 if fd < 0:
                     fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                    os.fchmod(
-                        fd, 0o600
-                    )  # it holds lines of jobs, and an older release made it readable for the group
-                    self._torn = (
-                        os.fstat(fd).st_size > 0
-                    )  # the process that wrote it before may have been killed
+                    os.fchmod(fd, 0o600)  # it holds lines of jobs, and an older release made it readable for the group
+                    self._torn = os.fstat(fd).st_size > 0  # the process that wrote it before may have been killed
                 self._write(fd, data)
             except OSError as error:
                 self._drop(len(items), error.strerror or str(error))

@@ -102,9 +102,7 @@ def _node_finding(
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster
         # has no agent.
         summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
-    elif (
-        silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now)
-    ):
+    elif silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now):
         truth, summary = (
             Truth.UNKNOWN,
             f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting",
@@ -128,9 +126,7 @@ def _node_finding(
         truth=truth,
         summary=summary,
         severity=SPEC.severity,
-        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),)
-        if truth is Truth.BAD
-        else (),
+        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),) if truth is Truth.BAD else (),
         facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share))
         if truth is Truth.BAD
         else (),

@@ -46,9 +46,7 @@ class ChainBroken:
 def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     return [
-        _chain_finding(ended, view.now, settings.grace)
-        for ended in view.ended
-        if ended.preceded_by or _went_on(ended)
+        _chain_finding(ended, view.now, settings.grace) for ended in view.ended if ended.preceded_by or _went_on(ended)
     ]
 
 

@@ -32,9 +32,7 @@ class CheckpointOverdue:
 def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
     return [
-        _job_finding(job, settings)
-        for job in view.jobs
-        if job.checkpoint is not None and job.checkpoint_intervals_s
+        _job_finding(job, settings) for job in view.jobs if job.checkpoint is not None and job.checkpoint_intervals_s
     ]
 
 
@@ -42,12 +40,7 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = SPEC.about_job(job_id)
-    if (
-        job.job.state != "RUNNING"
-        or job.silent_nodes
-        or progress is None
-        or progress.last_increase_age_s is None
-    ):
+    if job.job.state != "RUNNING" or job.silent_nodes or progress is None or progress.last_increase_age_s is None:
         return finding.unknown(f"job {job_id} is {job.job.state}, or not everything of it is known")
     if any(each.error for each in job.checkpoints_on_disk):
         return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")

@@ -73,9 +73,7 @@ class CollectiveHang:
     """Ranks are alive, the training loop does not turn."""
 
     floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
-    factor: float = option(
-        3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5
-    )
+    factor: float = option(3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5)
     startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
     warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
     evaluation_floor: float = span(1800.0, "Floor while the log says that an evaluation runs.")
@@ -196,12 +194,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple
     and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
     `window_s`: see `_logged_error`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
-    if (
-        len(job.ranks) != 1
-        or (job.ranks[0].process.world_size or 1) > 1
-        or not still
-        or len(voted.groups) != 1
-    ):
+    if len(job.ranks) != 1 or (job.ranks[0].process.world_size or 1) > 1 or not still or len(voted.groups) != 1:
         return ()
     group, rank = voted.groups[0], job.ranks[0]
     reason = f"{group.place}, in {group.frames[0]}"
@@ -210,9 +203,7 @@ def _alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
-def _finding_by_gpus(
-    job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float
-) -> Finding:
+def _finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float) -> Finding:
     """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
     with a culprit: an upload that uses no time and no file looks like a rank that idles."""
     age_s, limit, progress = finding.duration_s, clock.limit, job.progress
@@ -257,9 +248,7 @@ def _bad_finding(
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
-        return finding.unknown(
-            f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}"
-        )
+        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}")
     working = working_process(job, culprits)
     if working is not None:
         process, what = working
@@ -270,9 +259,7 @@ def _bad_finding(
     progress, culprits = job.progress, with_what_holds(job, culprits)
     if progress is None and not culprits and not clock.unread:
         return finding.unknown(f"job {job.job.job_id} has never logged a step that could be read")
-    finished = (
-        progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
-    )
+    finished = progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
     last = (
         f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
         if progress
@@ -324,8 +311,7 @@ def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) 
     own = [
         each
         for each in job.errors
-        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None))
-        and each.age_s <= within_s
+        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None)) and each.age_s <= within_s
     ]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
     return "" if last is None else shortened(split_prefix(last.event.line)[0], EXCERPT_CHARS).rstrip(".:")
@@ -355,14 +341,10 @@ def _why_not(voted: Vote) -> str:
 
 
 def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
-    facts = [
-        f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]
-    ]
+    facts = [f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]]
     facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
     facts += [
-        f"{p.node} rank {p.process.rank}: state {p.process.state}"
-        for p in job.ranks
-        if p.process.state in "DTt"
+        f"{p.node} rank {p.process.rank}: state {p.process.state}" for p in job.ranks if p.process.state in "DTt"
     ][:8]
     return tuple(facts)
 
@@ -372,9 +354,7 @@ def _ranks_wait(number: int) -> str:
 
 
 def _held_up_by(culprits: tuple[Culprit, ...], voted: Vote) -> str:
-    return (
-        f"{what_they_do(culprits)}, {_ranks_wait(voted.waiting)} for {'them' if len(culprits) > 1 else 'it'}"
-    )
+    return f"{what_they_do(culprits)}, {_ranks_wait(voted.waiting)} for {'them' if len(culprits) > 1 else 'it'}"
 
 
 SPEC = DetectorSpec(

@@ -46,9 +46,7 @@ class CrashLoop:
 
 def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
     """One finding for each running job that has restarted, and one for each that ended in such a loop."""
-    findings = [
-        _job_finding(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past
-    ]
+    findings = [_job_finding(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
     for ended in view.ended:
         if ended.run is not None and ended.past and ended.job.state == "FAILED":
             over = JobView(job=ended.job, run_age_s=0.0)
@@ -58,9 +56,7 @@ def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
 
 def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(
-        kind=SPEC.kind, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,)
-    )
+    finding = Finding(kind=SPEC.kind, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,))
     if job.progress is not None and job.job.state == "RUNNING":
         highest = _highest(past)
         # After a restart the steps since the checkpoint are made again: only one that was never made is new.
@@ -133,9 +129,7 @@ def _bad_finding(
     culprits = tuple(culprit for cause in same if (culprit := culprit_of(cause)) is not None)
     node, contrast = _by_contrast(runs, causes, job.past)
     if node is None:
-        culprits = tuple(
-            replace(culprit, node=None, pid=None) for culprit in culprits if culprit.rank is not None
-        )
+        culprits = tuple(replace(culprit, node=None, pid=None) for culprit in culprits if culprit.rank is not None)
     if not known:
         why = "no line of its log says why"
     else:

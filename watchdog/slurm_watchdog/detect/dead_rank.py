@@ -121,9 +121,7 @@ def _survivors_rest(job: JobView) -> bool:
     collective spins at 100 %."""
     living, seats = _seats_of_survivors(job)
     idle = [each for each in seats if each.view.idle_since is not None]
-    return (
-        bool(seats) and len({each.rank for each in seats}) >= living / 2 and len(idle) >= RESTING * len(seats)
-    )
+    return bool(seats) and len({each.rank for each in seats}) >= living / 2 and len(idle) >= RESTING * len(seats)
 
 
 def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:

@@ -105,12 +105,7 @@ def _is_mentioned(view: ClusterView) -> bool:
     return (
         any(node.events or node.mounts for node in view.nodes if not node.quiet)
         or any(e.event.pattern in log_table().storage_full for job in view.jobs for e in job.errors)
-        or any(
-            e.pattern in log_table().storage_full
-            for ended in view.ended
-            if ended.run
-            for e in ended.run.errors
-        )
+        or any(e.pattern in log_table().storage_full for ended in view.ended if ended.run for e in ended.run.errors)
     )
 
 
@@ -160,9 +155,7 @@ def _is_device(probe: MountProbe, device: str | None) -> bool:
     return bool(device) and probe.device is not None and probe.device.rsplit("/", 1)[-1] == device
 
 
-def _from_log(
-    view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk], recent_s: float
-) -> None:
+def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk], recent_s: float) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
     last_increase_age_s = None if job.progress is None else job.progress.last_increase_age_s
@@ -176,16 +169,10 @@ def _from_log(
         path = _path(error.line)
         found = _mount_of(view, job, evidence.node, path)
         if found is None:
-            place = places.setdefault(
-                f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where="")
-            )
+            place = places.setdefault(f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where=""))
         else:
             place = _place(places, *found)
-        if (
-            age_s > recent_s
-            or saved_age_s < age_s
-            or (found is not None and _newer_write(view, found, error.at))
-        ):
+        if age_s > recent_s or saved_age_s < age_s or (found is not None and _newer_write(view, found, error.at)):
             continue
         if job_id not in place.jobs:
             place.jobs.append(job_id)
@@ -214,9 +201,7 @@ def _path(line: str) -> str | None:
     return None if match is None else match["path"] or match["bare"]
 
 
-def _mount_of(
-    view: ClusterView, job: JobView, its_node: str | None, path: str | None
-) -> tuple[str, MountProbe] | None:
+def _mount_of(view: ClusterView, job: JobView, its_node: str | None, path: str | None) -> tuple[str, MountProbe] | None:
     """(node, the newest probe of the mount that `path` lies on), of the rank's node if it is known, else of a
     shared mount."""
     if path is None:

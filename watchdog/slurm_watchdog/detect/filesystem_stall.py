@@ -67,9 +67,7 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     ]
 
 
-def filesystem_finding(
-    view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float
-) -> Finding:
+def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float) -> Finding:
     """What is to be said about one filesystem under the name of `kind`."""
     state = assess(filesystem, blocked_for_s)
     finding = Finding(
@@ -84,9 +82,7 @@ def filesystem_finding(
     reporting = set(view.reporting_nodes)
     unheard = sorted({p.node for p in filesystem.blocked} - reporting)
     if unheard:
-        return finding.unknown(
-            f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble"
-        )
+        return finding.unknown(f"no report from {', '.join(unheard)}, where {filesystem.mount} was in trouble")
     silent = [node for node in filesystem.known_nodes if node not in reporting]
     if state.blocked_s < blocked_for_s:
         if state.unanswering or silent:
@@ -106,8 +102,7 @@ def filesystem_finding(
         and _only_flushes(filesystem, blocked_for_s)
     ):
         flushing = (
-            f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; "
-            f"{filesystem.mount} answers"
+            f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
         )
         return replace(finding.unknown(flushing), wanted=wanted)
     if state.scope not in SCOPES[kind]:
@@ -195,9 +190,7 @@ def _consequences(view: ClusterView, filesystem: FilesystemView, job_ids: tuple[
         f"job {job.job.job_id}: no step since {job.progress.place}, {job.progress.age_s:.0f} s ago; if "
         "it hangs, this is why"
         for job in view.jobs
-        if job.job.job_id in job_ids
-        and job.progress is not None
-        and not _makes_steps(view, filesystem, job.job.job_id)
+        if job.job.job_id in job_ids and job.progress is not None and not _makes_steps(view, filesystem, job.job.job_id)
     ][:MAX_CONSEQUENCES]
 
 

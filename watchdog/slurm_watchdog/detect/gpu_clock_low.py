@@ -60,11 +60,7 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         if len(group) <= settings.peers:
             continue
         usual_hz = median(clock_hz for _, clock_hz in group)
-        low = [
-            (each, clock_hz, usual_hz)
-            for each, clock_hz in group
-            if _is_low(each, clock_hz, usual_hz, settings)
-        ]
+        low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz, settings)]
         slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], low, group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
@@ -100,9 +96,7 @@ def _has_a_past(each: RankGpu) -> bool:
     return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
 
 
-def _is_odd(
-    each: RankGpu, low: list[tuple[RankGpu, float, float]], group: list[tuple[RankGpu, float]]
-) -> bool:
+def _is_odd(each: RankGpu, low: list[tuple[RankGpu, float, float]], group: list[tuple[RankGpu, float]]) -> bool:
     """Whether few of the group are low, and others on its node, if there are any, are not."""
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
     low_beside = sum(1 for other, _, _ in low if other.view.node == each.view.node)

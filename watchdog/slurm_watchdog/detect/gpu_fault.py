@@ -92,9 +92,7 @@ def _of_process(node: NodeView, pid: int | None) -> str | None:
 
     Only for lines whose address belongs to no known GPU: where the addresses are not known, or the GPU is gone.
     """
-    found = {
-        gpu.gpu.uuid for gpu in node.gpus if pid is not None and pid in (gpu.gpu.pids or ()) and gpu.gpu.uuid
-    }
+    found = {gpu.gpu.uuid for gpu in node.gpus if pid is not None and pid in (gpu.gpu.pids or ()) and gpu.gpu.uuid}
     addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
     return found.pop() if len(found) == 1 and not addressed else None
 
@@ -125,9 +123,7 @@ def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
         "cannot be asked any more."
         if bad
         else f"the GPU driver on {node.name} answers",
-        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {seconds:.0f} s"),)
-        if bad
-        else (),
+        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {seconds:.0f} s"),) if bad else (),
         facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",) if bad else (),
         duration_s=seconds,
     )
@@ -143,9 +139,7 @@ def _judge_gpu(
 ) -> Finding:
     """What a GPU says of itself, then what was said about it."""
     row = gpu.gpu
-    where = (
-        f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
-    )
+    where = f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
     complaints = [
         *_states(view, gpu, recent_s),
         *(_line(view, seen) for seen in _loud(view, events, recent_s)),
@@ -189,9 +183,7 @@ def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Seve
         found.append((Severity.CRITICAL, f"it is gone, the driver says: {row.error}"))
     rose_at = gpu.ecc_uncorrected_rose_at
     if rose_at is not None and view.now - rose_at <= recent_s:
-        count = (
-            f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
-        )
+        count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"
         found.append(
             (
                 Severity.CRITICAL,
@@ -201,13 +193,9 @@ def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Seve
     if row.remap_failed:
         found.append((Severity.CRITICAL, "a bad row of its memory has no spare left: exchange the GPU"))
     elif row.remap_pending:
-        found.append(
-            (Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced")
-        )
+        found.append((Severity.WARNING, "a bad row of its memory waits for a reset of the GPU to be replaced"))
     if row.retired_pages_pending:
-        found.append(
-            (Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired")
-        )
+        found.append((Severity.WARNING, "a bad page of its memory waits for a reset of the GPU to be retired"))
     width, full = row.pcie_link_width, row.pcie_link_width_max
     if width is not None and full is not None and 0 < width < full and gpu.busy_since is not None:
         found.append((Severity.WARNING, f"its PCIe link runs with {width} of {full} lanes under load"))
@@ -247,9 +235,7 @@ def _judge_stranger(
     return _to_avoid(replace(finding, job_ids=_jobs_of(ranks)), node, loud) if stops else finding
 
 
-def _to_avoid(
-    finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False
-) -> Finding:
+def _to_avoid(finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False) -> Finding:
     """The finding with its node as one that a restart avoids, where what was seen proves that hardware there is broken.
 
     Good enough to act on only where it is known whose ranks computed on it.
@@ -308,9 +294,7 @@ class JobsOfNodes:
             if rank.node in self._nodes:
                 ranks.setdefault(rank.node, []).append(rank)
         self._seats[job.job.job_id] = {
-            (each.view.node, each.view.gpu.uuid, each.pid)
-            for each in job.gpus
-            if each.view.node in self._nodes
+            (each.view.node, each.view.gpu.uuid, each.pid) for each in job.gpus if each.view.node in self._nodes
         }
 
 
@@ -337,9 +321,7 @@ def _with_rank(finding: Finding, ranks: Ranks, events: Iterable[SeenEvent]) -> F
     if len(pids) != 1:
         return finding
     rank = ranks[0][1].process.rank if ranks else None
-    return replace(
-        finding, culprits=tuple(replace(each, pid=min(pids), rank=rank) for each in finding.culprits)
-    )
+    return replace(finding, culprits=tuple(replace(each, pid=min(pids), rank=rank) for each in finding.culprits))
 
 
 def _finding(

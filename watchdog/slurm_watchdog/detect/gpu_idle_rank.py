@@ -56,9 +56,7 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     ranks = {each.rank for each in job.gpus}
     idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
     idle_ones = {each.rank for each in idle}
-    busy = {
-        g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s
-    }
+    busy = {g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s}
     if len(ranks) < 3 or not idle or len(idle_ones) > max(1, MAX_ODD_SHARE * len(ranks)):
         return []
     if len(busy - idle_ones) < len(ranks) - max(1, 2 * MAX_ODD_SHARE * len(ranks)) or len(busy) < 2:
@@ -144,9 +142,7 @@ def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | Non
     """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
     is the reason, that is reported under its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
-    return frozenset(
-        a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank)
-    )
+    return frozenset(a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank))
 
 
 def _culprit(each: RankGpu, now: float) -> Culprit:

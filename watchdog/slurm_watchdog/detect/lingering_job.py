@@ -60,9 +60,7 @@ who ended later lost them."""
 class LingeringJob:
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
-    grace: float = span(
-        30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`)."
-    )
+    grace: float = span(30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).")
 
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:

@@ -70,9 +70,7 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
 
 
 def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKNOWN) -> Finding:
-    return Finding(
-        kind=SPEC.kind, subject=f"run:{job_id}.{restarts}", truth=truth, summary=summary, job_ids=(job_id,)
-    )
+    return Finding(kind=SPEC.kind, subject=f"run:{job_id}.{restarts}", truth=truth, summary=summary, job_ids=(job_id,))
 
 
 # ---------------------------------------------------------------------------------------- a run that continues
@@ -110,9 +108,7 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     return _bad_finding(finding, cause, run, what, age_s, facts)
 
 
-def _waited(
-    job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings
-) -> str | None:
+def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
     if cause.pattern in log_table().headers and age_s < LAST_WORDS_S:
         return None
@@ -157,9 +153,7 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     what = f"Run {run.restarts} of job {job_id} ended {after}"
     finding_of_run = _bad_finding(finding, cause, run, what, age_s, ("it was requeued",))
-    return replace(
-        finding_of_run, severity=Severity.WARNING
-    )  # the job continues; what it cost is in the facts
+    return replace(finding_of_run, severity=Severity.WARNING)  # the job continues; what it cost is in the facts
 
 
 def _is_named(cause: Cause | None) -> bool:
@@ -244,21 +238,15 @@ def _bad_finding(
         if cause.suspects:
             ranks = ", ".join(str(culprit.rank) for culprit in cause.suspects[:8])
             explanation = (
-                f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} "
-                f"{cause.suspects[0].reason}"
+                f"no line says why, and rank{'s' if len(cause.suspects) > 1 else ''} {ranks} {cause.suspects[0].reason}"
             )
             named = cause.suspects
     else:
-        alike = (
-            f" (and {cause.alike - 1} more rank{'s' if cause.alike > 2 else ''} alike)"
-            if cause.alike > 1
-            else ""
-        )
+        alike = f" (and {cause.alike - 1} more rank{'s' if cause.alike > 2 else ''} alike)" if cause.alike > 1 else ""
         explanation = f"{_rank_words(cause)} said first{alike}: {cause.words}"
         if cause.rank is None and cause.alike > 1:
             explanation = (
-                f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed "
-                f"alike: {cause.words}"
+                f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
             )
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
     return replace(

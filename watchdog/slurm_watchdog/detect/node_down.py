@@ -36,8 +36,7 @@ def detect(view: ClusterView) -> list[Finding]:
     nodes = [node for node in view.nodes if node.name in states] if states else []
     silent, jobs = set(view.silent_nodes), jobs_by_node(view) if nodes else {}
     return [
-        _node_finding(view, node, states[node.name], node.name in silent, jobs.get(node.name, ()))
-        for node in nodes
+        _node_finding(view, node, states[node.name], node.name in silent, jobs.get(node.name, ())) for node in nodes
     ]
 
 

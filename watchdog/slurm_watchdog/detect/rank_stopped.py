@@ -44,18 +44,14 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
         return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
-    stopped = [
-        (rank, _stopped_s(job, rank)) for rank in job.ranks if rank.alive and rank.process.state in WORDS
-    ]
+    stopped = [(rank, _stopped_s(job, rank)) for rank in job.ranks if rank.alive and rank.process.state in WORDS]
     long = sorted(((r, s) for r, s in stopped if s >= stopped_for_s), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
         unknown = stopped or job.silent_nodes or not job.every_rank_known
         truth = Truth.UNKNOWN if unknown else Truth.OK
         return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
-    culprits = tuple(
-        rank.culprit(f"{WORDS[rank.process.state]} for {seconds:.0f} s") for rank, seconds in long
-    )
+    culprits = tuple(rank.culprit(f"{WORDS[rank.process.state]} for {seconds:.0f} s") for rank, seconds in long)
     first, more = culprits[0], and_more(len(culprits))
     return replace(
         finding,

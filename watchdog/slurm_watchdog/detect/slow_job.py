@@ -65,9 +65,7 @@ def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
     """The steps of which one may be compared with another: training, of the present batch size, exact enough."""
     usable = [
-        t
-        for t in times[SKIPPED:]
-        if t.phase is None and t.seconds > 0 and (t.logged or t.seconds >= LEAST_UNLOGGED_S)
+        t for t in times[SKIPPED:] if t.phase is None and t.seconds > 0 and (t.logged or t.seconds >= LEAST_UNLOGGED_S)
     ]
     if not usable:
         return ()
@@ -142,9 +140,7 @@ def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shi
     limit = max(best * (1 + NORMAL_SHARE * shift), best + SURE_BLOCKS * scatter)
     if present < limit:
         return None
-    fast = max(
-        at for at, level in enumerate(levels) if level < limit
-    )  # from the block after it on all are slow
+    fast = max(at for at, level in enumerate(levels) if level < limit)  # from the block after it on all are slow
     first = next((block for block in same[fast:] if block.seconds >= limit), same[-1])
     begin = same.index(first)
     if begin == 0 or len(same) - begin < LASTING:
@@ -156,9 +152,7 @@ def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shi
 
 
 @by_identity
-def _stretches(
-    step_times: tuple[StepTime, ...], shift: float
-) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
+def _stretches(step_times: tuple[StepTime, ...], shift: float) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
     """The steps that can be compared, and the stretches of one level among them."""
     times = comparable(step_times)
     values = tuple(round(t.seconds, 6) for t in times)
@@ -204,9 +198,7 @@ def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segmen
     if present.level < best.level * (1 + NEARLY * shift):
         return None
     # Where several stretches are slow one after the other, the slowness began with the first of them.
-    later = [
-        each for each in found if each.begin > best.begin and each.level >= best.level * (1 + NEARLY * shift)
-    ]
+    later = [each for each in found if each.begin > best.begin and each.level >= best.level * (1 + NEARLY * shift)]
     begin = present.begin
     for each in reversed(later[:-1] if later else []):
         if each.end != begin:

@@ -42,9 +42,7 @@ LOW_POWER = 0.88
 """Of its own past, against the others' change: what all do together (another phase, another batch) is no sign."""
 HOT_C, HOTTER_C = 85.0, 12.0
 """A GPU that hot, and so much hotter than the median of the others: data-centre cards slow down at 85 to 90 C."""
-HELD_BACK = frozenset(
-    {"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"}
-)
+HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
 SLOW_VALUES_S = 150.0
@@ -116,13 +114,9 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named:
-        return finding.unknown(
-            f"job {job_id} is slower, and no signal tells one of its nodes from the others"
-        )
+        return finding.unknown(f"job {job_id} is slower, and no signal tells one of its nodes from the others")
     if len(named) > few:
-        return finding.unknown(
-            f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way"
-        )
+        return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way")
     more = and_more(len(named))
     first = next(sign for sign in odd if sign.node == named[0])
     return replace(
@@ -196,11 +190,7 @@ def _clocks(job: JobView) -> list[Sign]:
     found = []
     for each, hz in known:
         others_hz, own_hz = _others(each, known), each.view.usual_sm_clock_hz
-        if (
-            others_hz is None
-            or hz >= LOW_CLOCK * others_hz
-            or (own_hz is not None and hz >= OWN_CLOCK * own_hz)
-        ):
+        if others_hz is None or hz >= LOW_CLOCK * others_hz or (own_hz is not None and hz >= OWN_CLOCK * own_hz):
             continue
         text = f"{_gpu(each)} runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
         found.append(Sign(node=each.view.node, signal="clock", text=text, gpu=each))

@@ -80,16 +80,12 @@ class StalledProgress:
     )
 
 
-def detect(
-    view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang
-) -> list[Finding]:
+def detect(view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang) -> list[Finding]:
     """One finding for each running job. `hang` has what its limits are learnt by."""
     return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _job_finding(
-    job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress
-) -> Finding:
+def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes:
@@ -107,9 +103,7 @@ def _job_finding(
     age_s = progress.age_s
     finding = replace(finding, duration_s=age_s)
     if age_s < limit.seconds and progress.shared:
-        return finding.unknown(
-            f"two programs count in {progress.source}: whether each makes progress does not show"
-        )
+        return finding.unknown(f"two programs count in {progress.source}: whether each makes progress does not show")
     if age_s < limit.seconds and not makes_steps(job, hang):
         return finding.unknown(f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
@@ -234,9 +228,7 @@ def _evidence(job: JobView, now: float, limit_s: float) -> LoopState:
     if voted.groups and _stands_still(job, voted, now, limit_s):
         if len(ranks) == 1:
             return LoopState(why="its only process does nothing", culprits=_sole(ranks[0], voted))
-        return LoopState(
-            why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}"
-        )
+        return LoopState(why=f"no rank does anything, and none waits in a collective: {_where(voted, len(ranks))}")
     if voted.groups:
         return LoopState(why="the stacks do not show that anybody waits for anybody")
     return loop_state(job, now, limit_s)
@@ -246,9 +238,7 @@ def _sole(rank: ProcessView, voted: Vote) -> tuple[Culprit, ...]:
     """The only process of a job, with where it stands."""
     group = voted.groups[0]
     where = f"in {group.frames[0]}" if group.frames else "in no function that is known"
-    reason = (
-        f"hangs {where}" if group.place is Place.OTHER or voted.in_own_code else f"{group.place}, {where}"
-    )
+    reason = f"hangs {where}" if group.place is Place.OTHER or voted.in_own_code else f"{group.place}, {where}"
     return (rank.culprit(reason),)
 
 

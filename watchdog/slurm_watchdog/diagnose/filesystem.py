@@ -109,9 +109,7 @@ def _scope(blocked: set[str], answers: _Answers) -> Scope:
     others = answers.unanswering - blocked
     reaching = (answers.answering | answers.strangers) - affected
     if affected and (len(blocked) >= 2 or len(others) >= 2):
-        return (
-            Scope.OUTAGE
-        )  # also where one of them answers a probe: a part of the storage, and no node's fault
+        return Scope.OUTAGE  # also where one of them answers a probe: a part of the storage, and no node's fault
     if blocked and blocked <= answers.answering:
         return Scope.ONE_FILE
     if blocked and affected and len(reaching) > len(others):
@@ -148,9 +146,7 @@ def probes_wanted(view: ClusterView, filesystem: FilesystemView) -> tuple[MountP
     asked = list(dict.fromkeys([*sorted(affected), *others]))[: len(affected) + PROBED_PEERS]
     nodes = tuple(node for node in asked if node in view.reporting_nodes)
     return tuple(
-        MountProbeRequest(
-            mount=filesystem.mount, directory=_directory(first, filesystem.mount), uid=uid, nodes=nodes
-        )
+        MountProbeRequest(mount=filesystem.mount, directory=_directory(first, filesystem.mount), uid=uid, nodes=nodes)
         for uid, first in list(first_of.items())[:PROBED_USERS]
     )
 

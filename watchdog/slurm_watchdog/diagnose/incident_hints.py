@@ -17,9 +17,7 @@ MAX_FACT = 2000
 """Characters of one fact."""
 
 
-def incident_hints(
-    kind: str, summary: str, facts: Iterable[str], own: Hint | None = None
-) -> tuple[Hint, ...]:
+def incident_hints(kind: str, summary: str, facts: Iterable[str], own: Hint | None = None) -> tuple[Hint, ...]:
     """At most `MAX_HINTS`: first of the errors that the summary and the facts quote, then of the kind of
     incident, `own` last."""
     quoted = [summary[:MAX_FACT]]
@@ -29,9 +27,7 @@ def incident_hints(
         quoted.append(fact[:MAX_FACT])
     text = "\n".join(quoted)
     found = [hint for line in quoted for name in _classes_of(line) for hint in hints_for(name, line)]
-    return tuple(dict.fromkeys([*found[: MAX_HINTS - 1], *hints_for(kind, text), *([own] if own else [])]))[
-        :MAX_HINTS
-    ]
+    return tuple(dict.fromkeys([*found[: MAX_HINTS - 1], *hints_for(kind, text), *([own] if own else [])]))[:MAX_HINTS]
 
 
 def _classes_of(line: str) -> Iterator[str]:

@@ -116,9 +116,7 @@ def _verdict(
         return _by_filesystem(job_id, place, base, stuck[0])
     steady = _makes_steps(job, limit_s)
     if steady is not None:
-        return replace(
-            base, is_hang=False, kind="progressing", summary=f"Job {job_id} makes progress: {steady}."
-        )
+        return replace(base, is_hang=False, kind="progressing", summary=f"Job {job_id} makes progress: {steady}.")
     stopped = [rank for rank in living if rank.process.state in ("T", "t")]
     if stopped:
         why = "is stopped (by a signal or a debugger)"
@@ -136,9 +134,7 @@ def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
     return has_ended(job) or torn_down == len(living)
 
 
-def _left_over(
-    job_id: str, place: str, base: Diagnosis, voted: Vote, living: Sequence[ProcessView]
-) -> Diagnosis:
+def _left_over(job_id: str, place: str, base: Diagnosis, voted: Vote, living: Sequence[ProcessView]) -> Diagnosis:
     """The training is over, and some of its ranks stay: they are the ones to look at, unless they still save."""
     if voted.moving or voted.checkpointing:
         return replace(
@@ -158,11 +154,7 @@ def _left_over(
 
 
 def _still(group: VoteGroup | None) -> str:
-    where = (
-        f"{group.place}, in {group.frames[0]}"
-        if group is not None and group.frames
-        else "could not be dumped"
-    )
+    where = f"{group.place}, in {group.frames[0]}" if group is not None and group.frames else "could not be dumped"
     return f"is still there: {where}"
 
 
@@ -180,9 +172,7 @@ def _by_filesystem(job_id: str, place: str, base: Diagnosis, first: FilesystemVe
 def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
     job_id = job.job.job_id
     if not voted.groups:
-        return replace(
-            base, summary=f"Job {job_id}{place}: no stack of any rank could be had, so nothing can be said."
-        )
+        return replace(base, summary=f"Job {job_id}{place}: no stack of any rank could be had, so nothing can be said.")
     if voted.missing:
         few = ", ".join(map(str, voted.missing[:6]))
         return replace(
@@ -263,9 +253,7 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
         return None
     age = f"{progress.age_s:.0f} s" if progress.age_s >= 1 else "under a second"
-    return f"{progress.place} was {age} ago" + (
-        f" (about {progress.step_s:.2g} s a step)" if progress.step_s else ""
-    )
+    return f"{progress.place} was {age} ago" + (f" (about {progress.step_s:.2g} s a step)" if progress.step_s else "")
 
 
 def _named(ranks: Sequence[ProcessView], reason: str) -> tuple[Culprit, ...]:
@@ -302,9 +290,7 @@ def _one(filesystem: FilesystemView) -> FilesystemVerdict | None:
         return None
     state = assess(filesystem, BLOCKED_S)
     first = named[0]
-    call = next(
-        blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid)
-    )
+    call = next(blocked_call(p) for p in filesystem.blocked if (p.node, p.process.pid) == (first.node, first.pid))
     where = first.path or filesystem.mount
     return FilesystemVerdict(
         mount=filesystem.mount,
@@ -329,9 +315,7 @@ def scope_sentence(mount: str, state: Assessment) -> str:
         case Scope.ONE_NODE:
             return f"{mount} answers elsewhere{f' ({answering})' if answering else ''}: it is this node"
         case Scope.ONE_FILE:
-            return (
-                f"{mount} answers on that very node: it is this one file, a lock or its part of the storage"
-            )
+            return f"{mount} answers on that very node: it is this one file, a lock or its part of the storage"
         case _:
             return f"no other node has said yet whether it reaches {mount}"
 
@@ -365,8 +349,6 @@ def _locks(job: JobView, locks: Mapping[tuple[str, int], LockWait]) -> list[File
         )
         culprit = process.culprit(f"waits for a file lock ({lock.kind} on {lock.file}), {holder}")
         found.append(
-            FilesystemVerdict(
-                mount=lock.file, scope="lock", summary=what_they_do((culprit,)), blocked=(culprit,)
-            )
+            FilesystemVerdict(mount=lock.file, scope="lock", summary=what_they_do((culprit,)), blocked=(culprit,))
         )
     return found

@@ -25,10 +25,12 @@ MAX_TOLD: Final = 40
 
 ON_PURPOSE: Final = frozenset(
     """
-    RANK LOCAL_RANK GROUP_RANK NODE_RANK ROLE_RANK SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME SLURM_TASK_PID
+    RANK LOCAL_RANK GROUP_RANK NODE_RANK ROLE_RANK SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME
+    SLURM_TASK_PID
     SLURM_GTIDS SLURM_LAUNCH_NODE_IPADDR SLURM_CPU_BIND SLURM_STEP_ID CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES
     ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_NODE_RANK
-    PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK MV2_COMM_WORLD_LOCAL_RANK TORCHELASTIC_RESTART_COUNT TMPDIR OMPI_MCA_ess_base_vpid
+    PMI_RANK PMIX_RANK MV2_COMM_WORLD_RANK MV2_COMM_WORLD_LOCAL_RANK TORCHELASTIC_RESTART_COUNT TMPDIR
+    OMPI_MCA_ess_base_vpid
     GLOO_SOCKET_HOSTNAME TORCHELASTIC_ERROR_FILE CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY TRITON_CACHE_DIR
     """.split()  # noqa: SIM905  a table of words
 )
@@ -148,17 +150,11 @@ def _gpus(ranks: Sequence[RankFacts]) -> Iterable[Difference]:
         yield from _odd("gpu", name, words, where)
 
 
-def _far(
-    kind: str, measure: _Measure, values: Mapping[int, float], where: Mapping[int, str]
-) -> Iterable[Difference]:
+def _far(kind: str, measure: _Measure, values: Mapping[int, float], where: Mapping[int, str]) -> Iterable[Difference]:
     if len(values) < MIN_PEERS:
         return
     middle = median(values.values())
-    far = {
-        rank: v
-        for rank, v in values.items()
-        if abs(v - middle) > max(measure.least, measure.share * abs(middle))
-    }
+    far = {rank: v for rank, v in values.items() if abs(v - middle) > max(measure.least, measure.share * abs(middle))}
     if not far or len(far) > max(1, MAX_ODD * len(values)):
         return
     for word, members in _by_value({rank: measure.say(value) for rank, value in far.items()}).items():
@@ -199,9 +195,7 @@ def _odd(kind: str, what: str, words: Mapping[int, str], where: Mapping[int, str
         return
     (usual, many), *_ = Counter(words.values()).most_common(1)
     # Of three, two that agree are a majority; of many it takes three quarters.
-    if many < len(words) and (
-        many >= MAJORITY * len(words) or (len(words) == MIN_PEERS and many == MIN_PEERS - 1)
-    ):
+    if many < len(words) and (many >= MAJORITY * len(words) or (len(words) == MIN_PEERS and many == MIN_PEERS - 1)):
         others = {rank: word for rank, word in words.items() if word != usual}
         for word, members in _by_value(others).items():
             yield _difference(kind, what, word, usual, members, where, len(words))
@@ -218,9 +212,7 @@ def _difference(
     kind: str, what: str, value: str, usual: str, members: Sequence[int], where: Mapping[int, str], of: int
 ) -> Difference:
     nodes = tuple(sorted({where[member] for member in members}))
-    return Difference(
-        kind=kind, what=what, value=value, usual=usual, nodes=nodes, ranks=tuple(members), of=of
-    )
+    return Difference(kind=kind, what=what, value=value, usual=usual, nodes=nodes, ranks=tuple(members), of=of)
 
 
 def describe(difference: Difference) -> str:

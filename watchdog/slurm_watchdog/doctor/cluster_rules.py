@@ -156,9 +156,7 @@ def _slurm(facts: ClusterFacts) -> Iterator[Advice]:
             sentence="Jobs can be restarted only if they ask for it with --requeue.",
             evidence="JobRequeue=0", add="JobRequeue=1  # slurm.conf",
         )  # fmt: skip
-    if "slurm-watchdog" not in config.get("TaskProlog", "") and "watchdog" not in config.get(
-        "TaskProlog", ""
-    ):
+    if "slurm-watchdog" not in config.get("TaskProlog", "") and "watchdog" not in config.get("TaskProlog", ""):
         yield Advice(
             rule="task_prolog", level=Level.HINT,
             sentence="Jobs are not told where their kill switch is: graceful restarts work for those only "
@@ -191,11 +189,7 @@ def _slurm(facts: ClusterFacts) -> Iterator[Advice]:
 
 def _version(text: str) -> tuple[int, int] | None:
     parts = text.split(".")
-    return (
-        (int(parts[0]), int(parts[1]))
-        if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal()
-        else None
-    )
+    return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal() else None
 
 
 def _rights(facts: ClusterFacts) -> Iterator[Advice]:

@@ -42,9 +42,7 @@ def read_controller(url: str, files: TlsFiles | None) -> tuple[str | None, float
         connection.request("GET", "/healthz")
         text = connection.getresponse().read(MAX_ANSWER).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(
-            error
-        ).__name__, None
+        return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__, None
     finally:
         connection.close()
     match = TIME.search(text)
@@ -95,9 +93,7 @@ def read_port_holder(address: str) -> str | None:
         return None
     except (OSError, http.client.HTTPException) as error:
         return (
-            f"it does not speak HTTP ({type(error).__name__})"
-            if isinstance(error, http.client.HTTPException)
-            else None
+            f"it does not speak HTTP ({type(error).__name__})" if isinstance(error, http.client.HTTPException) else None
         )
     finally:
         connection.close()

@@ -228,9 +228,7 @@ def read_operator(bin_directory: str, user: str) -> bool | None:
 def read_script(bin_directory: str, job_id: str) -> tuple[str | None, str]:
     """(the batch script that Slurm keeps, why there is none)."""
     code, said = run([os.path.join(bin_directory, "scontrol"), "write", "batch_script", job_id, "-"])
-    return (
-        (said, "") if code == 0 and said.startswith("#!") else (None, last_words(said) or "no batch script")
-    )
+    return (said, "") if code == 0 and said.startswith("#!") else (None, last_words(said) or "no batch script")
 
 
 def read_job(bin_directory: str, job_id: str) -> dict[str, str]:

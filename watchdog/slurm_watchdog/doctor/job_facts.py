@@ -1,4 +1,5 @@
-"""What the rules for a batch script judge: the script, Slurm's settings, and what the controller sees of the job. Pure."""
+"""What the rules for a batch script judge: the script, Slurm's settings, and what the controller sees of the job.
+Pure."""
 
 from __future__ import annotations
 

@@ -45,9 +45,7 @@ UTILITIES = frozenset({
     "enroot-import", "nc", "ping",
 })  # fmt: skip
 """Programs that are over in a moment: no training waits in them for a dead rank."""
-LAUNCHERS = frozenset(
-    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"}
-)
+LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
 
 
 class Srun(Struct, frozen=True, kw_only=True):

@@ -138,13 +138,7 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
                 add=f"export {right}={value}",
             )  # fmt: skip
     unset = _value_of(script, OLD) is None and _value_of(script, NEW) is None
-    if (
-        unset
-        and torch is not None
-        and torch < ON_BY_ITSELF
-        and not uses_launcher(script)
-        and not script.sources
-    ):
+    if unset and torch is not None and torch < ON_BY_ITSELF and not uses_launcher(script) and not script.sources:
         yield Advice(
             rule="nccl_error_handling", level=Level.WARNING, where=script.path,
             evidence=f"PyTorch before 2.0, and {OLD} is not set",
@@ -263,9 +257,7 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     if facts.checkpoint_directories:
         return
     for command in script.commands:
-        if directories_in(command.words, "/") or any(
-            "$" in each and OUTPUT.search(each) for each in command.words
-        ):
+        if directories_in(command.words, "/") or any("$" in each and OUTPUT.search(each) for each in command.words):
             return
         srun = command.words[0] == "srun"  # whose own --output is the log
         if any(_names_output(each) for each in command.words if not (srun and each.startswith("--output"))):

@@ -57,9 +57,7 @@ class Issued:
 def create(directory: Path, name: str, days: int, now: float) -> Certificate:
     """A new authority called `name`. Raises IdentityError, also if there is one already."""
     if (directory / CA_FILE).exists() or (directory / "ca.key").exists():
-        raise IdentityError(
-            f"{directory} holds an authority already: slurm-watchdog ca list --directory {directory}"
-        )
+        raise IdentityError(f"{directory} holds an authority already: slurm-watchdog ca list --directory {directory}")
     if not TITLE.fullmatch(name):
         raise IdentityError(
             f"{name[:60]!r} can be no name of an authority: letters, digits, blanks and '.,()_-', 64 at most"
@@ -138,9 +136,7 @@ def list_issued(directory: Path) -> list[Issued]:
 
 def renew(directory: Path, issued: Issued, days: int, now: float) -> Issued:
     """The same with a new key and a new end. Raises IdentityError."""
-    extra = [
-        name for name in (*issued.certificate.names, *issued.certificate.addresses) if name != issued.name
-    ]
+    extra = [name for name in (*issued.certificate.names, *issued.certificate.addresses) if name != issued.name]
     return issue(directory, issued.role, issued.name, extra, days, now)
 
 
@@ -176,9 +172,7 @@ def _write_list(directory: Path, authority: Certificate, now: float) -> None:
             shutil.copyfile(kept, place / "index")
         else:
             (place / "index").touch()
-        (place / "config").write_text(
-            _config(place, "none", "authorityKeyIdentifier=keyid\n"), encoding="ascii"
-        )
+        (place / "config").write_text(_config(place, "none", "authorityKeyIdentifier=keyid\n"), encoding="ascii")
         days = max(1, int((authority.not_after - now) // DAY_S))
         # With the key's name in it: two authorities may be called the same.
         _openssl("ca", "-gencrl", "-batch", "-config", str(place / "config"), "-cert", str(directory / CA_FILE),
@@ -191,9 +185,7 @@ def _write_list(directory: Path, authority: Certificate, now: float) -> None:
 # -- openssl -----------------------------------------------------------------------------------------------------
 
 
-def _make(
-    directory: Path, stem: Path, name: str, extensions: str, good: tuple[float, float], *, own: bool
-) -> None:
+def _make(directory: Path, stem: Path, name: str, extensions: str, good: tuple[float, float], *, own: bool) -> None:
     """`stem`.key and `stem`.crt, both or neither: signed by themselves if `own`, else by the authority of
     `directory`."""
     with tempfile.TemporaryDirectory(dir=directory, prefix=".new-") as scratch:
@@ -255,9 +247,7 @@ def _openssl(*arguments: str) -> None:
         raise IdentityError(f"openssl {arguments[0]} could not be run: {error}") from error
     if done.returncode != 0:
         lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        said = [line for line in lines if "error" in line.lower()] or [
-            " ".join(lines[-2:]) or "it says nothing"
-        ]
+        said = [line for line in lines if "error" in line.lower()] or [" ".join(lines[-2:]) or "it says nothing"]
         raise IdentityError(f"openssl {arguments[0]} failed: {said[0]}")
 
 

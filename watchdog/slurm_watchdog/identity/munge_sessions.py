@@ -40,9 +40,7 @@ class AuthenticationError(Exception):
 class Sessions:
     """Who has begun a session, and what of it has been seen."""
 
-    def __init__(
-        self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float], most: int = MAX_SESSIONS
-    ):
+    def __init__(self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float], most: int = MAX_SESSIONS):
         """`own_uid` runs the controller; agents of `agent_uids` are believed, `most` of them at once."""
         self._most = most
         self.epoch = new_epoch()
@@ -95,18 +93,14 @@ class Sessions:
         """The session that a request claims to be of, before its body has come. Raises AuthenticationError."""
         claim = parse_authorization(authorization)
         if claim is None:
-            raise AuthenticationError(
-                "unauthorized", "nodes prove themselves by MUNGE here; see security.mode"
-            )
+            raise AuthenticationError("unauthorized", "nodes prove themselves by MUNGE here; see security.mode")
         known = self._by_id.get(claim.session)
         if known is None or self._now() - known.session.began_at > SESSION_S + GRACE_S:
             raise AuthenticationError("no_session", "there is no such session: begin one")
         if known.address != address:
             raise AuthenticationError("wrong_node", f"this session is not of {address}")
         if claim.counter <= known.session.counter:
-            raise AuthenticationError(
-                "replayed", f"request {claim.counter} of this session has been here before"
-            )
+            raise AuthenticationError("replayed", f"request {claim.counter} of this session has been here before")
         return known.session, claim
 
     def authenticate(self, authorization: str, address: str, path: str, body: bytes) -> tuple[Session, int]:
@@ -114,8 +108,6 @@ class Sessions:
         AuthenticationError."""
         session, claim = self.claim(authorization, address)
         if not macs_equal(claim.mac, request_mac(session.key, path, claim.counter, body)):
-            raise AuthenticationError(
-                "unauthorized", "the request was changed on its way, or is another client's"
-            )
+            raise AuthenticationError("unauthorized", "the request was changed on its way, or is another client's")
         session.counter = claim.counter
         return session, claim.counter

@@ -89,9 +89,7 @@ def check_secret(path: str) -> None:
     if not stat.S_ISREG(mode):
         raise IdentityError(f"{path} is no file")
     if mode & 0o037:
-        raise IdentityError(
-            f"{path} can be read or changed by others (mode {mode & 0o7777:04o}): chmod 600 {path}"
-        )
+        raise IdentityError(f"{path} can be read or changed by others (mode {mode & 0o7777:04o}): chmod 600 {path}")
     if not os.access(path, os.R_OK):
         raise IdentityError(f"{path} cannot be read by user {os.geteuid()}: chown it to the service's user")
 

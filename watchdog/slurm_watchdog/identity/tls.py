@@ -50,9 +50,7 @@ def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
         try:
             context.load_verify_locations(files.revoked)
         except (OSError, ssl.SSLError) as error:
-            raise IdentityError(
-                f"{files.revoked} cannot be read, or holds no list: {_text(error)}"
-            ) from error
+            raise IdentityError(f"{files.revoked} cannot be read, or holds no list: {_text(error)}") from error
         context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     try:
         context.load_cert_chain(files.certificate, files.key, password=_no_password)
@@ -133,9 +131,7 @@ def names_of(certificate: Mapping[str, Any], domain: str = "") -> frozenset[str]
     alternatives = certificate.get("subjectAltName", ())
     names = [value for kind, value in alternatives if kind == "DNS"]
     if not alternatives:
-        names = [
-            value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
-        ]
+        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
     ending = "." + domain.strip(".") if domain else ""
     return frozenset(
         name.removesuffix(ending) if ending else name

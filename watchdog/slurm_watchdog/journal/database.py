@@ -34,9 +34,7 @@ class Database:
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
-            raise JournalError(
-                "The journal's address is no SQLAlchemy URL; correct controller.journal_url."
-            ) from error
+            raise JournalError("The journal's address is no SQLAlchemy URL; correct controller.journal_url.") from error
         self.where = self._url.render_as_string(hide_password=True)
         self._open: sa.Connection | None = None
         """Inside of `together`: its transaction."""
@@ -196,9 +194,7 @@ def keep_private(url: sa.URL) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            log.error(
-                "%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error
-            )
+            log.error("%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error)
 
 
 def open_engine(url: sa.URL) -> sa.Engine:

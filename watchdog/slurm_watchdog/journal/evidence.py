@@ -70,9 +70,7 @@ class SqlEvidence:
 
     def document(self, incident_id: str, number: int) -> bytes | None:
         """One document as JSON text; None if that incident has none of that number."""
-        query = sa.select(EVIDENCE.c.document).where(
-            EVIDENCE.c.incident_id == incident_id, EVIDENCE.c.id == number
-        )
+        query = sa.select(EVIDENCE.c.document).where(EVIDENCE.c.incident_id == incident_id, EVIDENCE.c.id == number)
         with self._database.transaction() as sql:
             text = sql.execute(query).scalar_one_or_none()
         try:

@@ -115,8 +115,7 @@ class Journal:
             "document": encode(incident),
         }
         jobs = [
-            {"incident_id": incident.id, "job_id": job_id}
-            for job_id in dict.fromkeys(map(plain, incident.job_ids))
+            {"incident_id": incident.id, "job_id": job_id} for job_id in dict.fromkeys(map(plain, incident.job_ids))
         ]
         self._database.put(
             (DROP_INCIDENT, [key]),
@@ -142,9 +141,7 @@ class Journal:
 
     def incident(self, incident_id: str) -> Incident | None:
         """One incident, None if there is none of that id."""
-        found = self._documents(
-            sa.select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id), Incident
-        )
+        found = self._documents(sa.select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id), Incident)
         return found[0] if found else None
 
     def add_note(self, incident_id: str, at: float, text: str) -> None:
@@ -207,9 +204,7 @@ class Journal:
         }
         with self._database.transaction() as sql:
             self._require_open(sql, decision_id)
-            if sql.execute(
-                sa.select(OPERATIONS.c.id).where(*one_operation(decision_id, operation, attempt))
-            ).first():
+            if sql.execute(sa.select(OPERATIONS.c.id).where(*one_operation(decision_id, operation, attempt))).first():
                 raise JournalError(
                     f"Attempt {attempt} of {operation} for decision {decision_id} is already in the journal."
                 )
@@ -234,17 +229,13 @@ class Journal:
         which = one_operation(decision_id, operation, attempt)
         with self._database.transaction() as sql:
             # The condition is part of the update, so that two writers can't both find it empty.
-            if sql.execute(
-                sa.update(OPERATIONS).where(*which, OPERATIONS.c.outcome.is_(None)).values(row)
-            ).rowcount:
+            if sql.execute(sa.update(OPERATIONS).where(*which, OPERATIONS.c.outcome.is_(None)).values(row)).rowcount:
                 return
             found = sql.execute(sa.select(OPERATIONS.c.outcome).where(*which)).first()
         what = f"attempt {attempt} of {operation} for decision {decision_id}"
         if found is None:
             raise JournalError(f"There is no intent of {what}; an outcome without an intent is not written.")
-        raise JournalError(
-            f"The outcome of {what} is {found.outcome} already and stays so ({outcome} was refused)."
-        )
+        raise JournalError(f"The outcome of {what} is {found.outcome} already and stays so ({outcome} was refused).")
 
     def end_action(self, decision_id: str, end: ActionEnd) -> None:
         """Write how the action of an allowed decision ended, once."""
@@ -262,11 +253,7 @@ class Journal:
         return self._action_runs(*TO_BE_DONE, DECISIONS.c.incident_id == incident_id)
 
     def _action_runs(self, *conditions: sa.ColumnElement[bool]) -> list[ActionRun]:
-        query = (
-            sa.select(DECISIONS.c.document)
-            .where(*conditions)
-            .order_by(DECISIONS.c.decided_at, DECISIONS.c.id)
-        )
+        query = sa.select(DECISIONS.c.document).where(*conditions).order_by(DECISIONS.c.decided_at, DECISIONS.c.id)
         with self._database.transaction() as sql:
             decisions = [self._database.decode(text, Decision) for text in sql.execute(query).scalars()]
             return [self._action_run(sql, decision) for decision in decisions]

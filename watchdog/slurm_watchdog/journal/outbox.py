@@ -132,9 +132,7 @@ class SqlOutbox:
 
     def thread_of(self, channel: str, incident_id: str) -> str | None:
         """The thread of an incident in a channel, None if it has none."""
-        query = sa.select(THREADS.c.thread).where(
-            THREADS.c.channel == channel, THREADS.c.incident_id == incident_id
-        )
+        query = sa.select(THREADS.c.thread).where(THREADS.c.channel == channel, THREADS.c.incident_id == incident_id)
         with self._database.transaction() as sql:
             return sql.execute(query).scalar_one_or_none()
 

@@ -45,9 +45,7 @@ FILES: tuple[tuple[str, str], ...] = (
 )
 """(layout, whole name). fairseq counts epochs and updates; a number of epochs is no step."""
 
-SINGLE = re.compile(
-    rf"(?:ckpt|last|latest|checkpoint|checkpoint_last|model|snapshot|state)(?:-v\d+|-EMA)?{_FILE}"
-)
+SINGLE = re.compile(rf"(?:ckpt|last|latest|checkpoint|checkpoint_last|model|snapshot|state)(?:-v\d+|-EMA)?{_FILE}")
 """One file that is written over and over (nanoGPT's ckpt.pt): nothing in its name says which step it is of."""
 
 TRACKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -140,9 +138,7 @@ def recognise(entries: Iterable[tuple[str, bool]]) -> list[Candidate]:
         if key in found:
             candidate = replace(candidate, names=(*found[key].names, name))
         found[key] = candidate
-    return sorted(
-        found.values(), key=lambda each: (each.order, not each.unfinished, each.names), reverse=True
-    )
+    return sorted(found.values(), key=lambda each: (each.order, not each.unfinished, each.names), reverse=True)
 
 
 def _recognise_one(name: str, is_directory: bool) -> Candidate | None:

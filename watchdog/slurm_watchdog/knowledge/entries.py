@@ -59,9 +59,7 @@ def parse_entries(text: str, file: str) -> tuple[list[Entry], list[str]]:
             )
         else:
             if line != line.rstrip():
-                problems.append(
-                    f"{file}:{number}: ends with a blank: remove it, or put the value in double quotes"
-                )
+                problems.append(f"{file}:{number}: ends with a blank: remove it, or put the value in double quotes")
             values.setdefault(match[1], []).append(_value(match[2] or ""))
     if header is not None:
         entries.append(_entry(header, file, values))
@@ -154,9 +152,7 @@ class Fields:
         found = self.texts("needle", required=True)
         for each in found:
             if each != each.lower():
-                self._wrong(
-                    f"needle {each!r} has capital letters: it is searched for in the line in lower case"
-                )
+                self._wrong(f"needle {each!r} has capital letters: it is searched for in the line in lower case")
         return found
 
     def expression(self, key: str, flags: int, *, required: bool = True) -> re.Pattern[str]:
@@ -244,9 +240,7 @@ def rows_of(entries: Sequence[Entry], readers: Mapping[str, Reader], parts: Mapp
         if entry.kind == PART:
             continue
         if entry.kind not in readers:
-            problems.append(
-                f"{entry.place}: unknown kind {entry.kind!r}; known are {', '.join(sorted(readers))}"
-            )
+            problems.append(f"{entry.place}: unknown kind {entry.kind!r}; known are {', '.join(sorted(readers))}")
             continue
         fields = Fields(entry, parts)
         row = readers[entry.kind](fields)

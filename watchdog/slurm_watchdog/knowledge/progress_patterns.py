@@ -204,9 +204,7 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("batch_cost", _PLAIN),
     ("train_step_timing", _PLAIN),
 )
-PER_STEP = re.compile(
-    r"(?<![\w.])(?P<value>\d[\d.]*)\s?(?P<unit>ms|us|s|sec)/(?:step|it|iter|iteration|batch)\b"
-)
+PER_STEP = re.compile(r"(?<![\w.])(?P<value>\d[\d.]*)\s?(?P<unit>ms|us|s|sec)/(?:step|it|iter|iteration|batch)\b")
 """40ms/step, 1.2 s/it: of a lower-cased line."""
 STEPS_PER_SECOND = re.compile(
     r"(?:(?<![\w.])(?P<value>\d[\d.]*)\s?(?:steps?|its?|iters?|iterations?|batch(?:es)?)/s(?:ec(?:ond)?)?\b"

@@ -53,9 +53,7 @@ DATALOADER = "PyTorch, torch.utils.data (num_workers, timeout, multiprocessing_c
 
 def _row(name: str, classes: str, usually: str, try_next: str, documented: str = "", *, pattern: str | None = None) -> HintRow:  # fmt: skip
     hint = Hint(usually=usually, try_next=try_next, documented=documented)
-    return HintRow(
-        name, tuple(classes.split()), hint, re.compile(pattern, re.IGNORECASE) if pattern else None
-    )
+    return HintRow(name, tuple(classes.split()), hint, re.compile(pattern, re.IGNORECASE) if pattern else None)
 
 
 _COLLECTIVES = "nccl_watchdog collective_timeout collective_hang collective barrier_timeout collective_desync"

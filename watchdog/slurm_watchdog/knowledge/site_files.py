@@ -110,9 +110,7 @@ def read_site(texts: Sequence[SiteText], known_parts: Mapping[str, str]) -> tupl
         values = dict(entry.values)
         if values.pop("replaces", ()) == ("yes",):
             if entry.name not in SHIPPED_NAMES.get(entry.kind, ()):
-                problems.append(
-                    f"{entry.place}: `replaces`: the package has no {entry.kind} row of this name"
-                )
+                problems.append(f"{entry.place}: `replaces`: the package has no {entry.kind} row of this name")
             replaced.add((entry.kind, entry.name))
         plain.append(replace(entry, values=values))
     rows = rows_of(plain, READERS, parts)
@@ -187,8 +185,7 @@ def _matches(kind: str, row: Any, line: str) -> bool:
     if kind == "frame":
         found = _FRAME.fullmatch(line)
         return found is not None and all(
-            re.fullmatch(pattern, text[:SEEN_CHARS])
-            for pattern, text in zip(row[1:], found.groups(), strict=True)
+            re.fullmatch(pattern, text[:SEEN_CHARS]) for pattern, text in zip(row[1:], found.groups(), strict=True)
         )
     if kind == "native":
         return re.fullmatch(row[1], line[:SEEN_CHARS]) is not None

@@ -21,9 +21,7 @@ FIELDS: Final = ("by", "why", "incident", "decision")
 MAX_FIELD: Final = 300
 """Characters of one value."""
 MAX_PATH: Final = 4096  # linux/limits.h
-PROGRAM_PLACES: Final = frozenset(
-    {"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"}
-)
+PROGRAM_PLACES: Final = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"})
 """Directories whose files are run by their place; without a right to execute a switch would not be, and has
 no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")

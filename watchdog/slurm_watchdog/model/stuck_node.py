@@ -18,14 +18,11 @@ def is_unkillable(processes: Sequence[Process], for_s: float) -> bool:
     """Whether the newest report of a node shows that a process of the job, in Slurm's own control group, has
     been in state D for `for_s`."""
     return any(
-        each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s
-        for each in processes
+        each.member_by == BY_SLURM and each.state == "D" and (each.state_age_s or 0.0) >= for_s for each in processes
     )
 
 
-def why_not(
-    job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False
-) -> str:
+def why_not(job: SlurmJob, node: SlurmNode, jobs: Sequence[SlurmJob], partial: str, *, unkillable: bool = False) -> str:
     """Why a node on which the old run of `job` does not end must not be set DOWN; empty if it may.
 
     Either Slurm itself has given the node up, or nobody has drained it and its agent shows a process that
@@ -44,9 +41,7 @@ def why_not(
     elif not node.reason.startswith(GAVE_UP):
         return f"it is drained for another reason ({node.reason or 'none given'})"
     named = {job.process_id, *job.component_ids}
-    if "JobId=" in node.reason and not any(
-        f"JobId={name} " in f"{node.reason} ".replace(")", " ") for name in named
-    ):
+    if "JobId=" in node.reason and not any(f"JobId={name} " in f"{node.reason} ".replace(")", " ") for name in named):
         return f"Slurm drained it for another job ({node.reason})"
     if partial:
         return f"whether other jobs run there is not known: {partial}"

@@ -120,9 +120,7 @@ def alerts_json(
     return both if both[0]["labels"] != both[1]["labels"] else both[:1]
 
 
-def alert_json(
-    notice: Notice, cluster: str, *, acted_on: bool = False, places: SiteLinks = NO_LINKS
-) -> dict[str, Any]:
+def alert_json(notice: Notice, cluster: str, *, acted_on: bool = False, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
     """The alert that begins, or ends, with this notice; its severity is lower while it is `acted_on`."""
     alert = _firing(notice.incident, notice.jobs, cluster, acted_on=acted_on, places=places)
     if notice.topic is not Topic.RESOLVED:

@@ -131,9 +131,7 @@ class ChannelWorker:
         if first and now - first[0].added_at > STALE_AFTER_S:
             dropped = self._outbox.expire(name, now - STALE_AFTER_S)
             self.count(name, "dropped", dropped)
-            LOG.error(
-                "%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error
-            )
+            LOG.error("%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first[0].error)
             return 0.0
         # A clock that was set back must not keep a message for longer than any retry takes.
         if first and now < first[0].retry_at <= now + LONGEST_WAIT_S:
@@ -162,9 +160,7 @@ class ChannelWorker:
             return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)
         item = pending[0]
         if error.permanent:
-            LOG.error(
-                "message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason
-            )
+            LOG.error("message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason)
             self._outbox.done_all(name, (item.id,))
             return 0.0
         backoff = min(LONGEST_RETRY_S, self._first_retry_s * 2 ** min(item.attempts, 20))

@@ -86,9 +86,7 @@ class Digest:
             if index == min(len(pages), MAX_MESSAGES) - 1 or not pages:
                 more = f"{plural(left_out, 'line')} left out. " if left_out else ""
                 blocks.append(
-                    section(
-                        f"{more}Each of them: slurm-watchdog incidents. Stop all actions: slurm-watchdog pause"
-                    )
+                    section(f"{more}Each of them: slurm-watchdog incidents. Stop all actions: slurm-watchdog pause")
                 )
             if index == 0 and self._called:
                 blocks.append(mention_block(tuple(self._called)[:MAX_MENTIONS]))
@@ -117,9 +115,7 @@ class Digest:
         if len(self._sentences) <= MAX_SENTENCES:
             yield from self._sentences
         else:
-            ranked = sorted(
-                self._opened.items(), key=lambda each: (each[0][1] is not Severity.CRITICAL, -len(each[1]))
-            )
+            ranked = sorted(self._opened.items(), key=lambda each: (each[0][1] is not Severity.CRITICAL, -len(each[1])))
             for (kind, severity), names in ranked:
                 yield from _listed(f"{SEVERITY_WORDS[severity]} {kind} × {len(names):,}", names)
         for what, number in self._decisions.most_common(20):

@@ -104,9 +104,7 @@ class Notifier:
         self._pulse_s = pulse_s
         self._poll_s = poll_s
         self._wall = wall
-        self._workers = [
-            ChannelWorker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels
-        ]
+        self._workers = [ChannelWorker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
         self.sources = IncidentSources()
         self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
         """(incident, job or process) -> since when which decision is held back."""
@@ -168,11 +166,7 @@ class Notifier:
     def explained(self, incident: Incident, cause: Incident | None) -> None:
         """Announce that another incident explains an announced one: it is sent as resolved, with the cause."""
         self._forget_held(incident)
-        why = (
-            f"explained by {cause.kind}: {cause.summary}"
-            if cause is not None
-            else "another incident explains it"
-        )
+        why = f"explained by {cause.kind}: {cause.summary}" if cause is not None else "another incident explains it"
         over = replace(
             incident,
             state=IncidentState.RESOLVED,
@@ -256,9 +250,7 @@ class Notifier:
 
     def _retire_rows(self, name: str, items: Sequence[OutboxItem]) -> None:
         now = self._wall()
-        ours = [
-            item for item in items if name == LEGACY_CHANNEL and {"text", "blocks"} <= item.payload.keys()
-        ]
+        ours = [item for item in items if name == LEGACY_CHANNEL and {"text", "blocks"} <= item.payload.keys()]
         fresh = [item for item in ours if self._legacy_channel and now - item.added_at < STALE_AFTER_S][
             -MAX_LEGACY_MESSAGES:
         ]

@@ -38,9 +38,7 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
             channels.append(PulseChannel(poster, pace))
     webhook, alertmanager = config.notify.webhook, config.notify.alertmanager
     if webhook.url_file:
-        channels.append(
-            WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster, places)
-        )
+        channels.append(WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster, places))
     if alertmanager.urls:
         channels.append(
             AlertmanagerChannel(
@@ -54,14 +52,10 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
         )
     if not channels:
         channels.append(
-            SlackChannel(
-                LogNotifier(), cluster, name="log", pace=MessageRate(LOG_MESSAGES_PER_MINUTE, gap_s=0.0)
-            )
+            SlackChannel(LogNotifier(), cluster, name="log", pace=MessageRate(LOG_MESSAGES_PER_MINUTE, gap_s=0.0))
         )
     legacy_channel = next((each.name for each in channels if isinstance(each, SlackChannel)), "")
     notifier.append(
-        Notifier(
-            outbox, channels, cluster, legacy_channel=legacy_channel, pulse_s=settings.pulse, caller=caller
-        )
+        Notifier(outbox, channels, cluster, legacy_channel=legacy_channel, pulse_s=settings.pulse, caller=caller)
     )
     return notifier[0]

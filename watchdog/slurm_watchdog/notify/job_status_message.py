@@ -83,15 +83,10 @@ def describe(pulse: JobPulse) -> str:
     if pulse.phase not in (None, "training", "starting") or pulse.reason:
         what = pulse.phase or ""
         parts.append(
-            (what.upper() if pulse.level == "critical" else what)
-            + (f": {pulse.reason}" if pulse.reason else "")
+            (what.upper() if pulse.level == "critical" else what) + (f": {pulse.reason}" if pulse.reason else "")
         )
     return ", ".join(parts)
 
 
 def _late(pulse: JobPulse) -> bool:
-    return (
-        pulse.progress_age_s is not None
-        and pulse.limit_s is not None
-        and pulse.progress_age_s > pulse.limit_s
-    )
+    return pulse.progress_age_s is not None and pulse.limit_s is not None and pulse.progress_age_s > pulse.limit_s

@@ -18,11 +18,7 @@ class SiteLinks(Struct, frozen=True, kw_only=True):
 
     def incident_url(self, incident_id: str) -> str:
         """The page of an incident."""
-        return (
-            f"{self.external_url.rstrip('/')}/#/incident/{quote(incident_id, safe='')}"
-            if self.external_url
-            else ""
-        )
+        return f"{self.external_url.rstrip('/')}/#/incident/{quote(incident_id, safe='')}" if self.external_url else ""
 
     def runbook(self, kind: str) -> str:
         """What to do about a kind of incident."""

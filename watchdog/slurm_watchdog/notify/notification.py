@@ -92,9 +92,7 @@ class Notice(Struct, frozen=True, kw_only=True):
         """Whether a person has to respond to a critical incident: an action has failed, or none is done."""
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:
-            return (
-                critical and not self.incident.job_ids
-            )  # nothing is done about it, and so nothing more is said
+            return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said
         if self.topic is Topic.DECIDED and self.decision is not None:
             decision = self.decision
             acts = decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE
@@ -128,14 +126,10 @@ def from_row(row: dict[str, Any]) -> Notice:
     return msgspec.convert(row, Notice)
 
 
-def job_notes(
-    jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0
-) -> tuple[JobNote, ...]:
+def job_notes(jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0) -> tuple[JobNote, ...]:
     """Whose these jobs are, and how many GPUs wait with them; of those that are not known nothing is said."""
     return tuple(
-        JobNote(
-            job_id=job.job_id, user=job.user, partition=job.partition, name=job.name, gpus=gpus_of(job.job_id)
-        )
+        JobNote(job_id=job.job_id, user=job.user, partition=job.partition, name=job.name, gpus=gpus_of(job.job_id))
         for job in jobs
         if job is not None
     )

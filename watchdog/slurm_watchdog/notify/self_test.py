@@ -36,9 +36,7 @@ def each_receiver(config: Config) -> Iterator[tuple[str, Config]]:
     """(name, the configuration with that receiver only): each is tried by itself, each Alertmanager of a
     cluster, too."""
     notify, empty = config.notify, type(config.notify)()
-    only = notify.model_copy(
-        update={name: getattr(empty, name) for name in ("slack", "webhook", "alertmanager")}
-    )
+    only = notify.model_copy(update={name: getattr(empty, name) for name in ("slack", "webhook", "alertmanager")})
     parts: list[tuple[str, dict[str, object]]] = []
     if notify.slack.token_file or notify.slack.webhook_url_file:
         where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"

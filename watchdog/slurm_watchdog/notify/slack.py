@@ -69,9 +69,7 @@ class SlackWebhook:
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
         """Deliver one message. Raises SendFailed."""
         url = read_url(self._url_file, "notify.slack.webhook_url_file")
-        client = AsyncWebhookClient(
-            url, timeout=max(1, round(self._deadline_s)), logger=SILENT, retry_handlers=[]
-        )
+        client = AsyncWebhookClient(url, timeout=max(1, round(self._deadline_s)), logger=SILENT, retry_handlers=[])
         try:
             async with asyncio.timeout(self._deadline_s):
                 answer = await client.send_dict(message)

@@ -187,9 +187,7 @@ class SlackChannel:
         except SendFailed as error:
             LOG.warning("the first message about %s stays as it is: %s", incident_id, error.reason)
 
-    async def _post(
-        self, message: Payload, thread: str | None, now: float, *, loud: bool = False
-    ) -> str | None:
+    async def _post(self, message: Payload, thread: str | None, now: float, *, loud: bool = False) -> str | None:
         # Counted before: the message may have been posted although its answer was lost.
         self._pace.count_message(now)
         return await self._pace.send(now, self._poster.post(message, thread, loud=loud))

@@ -98,9 +98,7 @@ def parent(
 def messages_of(story: Sequence[Notice]) -> list[Message]:
     """The messages for the notices. The end of an incident is stated once: by the outcome of the action that
     ended it, if one did; what is equal for several processes is one message."""
-    details = {
-        notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None
-    }
+    details = {notice.run.end.detail for notice in story if notice.run is not None and notice.run.end is not None}
     return [
         replace(message_of(notices[0]), sentence=f"over{duration_suffix(notices[0].incident)}")
         if notices[0].topic is Topic.RESOLVED and notices[0].incident.resolution in details
@@ -119,9 +117,7 @@ def top(story: Sequence[Notice], cluster: str) -> Top:
     mark = MARKS_OVER if over is not None else MARKS[incident.severity]
     jobs = [f"{job.job_id} {job.name}".strip() for job in first.jobs] or list(incident.job_ids[:5])
     owners = dict.fromkeys(
-        f"{job.user}{f', partition {job.partition}' if job.partition else ''}"
-        for job in first.jobs
-        if job.user
+        f"{job.user}{f', partition {job.partition}' if job.partition else ''}" for job in first.jobs if job.user
     )
     gpus = sum(job.gpus for job in first.jobs)
     fields = [
@@ -196,9 +192,7 @@ def links(notice: Notice, places: SiteLinks) -> list[tuple[str, str]]:
 def updated(story: Sequence[Notice], cluster: str, places: SiteLinks) -> Payload:
     """The updated parent message after the news in `story`."""
     first, incident = story[0], story[0].incident
-    news = [
-        each.sentence for each in messages_of([n for n in story if n.topic in (Topic.DECIDED, Topic.ENDED)])
-    ]
+    news = [each.sentence for each in messages_of([n for n in story if n.topic in (Topic.DECIDED, Topic.ENDED)])]
     return payload(
         [opened_message(incident).sentence, *news[-3:]],
         [],
@@ -297,9 +291,7 @@ def header(text: str) -> Payload:
 
 def fields(pairs: Sequence[tuple[str, str]]) -> list[Payload]:
     """A block with two columns of names and values; none for no pairs."""
-    shown = [
-        PlainTextObject(text=f"{name}\n{safe(value, FIELD_LIMIT)}", emoji=False) for name, value in pairs[:10]
-    ]
+    shown = [PlainTextObject(text=f"{name}\n{safe(value, FIELD_LIMIT)}", emoji=False) for name, value in pairs[:10]]
     return [SectionBlock(fields=shown).to_dict()] if shown else []
 
 
@@ -328,11 +320,7 @@ def section(text: str) -> Payload:
 def mention_block(ids: Sequence[str]) -> Payload:
     """The block that calls people: ids of the configuration, which has checked them."""
     words = [
-        f"<!{each}>"
-        if each in ("here", "channel")
-        else f"<!subteam^{each}>"
-        if each.startswith("S")
-        else f"<@{each}>"
+        f"<!{each}>" if each in ("here", "channel") else f"<!subteam^{each}>" if each.startswith("S") else f"<@{each}>"
         for each in ids
     ]
     return SectionBlock(text=MarkdownTextObject(text=" ".join(words), verbatim=True)).to_dict()

@@ -135,9 +135,7 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
     evidence = [f"By {decision.by}"]
     if decision.exclude:
         allowed = decision.verdict is Verdict.ALLOWED
-        evidence.append(
-            f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}"
-        )
+        evidence.append(f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}")
     if decision.asked_by:
         evidence.append(f"Asked for by {decision.asked_by}")
     evidence.append(f"Incident {incident.id}: {incident.summary}")
@@ -176,9 +174,7 @@ def manual_command(decision: Decision, job: str, caller: Caller = Caller.SERVICE
     if not decision.exclude:
         return f"scontrol requeue {job}"
     nodes = ",".join(decision.exclude)
-    return (
-        f"scontrol requeuehold {job}; scontrol update JobId={job} ExcNodeList={nodes}; scontrol release {job}"
-    )
+    return f"scontrol requeuehold {job}; scontrol update JobId={job} ExcNodeList={nodes}; scontrol release {job}"
 
 
 def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.SERVICE) -> Message:
@@ -202,9 +198,7 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
         if decision.exclude:
             todo += f". Nodes to look at: {', '.join(decision.exclude)}"
         if end.resumed_at_step is not None:
-            before = (
-                "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
-            )
+            before = "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
             evidence.append(f"Continues from step {end.resumed_at_step}{before}")
     elif end.needless:
         sentence = f"{subject}: its {_what(decision)} was not needed: {end.detail}"
@@ -256,9 +250,7 @@ def jobs_of(incident: Incident) -> str:
     jobs = incident.job_ids
     if not jobs:
         return incident.subject
-    return (
-        ("job " if len(jobs) == 1 else "jobs ") + ", ".join(jobs[:5]) + (" and more" if len(jobs) > 5 else "")
-    )
+    return ("job " if len(jobs) == 1 else "jobs ") + ", ".join(jobs[:5]) + (" and more" if len(jobs) > 5 else "")
 
 
 def with_subject(incident: Incident, text: str) -> str:

@@ -106,9 +106,7 @@ class ReplayExecutor:
         self._under_way[run.decision.id] = run.decision
 
     def is_busy(self, job_id: str) -> bool:
-        return any(
-            each.fence is not None and each.fence.job_id == job_id for each in self._under_way.values()
-        )
+        return any(each.fence is not None and each.fence.job_id == job_id for each in self._under_way.values())
 
     def sweep(self, now: float) -> None:
         """What nobody did is over with the run that it was to end."""
@@ -143,9 +141,7 @@ class ReplayExecutor:
     def _is_over(self, decision: Decision) -> bool:
         fence = decision.fence
         job = None if fence is None else self.cluster.jobs.get(fence.job_id)
-        return fence is not None and (
-            job is None or job.restarts != fence.restarts or job.state not in RUNNING
-        )
+        return fence is not None and (job is None or job.restarts != fence.restarts or job.state not in RUNNING)
 
 
 @dataclass(frozen=True)
@@ -280,9 +276,7 @@ class ReplayDecisions:
             self._tally.ignore("a restart of a job that no job line has named yet")
             return
         try:
-            self._decider.ask_restart(
-                job, tuple(record.exclude), record.reason, record.by, at_once=record.now
-            )
+            self._decider.ask_restart(job, tuple(record.exclude), record.reason, record.by, at_once=record.now)
         except JournalError:
             pass  # it could not be written, and so it was refused
 

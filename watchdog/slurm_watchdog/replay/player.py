@@ -131,8 +131,7 @@ class TracePlayer:
         resolved."""
         open_ones = self.judge.incidents
         settled = all(
-            each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by)
-            for each in open_ones
+            each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by) for each in open_ones
         )
         return settled and not self._dumps and {(i.kind, i.subject) for i in open_ones} == self._bad
 
@@ -229,9 +228,7 @@ class TracePlayer:
                 node = self._nodes[name] = Node(name, self.tally, self._interval_s, own=self._own)
             node.over = self._listing.over()
             hurt = None in damaged or name in damaged
-            reports.append(
-                node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts)
-            )
+            reports.append(node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts))
         if any(each[-1].mounts for each in reports):
             # A filesystem is taken up when somebody is blocked on it: who says so comes before those who answer for it.
             reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
@@ -269,9 +266,7 @@ class TracePlayer:
         for node in self._nodes.values():
             node.forget(job_id)
         for name, lines in by_node.items():
-            by_node[name] = [
-                each for each in lines if not isinstance(each, records.Proc) or str(each.job_id) != job_id
-            ]
+            by_node[name] = [each for each in lines if not isinstance(each, records.Proc) or str(each.job_id) != job_id]
 
     def _ask_slurm(self, now: float, *, force: bool = False) -> None:
         """Slurm's listing as the trace has it, as often as the controller would ask. A recording has a line
@@ -353,8 +348,7 @@ def _shown(incident: Incident) -> Incident:
     return replace(
         incident,
         culprits=tuple(
-            replace(each, pid=None) if each.pid is not None and each.pid < 0 else each
-            for each in incident.culprits
+            replace(each, pid=None) if each.pid is not None and each.pid < 0 else each for each in incident.culprits
         ),
         summary=_STAND_IN.sub("", incident.summary),
         facts=tuple(_STAND_IN.sub("", fact) for fact in incident.facts),

@@ -102,6 +102,4 @@ def token_note(token: str, now: float) -> Sequence[str]:
         return (
             f"the token SLURM_JWT ended {(now - ends_at) / 60:.0f} min ago, and Slurm refuses what it is asked: {how}",
         )
-    return (
-        f"the token SLURM_JWT ends in {(ends_at - now) / 60:.0f} min, and with it the sight of Slurm: {how}",
-    )
+    return (f"the token SLURM_JWT ends in {(ends_at - now) / 60:.0f} min, and with it the sight of Slurm: {how}",)

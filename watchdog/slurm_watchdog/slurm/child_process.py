@@ -33,9 +33,7 @@ class WorkerGone(SlurmUnavailable):
 class PyslurmProcess:
     """The process `argv`, one request at a time. A request that is cancelled ends the process."""
 
-    def __init__(
-        self, argv: Sequence[str], environ: Mapping[str, str], max_requests: int = MAX_REQUESTS
-    ) -> None:
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], max_requests: int = MAX_REQUESTS) -> None:
         self._max_requests = max_requests
         self._argv, self._environ = list(argv), dict(environ)
         self._process: asyncio.subprocess.Process | None = None
@@ -48,11 +46,7 @@ class PyslurmProcess:
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one request. Raises WorkerGone, SlurmUnavailable."""
         async with self._lock:
-            if (
-                self._process is None
-                or self._process.returncode is not None
-                or self._asked >= self._max_requests
-            ):
+            if self._process is None or self._process.returncode is not None or self._asked >= self._max_requests:
                 await self._start()
             assert self._process is not None
             whole = False

@@ -100,14 +100,10 @@ class CommandLineSlurm:
         await self._carry_out("requeue", lambda: self._requeue(checked_job_id(job_id), only_unfinished))
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        await self._carry_out(
-            "requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished)
-        )
+        await self._carry_out("requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished))
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
-        await self._carry_out(
-            "set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes))
-        )
+        await self._carry_out("set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes)))
 
     async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
         return await self._carry_out(
@@ -156,9 +152,7 @@ class CommandLineSlurm:
         )
 
     async def resume_node(self, node: str) -> None:
-        await self._carry_out(
-            "resume_node", lambda: self._update_node(*checked_nodes([node]), "State=RESUME")
-        )
+        await self._carry_out("resume_node", lambda: self._update_node(*checked_nodes([node]), "State=RESUME"))
 
     # -- how
 
@@ -234,9 +228,7 @@ class CommandLineSlurm:
         job = require_running(await self._listings.job(job_id), job_id)
         if to is SignalTo.BATCH and not job.is_batch:
             raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
-        answer = await self._commands.run(
-            "scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id
-        )
+        answer = await self._commands.run("scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id)
         if answer.code or "error:" in answer.stderr:
             raise failure("scancel", answer)
 

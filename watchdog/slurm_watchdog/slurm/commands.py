@@ -103,16 +103,12 @@ async def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise SlurmUnavailable(
-            f"{argv[0]} can't be started: {error.strerror}; see slurm.bin_directory"
-        ) from error
+        raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror}; see slurm.bin_directory") from error
     assert process.stdout is not None
     assert process.stderr is not None
     feeding = asyncio.ensure_future(feed(process.stdin, given or b""))
     try:
-        output, errors = await gather(
-            bounded(process.stdout, argv[0], limit), bounded(process.stderr, argv[0], limit)
-        )
+        output, errors = await gather(bounded(process.stdout, argv[0], limit), bounded(process.stderr, argv[0], limit))
         code = await process.wait()
     finally:
         feeding.cancel()
@@ -147,9 +143,7 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def first_line(text: str) -> str:
     """The first line of a message, bounded and masked: Slurm repeats options and paths of users."""
-    return next(
-        (mask_cut(line.strip(), 300) for line in text.splitlines() if line.strip()), "it printed nothing"
-    )
+    return next((mask_cut(line.strip(), 300) for line in text.splitlines() if line.strip()), "it printed nothing")
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:

@@ -97,15 +97,11 @@ class CommandLineListings:
         return ()
 
     def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
-        return self._commands.run(
-            "squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks)
-        )
+        return self._commands.run("squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks))
 
     def _nodes(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
         # An administrator's reason is all that a person writes in a node, so this format may be an argument.
-        return self._commands.run(
-            "sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks)
-        )
+        return self._commands.run("sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks))
 
 
 Listed = tuple[tuple[T, ...], tuple[str, ...]]
@@ -140,8 +136,6 @@ def listing_text(answer: Answer, command: str) -> str:
     if answer.code:
         refusal = parse_refusal(answer.stderr)
         hidden = refusal is not None and refusal[1] is Refusal.NO_PERMISSION
-        why = (
-            f"{refusal[0]} (PrivateData of slurm.conf?)" if refusal and hidden else first_line(answer.stderr)
-        )
+        why = f"{refusal[0]} (PrivateData of slurm.conf?)" if refusal and hidden else first_line(answer.stderr)
         raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {why}", answered=hidden)
     return answer.stdout

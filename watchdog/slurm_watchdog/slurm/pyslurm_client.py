@@ -55,9 +55,7 @@ class PyslurmListings:
             if rows is not None and (found := pyslurm_rows.read_jobs(rows)) and not found[0].het_job_id:
                 return one_job(found, job_id)
         rows = await self._rows({"call": "jobs"})
-        jobs = merge_components(
-            await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else [])
-        )
+        jobs = merge_components(await asyncio.to_thread(pyslurm_rows.read_jobs, rows if rows is not None else []))
         like = tuple(job for job in jobs if job_id in (job.job_id, job.raw_id) or job.array_job_id == job_id)
         return one_job(like, job_id)
 

@@ -66,9 +66,7 @@ class SingleJobListings:
     async def view(self) -> SlurmView:
         """The job, if there is one; all nodes, for it may be moved to any."""
         view = await self._listings.view()
-        return msgspec.structs.replace(
-            view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id)
-        )
+        return msgspec.structs.replace(view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id))
 
     async def job(self, job_id: str) -> SlurmJob | None:
         """That one, and no other."""
@@ -114,9 +112,7 @@ def run(wanted: AttachRequest) -> int:
 
 
 async def _run(wanted: AttachRequest) -> int:
-    slurm = CommandLineSlurm(
-        listings=SingleJobListings(CommandLineListings(Commands("", os.environ)), wanted.job_id)
-    )
+    slurm = CommandLineSlurm(listings=SingleJobListings(CommandLineListings(Commands("", os.environ)), wanted.job_id))
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
     if job is None or job.state not in ALIVE:
@@ -137,9 +133,7 @@ async def _run(wanted: AttachRequest) -> int:
     own_runs.write_run(place, started)
     try:
         notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
-        controller = Controller(
-            config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics()
-        )
+        controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics())
         identity = await open_identity(config)
         doors = await open_doors(controller, page_password(config, wanted.directory), identity)
         stop, asked = asyncio.Event(), asyncio.Event()
@@ -166,9 +160,7 @@ async def _run(wanted: AttachRequest) -> int:
 
 def _configuration(wanted: AttachRequest, listen: str) -> Config:
     """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
-    given: dict[str, Any] = (
-        yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
-    )
+    given: dict[str, Any] = yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
     directory, own_uid = wanted.directory, str(os.geteuid())
     own: dict[str, Any] = {
         "mode": "act" if wanted.act else "observe",

@@ -75,9 +75,7 @@ class LocalSlurm:
 
     async def start(self) -> None:
         """Starts the command in a session of its own. Raises OSError if it cannot be started at all."""
-        path = Path(
-            self._kill_switch.replace("{job_id}", self.job_id).replace("{restarts}", str(self.restarts))
-        )
+        path = Path(self._kill_switch.replace("{job_id}", self.job_id).replace("{restarts}", str(self.restarts)))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         heartbeat = heartbeat_beside(str(path), self.job_id, self.restarts)
         own = {
@@ -134,11 +132,7 @@ class LocalSlurm:
 
     def _exit_text(self) -> str:
         code = self.exit_code or 0
-        return (
-            f"signal {signal.Signals(code - 128).name}"
-            if 128 < code < 128 + signal.NSIG
-            else f"exit code {code}"
-        )
+        return f"signal {signal.Signals(code - 128).name}" if 128 < code < 128 + signal.NSIG else f"exit code {code}"
 
     def how_it_ended(self) -> str:
         """For a sentence with the command as its subject."""
@@ -304,9 +298,7 @@ class LocalSlurm:
         if self.state != "RUNNING":
             raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
         processes = self.processes()
-        chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(
-            to, processes
-        )
+        chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
         self._signal(chosen, _number(signal))
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:

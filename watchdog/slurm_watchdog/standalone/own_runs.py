@@ -109,9 +109,7 @@ def running_runs(place: Path) -> list[OwnRun]:
 
 def ended_runs(place: Path) -> list[OwnRun]:
     """The runs that have ended and left a journal, the newest first; one that was killed is among them."""
-    found = {
-        run.directory: run for run in reversed(read_runs(place)) if Path(run.directory, JOURNAL).is_file()
-    }
+    found = {run.directory: run for run in reversed(read_runs(place)) if Path(run.directory, JOURNAL).is_file()}
     here = socket.gethostname()
     return [
         run

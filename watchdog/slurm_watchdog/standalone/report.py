@@ -36,11 +36,7 @@ def print_lines(lines: Iterable[str]) -> None:
 def greeting(run: OwnRun, *, mode: str, page: str, notes: Sequence[str] = ()) -> list[str]:
     """Where this run is looked at. `page` is HOST:PORT, empty where none is served."""
     directory = shlex.quote(run.directory)
-    acts = (
-        "acts when the evidence is clear"
-        if mode == "act"
-        else "observes only and restarts nothing that hangs"
-    )
+    acts = "acts when the evidence is clear" if mode == "act" else "observes only and restarts nothing that hangs"
     password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
     return [
         f"slurm-watchdog {run.command}: watching {run.what} ({acts})",
@@ -60,9 +56,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         actions = [action for each in incidents for action in journal.actions(each.id)]
     except JournalError as error:
         return [f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}. {error}"]
-    wrong = [
-        each for each in incidents if each.kind != IncidentKind.OPERATOR_RESTART and each.fired_at is not None
-    ]
+    wrong = [each for each in incidents if each.kind != IncidentKind.OPERATOR_RESTART and each.fired_at is not None]
     ends = [action.end for action in actions if action.end is not None]
     least = sum(end.steps_lost or 0 for end in ends)
     most = sum(end.steps_lost_at_most or end.steps_lost or 0 for end in ends)

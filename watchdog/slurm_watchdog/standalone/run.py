@@ -171,9 +171,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         max_restarts=wanted.max_restarts,
     )
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
-    controller = Controller(
-        config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics()
-    )
+    controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
     doors = await open_doors(controller, page_password(config, wanted.directory), agents)
     stop, asked, began = asyncio.Event(), asyncio.Event(), clock.monotonic()
@@ -186,9 +184,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
     try:
         await job.start()
         report.print_lines(
-            report.greeting(
-                started, mode=config.mode, page=config.controller.page_listen, notes=page_notes(config)
-            )
+            report.greeting(started, mode=config.mode, page=config.controller.page_listen, notes=page_notes(config))
         )
         await _until_over(job, controller, config, asked)
         if asked.is_set():

@@ -57,9 +57,7 @@ class GpuHolders:
         held: dict[int, list[Gpu]] = {}
         for gpu in gpus:
             listed = set(gpu.pids or ())
-            remembered = {
-                pid for pid in there if gpu.uuid in self._uuids_of.get(pid, ()) and gpu.pids is not None
-            }
+            remembered = {pid for pid in there if gpu.uuid in self._uuids_of.get(pid, ()) and gpu.pids is not None}
             if not listed and (gpu.memory_used_bytes or 0) >= LEAST_BYTES:
                 listed = remembered
             for pid in listed:
@@ -115,9 +113,7 @@ def assign_gpus(gpus: Sequence[Gpu], processes: Iterable[Process], seats: Assign
         return tuple(gpus)
     if len(ranks) != len(gpus):
         return tuple(gpus)
-    in_order = zip(
-        sorted(gpus, key=lambda gpu: gpu.index), sorted(ranks, key=lambda r: r.rank or 0), strict=True
-    )
+    in_order = zip(sorted(gpus, key=lambda gpu: gpu.index), sorted(ranks, key=lambda r: r.rank or 0), strict=True)
     return tuple(_assigned(gpu, rank.pid, seats) for gpu, rank in in_order)
 
 

@@ -100,9 +100,7 @@ class Logs:
             if _is_news(file, fact):
                 if fact.kind is EventKind.PROGRESS and fact.step is not None and fact.step_s is None:
                     dates = file.dates.setdefault(fact.pattern, _Dates())
-                    fact = replace(
-                        fact, step_s=dates.step_seconds(record.t, fact.step, record.t in sampled_at)
-                    )
+                    fact = replace(fact, step_s=dates.step_seconds(record.t, fact.step, record.t in sampled_at))
                 yield _event(key, line, fact, now - record.t)
 
     def _facts(self, file: _File, record: Log) -> Iterable[tuple[str, LogFact]]:

@@ -88,9 +88,7 @@ class Processes:
         for seat in [seat for seat in self._pid_of if seat[0] == job_id]:
             del self._pid_of[seat]
 
-    def list(
-        self, records: Iterable[Proc], now: float, restarts: dict[str, int], mounts: set[str]
-    ) -> set[Key]:
+    def list(self, records: Iterable[Proc], now: float, restarts: dict[str, int], mounts: set[str]) -> set[Key]:
         """Takes over who is listed now. `restarts` of the jobs, and the `mounts` that the trace names.
         Returns who was."""
         listed: set[Key] = set()
@@ -260,11 +258,7 @@ def _blocked(record: Proc, fields: dict[str, Any], mounts: set[str]) -> Blocked 
     """The call it stands in, if the line says since when, and which call or which file."""
     storage = record.path is not None or record.mount is not None
     waits = fields["state"] in ("D", "S", UNKNOWN_STATE)
-    if (
-        record.state_age_s is None
-        or not waits
-        or not (storage or (fields["state"] == "D" and record.syscall))
-    ):
+    if record.state_age_s is None or not waits or not (storage or (fields["state"] == "D" and record.syscall)):
         return None
     return Blocked(
         thread_id=max(0, fields["pid"]),

@@ -130,16 +130,12 @@ class Node:
             self._recorded = True
             self._gpus.clear()  # a recording has them all, every time
             self._logs.rows.clear()
-        self._sampled_at = (
-            {each.t for table in (procs, report_lines, gpus) for each in table} if others else set()
-        )
+        self._sampled_at = {each.t for table in (procs, report_lines, gpus) for each in table} if others else set()
         for gpu in gpus:
             self._gpu(gpu)
         return [*late, self._whole(others, now, more)]
 
-    def _note_ended(
-        self, gpus: Sequence[records.Gpu], others: Sequence[records.Any_], listed: set[int]
-    ) -> set[int]:
+    def _note_ended(self, gpus: Sequence[records.Gpu], others: Sequence[records.Any_], listed: set[int]) -> set[int]:
         """Takes over what else says that a process is gone. Returns the pids that a GPU lists now."""
         computing: set[int] = set()
         for gpu in gpus:
@@ -230,10 +226,7 @@ class Node:
         report = self._report(now, **given)
         if not more:
             return report
-        return (
-            self._with_more(report, {name: more[name] for name in KEPT_OF_REPORT if name in more}, Report)
-            or report
-        )
+        return self._with_more(report, {name: more[name] for name in KEPT_OF_REPORT if name in more}, Report) or report
 
     def _of_more(self, wanted: type[T], fields: dict[str, Any]) -> T | None:
         """One of our values from a recording; None, and counted, if it is none."""
@@ -257,9 +250,7 @@ class Node:
                 self._logs.rows[job_id, row.path] = (row, record.t)
             return
         if record.more is not None:
-            event = self._of_more(
-                Event, {"job_id": job_id, "source": source, "line": record.line, **record.more}
-            )
+            event = self._of_more(Event, {"job_id": job_id, "source": source, "line": record.line, **record.more})
             if event is not None:
                 yield replace(event, age_s=event.age_s + age_s)
                 return

@@ -62,9 +62,7 @@ def decode_report(data: bytes) -> Report:
     if _may_be_long(data) and not _moderate(msgspec.to_builtins(report)):
         raise WireError("this is no report: a whole number in it has more than 64 bits")
     if report.version != 1:
-        raise WireError(
-            f"report of version {report.version}: this end reads version 1; bring both to one release"
-        )
+        raise WireError(f"report of version {report.version}: this end reads version 1; bring both to one release")
     return cut_texts(report) if may_have_long_text(data) else report
 
 

@@ -39,11 +39,7 @@ def changes_between(before: Report, after: Report) -> Report | None:
             since=before.sequence,
             process_rows=tuple(process_rows),
             gpu_rows=tuple(gpu_rows),
-            gone=tuple(
-                key
-                for process in before.processes
-                if (key := (process.pid, process.start_ticks)) not in there
-            ),
+            gone=tuple(key for process in before.processes if (key := (process.pid, process.start_ticks)) not in there),
             whole=tuple(whole),
         ),
         **{name: () for name in WHOLE_LISTS if name not in whole},
@@ -75,9 +71,7 @@ def make_whole(before: Report, small: Report) -> Report | None:
 
 
 def _numbers(at: int, process: Process) -> ProcessNumbers:
-    return ProcessNumbers(
-        at, process.state, process.cpu_s, process.io_bytes, process.threads, process.context_switches
-    )
+    return ProcessNumbers(at, process.state, process.cpu_s, process.io_bytes, process.threads, process.context_switches)
 
 
 def _with_numbers(process: Process, row: ProcessNumbers) -> Process:
@@ -156,13 +150,9 @@ def _gpu_with_numbers(gpu: Gpu, row: GpuNumbers) -> Gpu:
     )
 
 
-def _changed_gpus(
-    before: tuple[Gpu, ...], after: tuple[Gpu, ...]
-) -> tuple[list[GpuNumbers], list[Gpu] | None]:
+def _changed_gpus(before: tuple[Gpu, ...], after: tuple[Gpu, ...]) -> tuple[list[GpuNumbers], list[Gpu] | None]:
     """As of processes; None in place of the second if the list itself is another one."""
-    if [gpu.uuid for gpu in before] != [gpu.uuid for gpu in after] or len({g.uuid for g in after}) < len(
-        after
-    ):
+    if [gpu.uuid for gpu in before] != [gpu.uuid for gpu in after] or len({g.uuid for g in after}) < len(after):
         return [], None
     rows, whole = [], []
     for at, (old, new) in enumerate(zip(before, after, strict=True)):

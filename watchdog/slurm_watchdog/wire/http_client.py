@@ -92,9 +92,7 @@ class Connection:
         self._ours: Context | None = None
         self._files_checked_at = now()
 
-    def post(
-        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
-    ) -> Response:
+    def post(self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float) -> Response:
         """Sends `body` and returns the answer. Raises OSError, InvalidResponse among them; then there is no
         connection any more.
 
@@ -176,9 +174,7 @@ class Connection:
     def _tls(self) -> ssl.SSLContext:
         """Raises AuthenticationFailed if our own files can't be used."""
         if self._files is None:
-            raise AuthenticationFailed(
-                "agent.controller_url begins with https://, and security.mode is not tls"
-            )
+            raise AuthenticationFailed("agent.controller_url begins with https://, and security.mode is not tls")
         if not self._https:
             raise AuthenticationFailed(
                 "agent.controller_url has to begin with https:// where nodes prove themselves by certificates"
@@ -236,11 +232,7 @@ class _Reader:
             if len(self.inbox) > limit:
                 raise InvalidResponse(f"its answer has more than {limit} bytes without an end of its headers")
             if not self.more():
-                raise (
-                    InvalidResponse("the answer broke off")
-                    if self.inbox
-                    else _Closed("closed without an answer")
-                )
+                raise (InvalidResponse("the answer broke off") if self.inbox else _Closed("closed without an answer"))
         found = bytes(self.inbox[:at])
         del self.inbox[: at + len(mark)]
         return found

@@ -294,11 +294,7 @@ class Connection(asyncio.Protocol):
             limit_s = self._server.deadline_s
             sentence = f"a report has to arrive within {limit_s:.0f} s"
             self._give_up(self._server.refuse("too_slow", 408, sentence))
-        elif (
-            not self._inbox
-            and self._task is None
-            and age_s > (IDLE_S if self._served else self._server.deadline_s)
-        ):
+        elif not self._inbox and self._task is None and age_s > (IDLE_S if self._served else self._server.deadline_s):
             self.close()
 
     def close(self) -> None:

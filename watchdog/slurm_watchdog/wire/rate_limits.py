@@ -55,9 +55,7 @@ def is_loopback(address: str) -> bool:
 def most_connections() -> int:
     """As many as the limit of open files leaves."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(
-        16, min(MAX_CONNECTIONS, files - SPARE_FILES if files != resource.RLIM_INFINITY else MAX_CONNECTIONS)
-    )
+    return max(16, min(MAX_CONNECTIONS, files - SPARE_FILES if files != resource.RLIM_INFINITY else MAX_CONNECTIONS))
 
 
 @dataclass

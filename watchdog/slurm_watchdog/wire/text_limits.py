@@ -20,9 +20,7 @@ MAX_SENTENCE: Final = 1024
 MAX_PATH: Final = 4096
 """linux/limits.h"""
 MAX_LENGTHS: Final[dict[str, int]] = {
-    **dict.fromkeys(
-        ("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH
-    ),
+    **dict.fromkeys(("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH),
     **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
 }
 """Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most."""

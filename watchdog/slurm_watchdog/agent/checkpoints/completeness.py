@@ -72,9 +72,7 @@ class Scan:
             raise TooLongError
 
 
-def assess(
-    where: int, prefix: str, candidate: Candidate, tracked: list[Tracked], this: Scan
-) -> Assessed | None:
+def assess(where: int, prefix: str, candidate: Candidate, tracked: list[Tracked], this: Scan) -> Assessed | None:
     """What one candidate is; None if it is gone meanwhile."""
     this.check_time()
     name = candidate.names[0]
@@ -133,9 +131,7 @@ def _unchanged_since(path: str, taken: Footprint, this: Scan) -> float:
 
 def _newest_ns(candidate: Candidate, where: int, at_ns: int) -> int:
     times = [
-        it.st_mtime_ns
-        for name in candidate.names[: files.MAX_NAMES]
-        if (it := files.stat_of(name, where)) is not None
+        it.st_mtime_ns for name in candidate.names[: files.MAX_NAMES] if (it := files.stat_of(name, where)) is not None
     ]
     return max([at_ns, *times])
 

@@ -178,9 +178,7 @@ def _first_names(fd: int) -> list[str]:
         return [entry.name for entry in islice(entries, MAX_FOOTPRINT_FILES)]
 
 
-def take_footprint(
-    candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]
-) -> Footprint:
+def take_footprint(candidate: Candidate, where: int, max_files: int, check_time: Callable[[], None]) -> Footprint:
     """Files, bytes and newest change of all that a candidate consists of, at most `max_files` of them."""
     found = [0, 0, 0]
     whole = len(candidate.names) <= MAX_NAMES
@@ -220,9 +218,7 @@ def _add_directory(
                     continue
                 _add(found, it)
                 if stat.S_ISDIR(it.st_mode):
-                    whole &= depth > 1 and _add_directory(
-                        found, entry.name, fd, depth - 1, max_files, check_time
-                    )
+                    whole &= depth > 1 and _add_directory(found, entry.name, fd, depth - 1, max_files, check_time)
     except OSError:
         return False
     finally:

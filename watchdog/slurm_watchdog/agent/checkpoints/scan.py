@@ -177,8 +177,7 @@ def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[
             this.notes.append(f"more than {MAX_ENTRIES} names in {directory}: the others were not looked at")
         candidates = recognise(entries.items())
         assessed = [
-            assess(where, prefix, candidate, tracked, this)
-            for candidate in _newest_of_each(candidates, tracked)
+            assess(where, prefix, candidate, tracked, this) for candidate in _newest_of_each(candidates, tracked)
         ]
         assessed.append(_read_tag(where, prefix, entries, candidates))
     finally:
@@ -197,9 +196,7 @@ def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[
             this.notes.append(f"{prefix}/{name} says {step}, which is not there")
     known = {name for each in candidates if each.layout != "digits" for name in each.names}
     known |= {name for each in found for name in each.candidate.names}
-    return found, [
-        f"{prefix}/{name}" for name, is_directory in entries.items() if is_directory and name not in known
-    ]
+    return found, [f"{prefix}/{name}" for name, is_directory in entries.items() if is_directory and name not in known]
 
 
 def _newest_of_each(candidates: Iterable[Candidate], tracked: list[Tracked]) -> list[Candidate]:
@@ -251,9 +248,7 @@ def _read_trackers(where: int, prefix: str, this: Scan) -> list[Tracked]:
     return found
 
 
-def _read_tag(
-    where: int, prefix: str, entries: dict[str, bool], candidates: list[Candidate]
-) -> Assessed | None:
+def _read_tag(where: int, prefix: str, entries: dict[str, bool], candidates: list[Candidate]) -> Assessed | None:
     """The directory that DeepSpeed's `latest` names where the trainer chose a name of its own, without a step then."""
     read = files.read_small("latest", where)
     tag = read[0].strip() if read is not None else ""
@@ -264,12 +259,7 @@ def _read_tag(
 
 def _tracked_names(where: int, tracked: list[Tracked]) -> list[str]:
     """The directories that trackers speak of, found by name in a directory that is too long to be read."""
-    names = [
-        form.format(each.step)
-        for each in tracked
-        for layout in each.layouts
-        for form in TRACKED_NAMES[layout]
-    ]
+    names = [form.format(each.step) for each in tracked for layout in each.layouts for form in TRACKED_NAMES[layout]]
     found = [(name, files.stat_of(name, where)) for name in names]
     return [name for name, it in found if it is not None and stat.S_ISDIR(it.st_mode)]
 

@@ -102,9 +102,7 @@ class CheckpointSchedule:
             if job_id in hurry:
                 place.due = min(place.due, place.asked_at + SOON_S)
         self._ask(now, deadline_s)
-        rows = tuple(
-            self._row(place, now) for place in self._places.values() if not place.tracker and not place.clock
-        )
+        rows = tuple(self._row(place, now) for place in self._places.values() if not place.tracker and not place.clock)
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
         self._events = []
         return rows, events
@@ -161,9 +159,7 @@ class CheckpointSchedule:
                     if not self._places[job, named].tracker and not self._places[job, named].clock
                 ],
                 trackers=[(job, path) for job, path in keys if self._places[job, path].tracker],
-                clocks=[
-                    (job, self._places[job, path].path) for job, path in keys if self._places[job, path].clock
-                ],
+                clocks=[(job, self._places[job, path].path) for job, path in keys if self._places[job, path].clock],
             )
             then = partial(self._apply, child, now, tuple(keys))
             if self.probes.ask(child, request, deadline_s, now, then, uid) is not None:
@@ -171,9 +167,7 @@ class CheckpointSchedule:
 
     # -- what came of it ---------------------------------------------------------------------------------------
 
-    def _apply(
-        self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[ScannedCheckpoints]
-    ) -> None:
+    def _apply(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[ScannedCheckpoints]) -> None:
         """The answer of a child about `keys`."""
         self._asked.discard(child)
         for key in keys:
@@ -264,9 +258,7 @@ class CheckpointSchedule:
         else:
             place.path, place.due = path, at
 
-    def _add_event(
-        self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str
-    ) -> None:
+    def _add_event(self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str) -> None:
         event = Event(
             kind=EventKind.CHECKPOINT, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern
         )  # fmt: skip

@@ -77,12 +77,8 @@ def tables(report: Report) -> Iterable[Table]:
         "pids",
     )
     yield Table("GPUs", columns, tuple(row for gpu in report.gpus for row in _rows(gpu)))
-    health = (
-        (gpu, (_ecc(gpu), _remapped(gpu), _retired(gpu), _pcie(gpu), _nvlink(gpu))) for gpu in report.gpus
-    )
-    yield Table(
-        "GPU health", HEALTH_COLUMNS, tuple(Row((gpu.index, *cells)) for gpu, cells in health if any(cells))
-    )
+    health = ((gpu, (_ecc(gpu), _remapped(gpu), _retired(gpu), _pcie(gpu), _nvlink(gpu))) for gpu in report.gpus)
+    yield Table("GPU health", HEALTH_COLUMNS, tuple(Row((gpu.index, *cells)) for gpu, cells in health if any(cells)))
 
 
 def _rows(gpu: Gpu) -> Iterator[Row]:
@@ -134,7 +130,9 @@ def _pcie(gpu: Gpu) -> str:
         if gpu.pcie_link_generation is None
         else f"gen {gpu.pcie_link_generation} of {number(gpu.pcie_link_generation_max)}, "
     )
-    return f"{generation}x{gpu.pcie_link_width} of x{number(gpu.pcie_link_width_max)}, {number(gpu.pcie_replays)} replays"
+    return (
+        f"{generation}x{gpu.pcie_link_width} of x{number(gpu.pcie_link_width_max)}, {number(gpu.pcie_replays)} replays"
+    )
 
 
 def _nvlink(gpu: Gpu) -> str:
@@ -155,15 +153,19 @@ GPU_VALUES: Final[tuple[tuple[str, str, str, GpuValue], ...]] = (
     ("memory_total_bytes", "gauge", "Memory it has.", lambda gpu: gpu.memory_total_bytes),
     ("ecc_corrected_errors_total", "counter", "Memory errors that ECC put right.", lambda gpu: gpu.ecc_corrected),
     ("ecc_uncorrected_errors_total", "counter", "Memory errors that ECC could not.", lambda gpu: gpu.ecc_uncorrected),
-    ("remapped_rows_corrected", "gauge", "Rows replaced for corrected errors.", lambda gpu: gpu.remapped_rows_corrected),
-    ("remapped_rows_uncorrected", "gauge", "Rows replaced for uncorrected errors.", lambda gpu: gpu.remapped_rows_uncorrected),
+    ("remapped_rows_corrected", "gauge", "Rows replaced for corrected errors.",
+     lambda gpu: gpu.remapped_rows_corrected),
+    ("remapped_rows_uncorrected", "gauge", "Rows replaced for uncorrected errors.",
+     lambda gpu: gpu.remapped_rows_uncorrected),
     ("remap_pending", "gauge", "1: a row will be replaced at the next reset.", lambda gpu: gpu.remap_pending),
     ("remap_failed", "gauge", "1: no spare row was left.", lambda gpu: gpu.remap_failed),
     ("retired_pages", "gauge", "Pages retired for memory errors.", lambda gpu: gpu.retired_pages),
-    ("retired_pages_pending", "gauge", "1: a page will be retired at the next reset.", lambda gpu: gpu.retired_pages_pending),
+    ("retired_pages_pending", "gauge", "1: a page will be retired at the next reset.",
+     lambda gpu: gpu.retired_pages_pending),
     ("pcie_link_width", "gauge", "Lanes of PCIe in use.", lambda gpu: gpu.pcie_link_width),
     ("pcie_link_width_max", "gauge", "Lanes of PCIe that it could have.", lambda gpu: gpu.pcie_link_width_max),
-    ("pcie_link_generation", "gauge", "Generation of PCIe in use; lower while idle.", lambda gpu: gpu.pcie_link_generation),
+    ("pcie_link_generation", "gauge", "Generation of PCIe in use; lower while idle.",
+    lambda gpu: gpu.pcie_link_generation),
     ("pcie_replays_total", "counter", "Retransmissions on PCIe.", lambda gpu: gpu.pcie_replays),
     ("nvlinks_active", "gauge", "Links to other GPUs that work.", lambda gpu: gpu.nvlinks_active),
     ("nvlinks_down", "gauge", "Links that it has and that are not active.", lambda gpu: gpu.nvlinks_down),

@@ -75,9 +75,7 @@ class KernelLogReader:
         /dev/kmsg, too."""
         self._kmsg = Kmsg(path, open_device)
         self._boot_id, self._state_file, self._probes = boot_id, state_file, probes
-        self._priorities = frozenset(
-            b"%d" % (facility << 3 | level) for facility in facilities for level in range(8)
-        )
+        self._priorities = frozenset(b"%d" % (facility << 3 | level) for facility in facilities for level in range(8))
         self._clock = KernelClock()
         self._restarts = 0
         self._drained_at: float | None = None
@@ -118,9 +116,7 @@ class KernelLogReader:
                 _take(fold, sequence, newest)
         if oldest:
             self._learn_clock(now, _time_us(oldest), _time_us(newest))
-        events = tuple(
-            self._event(now, told) for told in sorted(fold.entries.values(), key=lambda told: told.sequence)
-        )
+        events = tuple(self._event(now, told) for told in sorted(fold.entries.values(), key=lambda told: told.sequence))
         if self._kmsg.drained:
             self._drained_at, self._backlog = now, False
         lost, self._kmsg.lost = self._kmsg.lost, 0
@@ -152,9 +148,12 @@ class KernelLogReader:
         age_s = self._clock.age_s(now, told.time_us)
         backlog = self._backlog and self._began_at is not None and age_s >= now - self._began_at
         return NodeEvent(
-            source="kernel_log", name=fact.name, severity=fact.severity, age_s=age_s, line=fact.message, sequence=told.sequence,
-            repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid, process=fact.process,
-            mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node, backlog=backlog,
+            source="kernel_log", name=fact.name, severity=fact.severity, age_s=age_s, line=fact.message,
+            sequence=told.sequence,
+            repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid,
+            process=fact.process,
+            mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node,
+            backlog=backlog,
         )  # fmt: skip
 
     def _past(self, now: float) -> tuple[NodeEvent, ...]:
@@ -322,9 +321,7 @@ class NodeEventCounters:
         yield Family("node_events_total", "counter", text, ("name", "severity"), events)
         text = "Of these, those that could not be read or sent."
         yield Family("node_events_dropped_total", "counter", text, (), [((), self._dropped)])
-        yield Family(
-            "gpu_xid_total", "counter", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series()
-        )
+        yield Family("gpu_xid_total", "counter", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series())
 
     def _xid_series(self) -> list[Series]:
         """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of

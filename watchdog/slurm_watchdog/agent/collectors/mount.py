@@ -69,7 +69,8 @@ def tables(report: Report) -> Iterable[Table]:
     rows = tuple(
         Row(
             (
-                mount.mount, mount.fs_type or "", mount.device or "", mount.error or ("yes" if mount.responding else "NO"),
+                mount.mount, mount.fs_type or "", mount.device or "",
+                mount.error or ("yes" if mount.responding else "NO"),
                 f"{'wrote' if mount.wrote else 'read'}, {mount.seconds:.3f} s",
             ),
             "" if mount.responding else BAD,

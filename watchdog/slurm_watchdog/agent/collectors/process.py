@@ -104,9 +104,7 @@ def metrics(report: Report) -> Iterable[Family]:
         for process in report.processes
         if process.blocked is not None
     ]  # fmt: skip
-    text = (
-        'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
-    )
+    text = 'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
     yield Family("process_uninterruptible_seconds", "gauge", text, ("job_id", "rank"), largest(blocked))
 
 

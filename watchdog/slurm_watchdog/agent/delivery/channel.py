@@ -71,9 +71,7 @@ class DirectChannel:
         self._inner.recheck_files()
 
 
-def tls_channel(
-    url: str, max_body: int, files: TlsFiles, now: Callable[[], float] = clock.monotonic
-) -> DirectChannel:
+def tls_channel(url: str, max_body: int, files: TlsFiles, now: Callable[[], float] = clock.monotonic) -> DirectChannel:
     """To the controller at `url`, by certificates of the authority in `files` on both ends; no traffic yet."""
     return DirectChannel(Connection(url, max_body, now=now, files=files))
 

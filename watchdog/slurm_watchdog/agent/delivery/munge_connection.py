@@ -70,7 +70,8 @@ class Munge:
             raise AuthenticationFailed("munge hangs: is munged well?")
         try:
             child = subprocess.Popen(
-                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", start_new_session=True
+                self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+                start_new_session=True
             )  # fmt: skip
         except OSError as error:
             raise AuthenticationFailed(f"the program munge cannot be run: {error.strerror}") from error
@@ -104,9 +105,7 @@ class ProvenConnection:
     """A channel (slurm_watchdog.agent.delivery.channel) on which each request and each answer is proven. Not
     for two threads."""
 
-    def __init__(
-        self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic
-    ):
+    def __init__(self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic):
         self._inner, self._node, self._encode, self._now = inner, node, encode, now
         self._session: Session | None = None
 
@@ -168,9 +167,7 @@ class ProvenConnection:
             )
         session = new_session(self._node, self._now())
         credential = self._encode(encode_offer(session, epoch))
-        answer = self._inner.post_kept(
-            where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s
-        )
+        answer = self._inner.post_kept(where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s)
         if answer.status != 200:
             raise AuthenticationFailed(f"the controller refuses our credential: {_sentence(answer)}")
         self._believe(session, answer)

@@ -81,9 +81,7 @@ def _without_unknown_commands(data: bytes) -> Reply | None:
         reply = msgspec.convert(whole | {"commands": commands}, Reply)
     except (msgspec.MsgspecError, RecursionError, KeyError, TypeError):
         return None
-    log.warning(
-        "%d commands of the controller are of no kind that this release knows", len(found) - len(commands)
-    )
+    log.warning("%d commands of the controller are of no kind that this release knows", len(found) - len(commands))
     return reply
 
 

@@ -29,9 +29,7 @@ MAX_ENTRIES: Final = 8192
 """Names that are looked at in one directory."""
 MAX_FOUND: Final = 16
 DEBUGGER_S: Final = 20.0
-DEBUGGER_MEANS: Final = Means(
-    seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096
-)
+DEBUGGER_MEANS: Final = Means(seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096)
 """It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their
 number bounds little;
 no capability, no file, no core file."""
@@ -76,12 +74,7 @@ def find_cores(request: FindFiles) -> list[FoundFile]:
                     about = entry.stat(follow_symlinks=False)
                     age_s = wall - about.st_mtime
                     mine = about.st_uid == request.uid or f".{request.uid}." in entry.name
-                    if (
-                        stat.S_ISREG(about.st_mode)
-                        and mine
-                        and age_s <= request.max_age_s
-                        and _is_core(entry)
-                    ):
+                    if stat.S_ISREG(about.st_mode) and mine and age_s <= request.max_age_s and _is_core(entry):
                         found[entry.path] = FoundFile(
                             kind="core", path=entry.path, size_bytes=about.st_size, age_s=max(0.0, age_s)
                         )
@@ -143,7 +136,8 @@ def _program_of(path: str, neighbours: str | None) -> tuple[str | None, str | No
         )
     return (
         None,
-        "frames have no names: this core file does not say which program left it, and no rank lives whose program it could be",
+        "frames have no names: this core file does not say which program left it, and no rank lives whose program it "
+        "could be",
     )
 
 

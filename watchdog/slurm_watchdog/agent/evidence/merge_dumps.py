@@ -77,8 +77,7 @@ def _few(rank: RankEvidence) -> tuple[StackDump, ...]:
         replace(
             dump,
             threads=tuple(
-                replace(t, frames=t.frames[:FEW_FRAMES])
-                for t in sorted(dump.threads, key=order)[:FEW_THREADS]
+                replace(t, frames=t.frames[:FEW_FRAMES]) for t in sorted(dump.threads, key=order)[:FEW_THREADS]
             ),
         )
         for dump in rank.dumps

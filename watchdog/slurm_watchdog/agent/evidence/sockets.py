@@ -48,9 +48,7 @@ def parse_address(text: str) -> str:
     words = bytes.fromhex(host)
     if len(words) not in (4, 16):
         raise ValueError(f"{text!r} is no address")
-    data = b"".join(
-        struct.pack("=I", *struct.unpack(">I", words[at : at + 4])) for at in range(0, len(words), 4)
-    )
+    data = b"".join(struct.pack("=I", *struct.unpack(">I", words[at : at + 4])) for at in range(0, len(words), 4))
     if len(data) == 16:
         six = ipaddress.IPv6Address(data)
         name = str(six.ipv4_mapped) if six.ipv4_mapped else f"[{six}]"

@@ -139,9 +139,7 @@ def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[Process
     """A ProcessStack for each process, in their order."""
     dumps = [_Dump(each, request.node, worker) for each in request.processes]
     end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
-    missing = (
-        "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
-    )
+    missing = "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
     wanted = (dump for dump in dumps if dump.begin(end, missing))
     started: list[_Dump] = []
 
@@ -205,9 +203,7 @@ class _Dump:
         elif ran.problem is not None:
             self.error = f"py-spy: {ran.problem}"
         elif ran.code != 0:
-            lines = [
-                line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()
-            ]
+            lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
             self.error = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
         else:
             try:

@@ -50,9 +50,7 @@ def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory
     mount = mount_of(directory, read_mounts())
     if mount is None or mount.point != request.mount:
         where = mount.point if mount else "nothing"
-        return ProbedDirectory(
-            mounted=False, error=f"{directory} lies on {where} here, not on {request.mount}"
-        )
+        return ProbedDirectory(mounted=False, error=f"{directory} lies on {where} here, not on {request.mount}")
     if mount.fs_type == "autofs":
         return ProbedDirectory(mounted=False, error=f"nothing is mounted on {mount.point} now (autofs)")
     error, responding, wrote = None, True, False
@@ -159,9 +157,7 @@ def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
             if not _is_ours(name, where, data):
-                raise FileExistsError(
-                    errno.EEXIST, "a kill switch that is not ours is there", request.path
-                ) from None
+                raise FileExistsError(errno.EEXIST, "a kill switch that is not ours is there", request.path) from None
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
             _create_directly(name, where, flags, data)
         finally:
@@ -249,9 +245,7 @@ def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
             os.mkdir(request.name, 0o755, dir_fd=base)
         except FileExistsError:
             pass
-        inner = os.open(
-            request.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base
-        )
+        inner = os.open(request.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
         try:
             if os.fstat(inner).st_uid != request.uid:
                 os.fchmod(inner, 0o755)  # before it is his: then only he may

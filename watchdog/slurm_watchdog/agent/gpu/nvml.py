@@ -71,9 +71,7 @@ def read_gpus(request: ReadGpus, worker: WorkerState) -> GpuReading:
 
 def name_error(nvml: Any, error: Any) -> str:
     """`NVML_ERROR_GPU_IS_LOST: GPU is lost`: the name, which people search for, and NVML's own words."""
-    names = [
-        name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == error.value
-    ]
+    names = [name for name in dir(nvml) if name.startswith("NVML_ERROR_") and getattr(nvml, name) == error.value]
     return f"{names[0] if names else f'NVML error {error.value}'}: {error}"
 
 
@@ -124,12 +122,9 @@ class Session:
         turns = [(index, PROCESSES) for index in range(count)] if dear == "all" else dear
         refused = self._identify(count)
         rows = [
-            self._read_fast(index, refused, dear == "all" or (index + self._tick) % 2 == 0)
-            for index in range(count)
+            self._read_fast(index, refused, dear == "all" or (index + self._tick) % 2 == 0) for index in range(count)
         ]
-        events = self._events.drain_events(
-            (each.handle, each.identity.uuid) for each in self.devices.values()
-        )
+        events = self._events.drain_events((each.handle, each.identity.uuid) for each in self.devices.values())
         for number, (index, what) in enumerate(turns):
             fits = self.driver_s + self._cost_s[what] <= budget_s
             if index < count and (dear == "all" or number == 0 or fits):
@@ -191,9 +186,7 @@ class Session:
         device.kept = {name: value for name, value in values.items() if value is not None}
         return row
 
-    def _read_value(
-        self, device: Device, row: GpuRow, name: str, choices: list[Callable[..., Any]]
-    ) -> GpuRow:
+    def _read_value(self, device: Device, row: GpuRow, name: str, choices: list[Callable[..., Any]]) -> GpuRow:
         """The row with one value more; of several functions the first that this driver has is the one from now on."""
         if not choices:
             return row
@@ -247,8 +240,7 @@ class Session:
             if error == nvml.NVML_SUCCESS:
                 unknown = nvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
                 return tuple(
-                    (row.pid, None if row.usedGpuMemory == unknown else row.usedGpuMemory)
-                    for row in buffer[:count]
+                    (row.pid, None if row.usedGpuMemory == unknown else row.usedGpuMemory) for row in buffer[:count]
                 )
             if error != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                 break
@@ -289,18 +281,18 @@ def _fast_reads(nvml: Any, library: Any) -> list[tuple[str, list[Callable[..., A
     number = operator.attrgetter("value")
     temperatures = reader("nvmlDeviceGetTemperature", ctypes.c_uint(), number, nvml.NVML_TEMPERATURE_GPU)
     if hasattr(nvml, "c_nvmlTemperature_v1_t"):
-        newer = nvml.c_nvmlTemperature_v1_t(
-            version=nvml.nvmlTemperature_v1, sensorType=nvml.NVML_TEMPERATURE_GPU
-        )
+        newer = nvml.c_nvmlTemperature_v1_t(version=nvml.nvmlTemperature_v1, sensorType=nvml.NVML_TEMPERATURE_GPU)
         taken = operator.attrgetter("temperature")
         temperatures = [*reader("nvmlDeviceGetTemperatureV", newer, taken), *temperatures]
     mask = ctypes.c_ulonglong()
     return [
-        ("utilization_percent", reader("nvmlDeviceGetUtilizationRates", nvml.c_nvmlUtilization_t(), operator.attrgetter("gpu"))),
+        ("utilization_percent",
+         reader("nvmlDeviceGetUtilizationRates", nvml.c_nvmlUtilization_t(), operator.attrgetter("gpu"))),
         ("sm_clock_mhz", reader("nvmlDeviceGetClockInfo", ctypes.c_uint(), number, nvml.NVML_CLOCK_SM)),
         ("power_mw", reader("nvmlDeviceGetPowerUsage", ctypes.c_uint(), number)),
         ("temperature_c", temperatures),
-        ("memory_bytes", reader("nvmlDeviceGetMemoryInfo", nvml.c_nvmlMemory_t(), operator.attrgetter("used", "total"))),
+        ("memory_bytes", reader("nvmlDeviceGetMemoryInfo", nvml.c_nvmlMemory_t(), operator.attrgetter("used",
+        "total"))),
         ("throttle_mask", [
             *reader("nvmlDeviceGetCurrentClocksEventReasons", mask, number),
             *reader("nvmlDeviceGetCurrentClocksThrottleReasons", mask, number),

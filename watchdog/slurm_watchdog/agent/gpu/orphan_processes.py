@@ -153,9 +153,7 @@ class OrphanGpuProcesses:
         if self._is_daemon(entry):
             return False
         # All else rests on an environment, which anybody may clear or copy: a user who has a job here may be in that.
-        return self._was_in_job(entry) or (
-            entry.known.environ is not None and entry.known.uid not in busy_uids
-        )
+        return self._was_in_job(entry) or (entry.known.environ is not None and entry.known.uid not in busy_uids)
 
     def _was_in_job(self, entry: Entry) -> bool:
         """Whether its job is known by its control group, or because that job was seen here when it ran."""
@@ -219,11 +217,7 @@ class OrphanGpuProcesses:
     # -- what they hold ----------------------------------------------------------------------------------------
 
     def _has_gpus(self, gpus: tuple[Gpu, ...]) -> bool:
-        return (
-            bool(gpus)
-            or bool(self._held)
-            or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
-        )
+        return bool(gpus) or bool(self._held) or any(os.path.exists(f"{self.devices}{minor}") for minor in (0, 1))
 
     def _read_links(self, suspects: Mapping[Key, Entry], listed: Mapping[int, object], now: float) -> None:
         """First those that are new and came from a job or are on NVML's list, then everybody in turn."""

@@ -125,9 +125,7 @@ class GpuReader:
         """Whose turn it is, the longest waiting first."""
         turns = [(index, what) for what in (PROCESSES, HEALTH) for index in range(self._rows)]
         waited = {turn: now - self._read_at.get(turn, float("-inf")) for turn in turns}
-        return sorted(
-            (turn for turn in turns if waited[turn] >= DEAR_EVERY_S), key=lambda turn: -waited[turn]
-        )
+        return sorted((turn for turn in turns if waited[turn] >= DEAR_EVERY_S), key=lambda turn: -waited[turn])
 
     def settle(self, seconds: float) -> None:
         """Waits at most so long for the answer that is due."""

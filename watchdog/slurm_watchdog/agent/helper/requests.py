@@ -93,9 +93,7 @@ def _check_kernel_log(args: LastKernelLines, uid: int) -> None:
 
 def _check_directory(args: SwitchDirectory, uid: int) -> None:
     if args.base != KILL_SWITCH_BASE or not RUN_NAME.fullmatch(args.name):
-        raise RefusedError(
-            f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}"
-        )
+        raise RefusedError(f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}")
 
 
 def _check_new_directory(args: PrepareDirectory, uid: int) -> None:

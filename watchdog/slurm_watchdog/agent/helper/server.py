@@ -159,9 +159,7 @@ class Helper:
             _PEER, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_PEER))
         )
         if uid not in self.allowed:
-            self.refusals.add(
-                f"a connection of uid {uid} (process {pid}), which is not the agent's user", now
-            )
+            self.refusals.add(f"a connection of uid {uid} (process {pid}), which is not the agent's user", now)
             sock.close()
             return
         sock.setblocking(False)
@@ -201,12 +199,7 @@ class Helper:
         if not isinstance(words, list) or len(words) != 2 or len(fds) != 1:
             raise RefusedError("a message that is none of the three that there are")
         key, uid = words
-        if (
-            not isinstance(key, str)
-            or not isinstance(uid, int)
-            or isinstance(uid, bool)
-            or len(key) > MAX_KEY
-        ):
+        if not isinstance(key, str) or not isinstance(uid, int) or isinstance(uid, bool) or len(key) > MAX_KEY:
             raise RefusedError("a child is asked for by its key and a user")
         if uid >= 0:
             check_user(uid)

@@ -195,16 +195,11 @@ class Kmsg:
         if now - self._opened_at >= LAST_RETRY_S:
             self._retry_s = FIRST_RETRY_S
         restarted = (
-            self._fresh
-            and self._newest is not None
-            and self.position is not None
-            and self._newest + 1 < self.position
+            self._fresh and self._newest is not None and self.position is not None and self._newest + 1 < self.position
         )
         self._fresh = False
         if restarted:
-            log.warning(
-                "%s counts from the beginning again: it is another log, read from its start", self._path
-            )
+            log.warning("%s counts from the beginning again: it is another log, read from its start", self._path)
             self.position = None
             self.drained = False
             self.restarts += 1

@@ -117,8 +117,7 @@ def _tails(files: list[tuple[str, str, int | None]], memory: FollowMemory) -> di
 def _give_patterns(tails: dict[Key, LogFollower], own: dict[str, list[str]], memory: FollowMemory) -> None:
     """Each follower gets the patterns of progress that its job's site wrote; they are compiled once."""
     memory.patterns = {
-        texts: memory.patterns.get(texts) or compile_patterns(texts)
-        for texts in {tuple(each) for each in own.values()}
+        texts: memory.patterns.get(texts) or compile_patterns(texts) for texts in {tuple(each) for each in own.values()}
     }
     for (job, _), tail in tails.items():
         tail.own = memory.patterns.get(tuple(own.get(job, ())), ())

@@ -266,11 +266,7 @@ class JobLogs:
         ]
         self.probes.settle(SETTLE_S, [request for request in requests if request is not None])
         for key in self.probes.names():
-            if (
-                key.startswith("files:")
-                and not any(key == planned for planned, _ in plan)
-                and not key.endswith(":0")
-            ):
+            if key.startswith("files:") and not any(key == planned for planned, _ in plan) and not key.endswith(":0"):
                 self.probes.retire(key)  # closes what it held open: a filesystem must stay unmountable
         self._taken = {key: token for key, token in self._taken.items() if any(key == k for k, _ in plan)}
         return followed, hung
@@ -321,9 +317,7 @@ class JobLogs:
         excess = len(self._events) - MAX_WAITING_EVENTS
         if excess > 0:
             self.dropped += excess
-            order = sorted(
-                range(len(self._events)), key=lambda at: self._events[at][1].kind is not EventKind.PROGRESS
-            )
+            order = sorted(range(len(self._events)), key=lambda at: self._events[at][1].kind is not EventKind.PROGRESS)
             gone = set(order[:excess])
             self._events = [each for at, each in enumerate(self._events) if at not in gone]
 
@@ -360,7 +354,8 @@ class JobLogs:
             LogFile(
                 job_id=job_id,
                 path=job.left_out[0],
-                error=f"not followed, like {len(job.left_out) - 1} more: at most {MAX_FILES} logs of a job are on one node",
+                error=f"not followed, like {len(job.left_out) - 1} more: "
+                f"at most {MAX_FILES} logs of a job are on one node",
             )
             for job_id, job in self.jobs.items()
             if job.left_out

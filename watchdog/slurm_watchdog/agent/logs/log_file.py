@@ -107,9 +107,7 @@ class LogFollower:
         """Whether read() has something to do."""
         return self.fd >= 0 and (self._unread or self._retired)
 
-    def refresh(
-        self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]
-    ) -> LogFollower | None:
+    def refresh(self, now: float, wall: float, held: MutableMapping[Identity, LogFollower]) -> LogFollower | None:
         """Finds out what is new. `held` are the files that the job's tails have open; another one's is not
         opened again.
 
@@ -208,11 +206,7 @@ class LogFollower:
             place = self._begin(fd, about, first) if known is None or not same else again(known, about)
             at_first = first and self.start is None and not same
             # No more than its size: a file of /proc has none, and reading it may take what others wait for.
-            backlog = (
-                os.pread(fd, min(BACKLOG, about.st_size - place.position), place.position)
-                if at_first
-                else b""
-            )
+            backlog = os.pread(fd, min(BACKLOG, about.st_size - place.position), place.position) if at_first else b""
         except OSError:
             os.close(fd)
             raise
@@ -378,12 +372,7 @@ class LogFollower:
             self._told = (line, fact.pattern if fact is not None else "")
             if fact is not None and fact.kind is EventKind.ERROR:
                 self._items.append(make_event(line, fact, now - self.grown_at))
-            elif (
-                fact is not None
-                and fact.kind is EventKind.PROGRESS
-                and not self.own
-                and WHOLE_BAR.search(line)
-            ):
+            elif fact is not None and fact.kind is EventKind.PROGRESS and not self.own and WHOLE_BAR.search(line):
                 self._note(line, fact, now - self.grown_at)
 
 

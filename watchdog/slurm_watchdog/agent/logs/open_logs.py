@@ -79,9 +79,7 @@ class OpenLogs:
         if now - listed.at >= LIST_EVERY_S or not listed.count or self.count_open(key[0]) != listed.count:
             return True
         wait_s = min(2 * listed.wait_s, LIST_EVERY_S)
-        self._listed[key] = _Listed(
-            listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s
-        )
+        self._listed[key] = _Listed(listed.at, listed.count, min(now + wait_s, listed.at + LIST_EVERY_S), wait_s)
         return False
 
     def apply(self, answer: Answer[dict[str, list[str]]]) -> None:

@@ -53,14 +53,8 @@ class OpenMounts:
 
     def request_due(self, processes: Iterable[Process], now: float, deadline_s: float) -> None:
         """Requests the files of those processes that are due; the answer counts from the next call on."""
-        mine = {
-            (p.pid, p.start_ticks): p
-            for p in processes
-            if p.role is not Role.HELPER and p.state not in ("Z", "X")
-        }
-        self._due = {
-            key: self._due.get(key) or _Due(now + FIRST_S * (1 + key[0] % 7 / 7), FIRST_S) for key in mine
-        }
+        mine = {(p.pid, p.start_ticks): p for p in processes if p.role is not Role.HELPER and p.state not in ("Z", "X")}
+        self._due = {key: self._due.get(key) or _Due(now + FIRST_S * (1 + key[0] % 7 / 7), FIRST_S) for key in mine}
         self._forget({p.job_id for p in mine.values()}, now)
         due = sorted((each.at, key) for key, each in self._due.items() if now >= each.at)
         if self._asking or not due:

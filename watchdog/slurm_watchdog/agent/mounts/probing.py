@@ -106,9 +106,7 @@ class MountProber:
     def __post_init__(self) -> None:
         self.write_on = frozenset(map(os.path.normpath, self.write_on))  # as the kernel names mount points
 
-    def collect(
-        self, now: float, deadline_s: float, wanted: Mapping[str, ProbeTarget]
-    ) -> tuple[MountProbe, ...]:
+    def collect(self, now: float, deadline_s: float, wanted: Mapping[str, ProbeTarget]) -> tuple[MountProbe, ...]:
         """Asks where it is time to, and returns the answers since the last call and a row for each that is overdue.
 
         Never waits: what is asked in this call is answered in a later one. `wanted` is by mount point.
@@ -158,9 +156,7 @@ class MountProber:
         if state is None:
             return process
         place = state.wanted
-        found = msgspec.structs.replace(
-            blocked, mount=state.mount, device=place.device, fs_type=place.fs_type
-        )
+        found = msgspec.structs.replace(blocked, mount=state.mount, device=place.device, fs_type=place.fs_type)
         return msgspec.structs.replace(process, blocked=found)
 
     def drain_unanswered(self) -> tuple[NoAnswer, ...]:
@@ -193,9 +189,7 @@ class MountProber:
             return True
         if since_s is not None:
             out = state.out if state is not None else None
-            row = out or MountProbe(
-                mount=command.mount, responding=False, seconds=since_s, device=device, uid=_of(uid)
-            )
+            row = out or MountProbe(mount=command.mount, responding=False, seconds=since_s, device=device, uid=_of(uid))
             row = msgspec.structs.replace(row, seconds=since_s)
             then(CommandResult(command_id=command.id, ok=True, probe=row))
             return True
@@ -223,9 +217,7 @@ class MountProber:
             state.due = next_due(state.due, now, self.interval_s)
         return True
 
-    def _apply_periodic(
-        self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]
-    ) -> None:
+    def _apply_periodic(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]) -> None:
         row = self._row(mount, place, write, answer)
         if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
             self._denied.add(mount)  # it says nothing that the server would not say about any user
@@ -248,9 +240,7 @@ class MountProber:
             self._rows.append(row)
         then(CommandResult(command_id=command_id, ok=True, probe=row))
 
-    def _row(
-        self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]
-    ) -> MountProbe | None:
+    def _row(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]) -> MountProbe | None:
         """What the answer says about the mount; None if nothing: the child failed, or the mount is another one here."""
         if answer.timed_out:
             what = "write" if write else "look"
@@ -291,9 +281,7 @@ class MountProber:
         since_s = self.probes.hung_since(key, now)
         if since_s is not None and not self.probes.is_stuck(key):
             reason = _not_known(since_s)
-            self._unanswered.append(
-                NoAnswer(mount=state.mount, reason=reason, seconds=since_s, uid=state.out.uid)
-            )
+            self._unanswered.append(NoAnswer(mount=state.mount, reason=reason, seconds=since_s, uid=state.out.uid))
             return None
         if since_s is not None:
             return msgspec.structs.replace(state.out, seconds=since_s)

@@ -74,9 +74,7 @@ class BlockedThreads:
     read: ReadFile
     list_threads: Callable[[int], list[int]] = field(default_factory=lambda: _list_threads)
     """Given a pid. Raises OSError."""
-    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = field(
-        default_factory=lambda: _read_calls
-    )
+    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = field(default_factory=lambda: _read_calls)
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
     file_of: Callable[[int, int, int], str | None] = field(default_factory=lambda: _file_of)
     """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
@@ -122,9 +120,7 @@ class BlockedThreads:
         A main thread that is blocked is cause by itself. `turn` is what `take_turn` gave in this tick, if it
         was asked already.
         """
-        causes = causes | {
-            key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2
-        }
+        causes = causes | {key[:2] for key, track in self.tracks.items() if key[0] == key[2] and track.sightings >= 2}
         self._caused = {key: tick for key, tick in self._caused.items() if key in causes}
         many = {(pid, start) for pid, start, threads in processes if threads > 1}
         for key in causes & many:
@@ -181,9 +177,7 @@ class BlockedThreads:
     def blocked(self, now: float) -> dict[tuple[int, int, int], BlockedCallHistory]:
         """Threads that were in the same call in two looks at least, and may wait for storage."""
         return {
-            key: track
-            for key, track in self.tracks.items()
-            if track.sightings >= 2 and is_waiting_for_storage(track)
+            key: track for key, track in self.tracks.items() if track.sightings >= 2 and is_waiting_for_storage(track)
         }
 
     def _look_at(self, key: tuple[int, int, int], now: float, state: str | None = None) -> None:

@@ -146,9 +146,7 @@ def _places(
             continue
         if owners.get(claimed.job_id) == process.uid:
             found[pid], how[pid] = claimed, BY_CLAIM
-    places = {
-        pid: place for pid, place in found.items() if place is not None and table[pid].comm != "slurmstepd"
-    }
+    places = {pid: place for pid, place in found.items() if place is not None and table[pid].comm != "slurmstepd"}
     return places, sure & places.keys(), how
 
 

@@ -92,11 +92,7 @@ def parse_cgroup(text: str) -> JobStep | None:
     """
     if "/job_" not in text:
         return None
-    places = [
-        place
-        for line in text.splitlines()
-        if "/job_" in line and (place := _place_of(line.split(":", 2)[-1]))
-    ]
+    places = [place for line in text.splitlines() if "/job_" in line and (place := _place_of(line.split(":", 2)[-1]))]
     return next((place for place in places if place.step_id), places[0] if places else None)
 
 

@@ -103,9 +103,7 @@ def ranks_of_ray(
         members[process.pid] = (
             JobMember(place.job_id, place.step_id, Role.HELPER, launcher=process.pid in above_ranks)
             if owner is None
-            else JobMember(
-                place.job_id, place.step_id, Role.WORKER, owner.rank, owner.local_rank, owner.world_size
-            )
+            else JobMember(place.job_id, place.step_id, Role.WORKER, owner.rank, owner.local_rank, owner.world_size)
         )
     return members
 
@@ -127,9 +125,7 @@ def _is_given_here(kind: str, group: list[ProcessFacts], table: Mapping[int, Pro
     return False
 
 
-def _hands_on_its_own(
-    kind: str, parent: ProcessFacts, child: ProcessFacts, having: list[ProcessFacts]
-) -> bool:
+def _hands_on_its_own(kind: str, parent: ProcessFacts, child: ProcessFacts, having: list[ProcessFacts]) -> bool:
     """Whether a rank set `kind` to its own rank for whatever it starts (a compiler, a spawned worker), as no
     launcher does."""
     if _is_helper(parent) or "TORCHELASTIC_RUN_ID" in (child.environ or {}):
@@ -166,9 +162,7 @@ def _choose(kind: str, inside: Mapping[int, ProcessFacts], before: Mapping[Key, 
         old = before.get((process.pid, process.start_ticks))
         was_rank = old is not None and old.role is Role.RANK
         return (
-            -(
-                restarts_of(process) or 0
-            ),  # a rank of an earlier run, which nobody can kill, holds no seat of this one
+            -(restarts_of(process) or 0),  # a rank of an earlier run, which nobody can kill, holds no seat of this one
             not was_rank,
             not process.comm.startswith(("python", "pt_")),
             process.start_ticks,

@@ -130,9 +130,7 @@ def faults(call: SystemCall, name: str | None, path: str | None, state: str, wch
 
 def describe_blocked(thread: int, track: BlockedCallHistory, now: float) -> Blocked:
     """The value that a report carries."""
-    target = (
-        track.target if track.target and track.target.mount else track.guess or track.target or CallTarget()
-    )
+    target = track.target if track.target and track.target.mount else track.guess or track.target or CallTarget()
     path = target.path or track.path
     return Blocked(
         thread_id=thread,

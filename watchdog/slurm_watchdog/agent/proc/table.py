@@ -119,9 +119,7 @@ class ProcessTable:
             except (OSError, ValueError):  # it ended
                 self._remove(pid)
                 continue
-            if (
-                entry.stat.start_ticks != stat.start_ticks
-            ):  # the pid is another's now: it is met like any new one
+            if entry.stat.start_ticks != stat.start_ticks:  # the pid is another's now: it is met like any new one
                 self._remove(pid)
                 self._meet(pid, now)
             else:
@@ -176,12 +174,7 @@ class ProcessTable:
         last = parse_last_pid(read_file("/proc/loadavg")) if self._trusts_last_pid else 0
         same = last != 0 and last == self._last_pid
         self._last_pid = last
-        return (
-            not same
-            or bool(self.suspects)
-            or bool(self.unmet)
-            or self.tick - self._listed >= LIST_AT_LEAST_EVERY
-        )
+        return not same or bool(self.suspects) or bool(self.unmet) or self.tick - self._listed >= LIST_AT_LEAST_EVERY
 
     def _list(self, now: float) -> None:
         self._listed = self.tick
@@ -201,9 +194,7 @@ class ProcessTable:
         if len(pids) <= NEW_AT_ONCE or not self.entries:
             self.unmet, self._owners, self._held = Counter(), {}, []
             return pids
-        self._owners = {
-            pid: self._owners[pid] if pid in self._owners else self.read_owner(pid) for pid in pids
-        }
+        self._owners = {pid: self._owners[pid] if pid in self._owners else self.read_owner(pid) for pid in pids}
         self.unmet = Counter(self._owners.values())
         taken, _ = fair_share(sorted(pids), 2 * NEW_AT_ONCE, self._owners.__getitem__)
         ordered = sorted(taken, key=lambda pid: self.unmet[self._owners[pid]])
@@ -272,9 +263,7 @@ class ProcessTable:
             except OSError:
                 return  # it ended: the next look will find that
             self.changed |= entry.known.cgroup is not None
-        if (
-            old.state != stat.state or old.cpu_ticks != stat.cpu_ticks
-        ):  # it ran in between, whatever its letter is
+        if old.state != stat.state or old.cpu_ticks != stat.cpu_ticks:  # it ran in between, whatever its letter is
             entry.state_since = now
         entry.stat = stat
         entry.ticks += 1

@@ -12,7 +12,8 @@ from typing import Final
 from slurm_watchdog.base.redact import MARGIN, masked_value
 
 PREFIXES: Final = (
-    "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "MKL_", "GLOO_", "UCX_", "FI_", "OMPI_MCA_",
+    "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "MKL_", "GLOO_", "UCX_", "FI_",
+    "OMPI_MCA_",
     "SHARP_", "HSA_", "HIP_", "ROCR_", "XLA_", "JAX_", "TF_", "DEEPSPEED_", "MEGATRON_", "ACCELERATE_", "TORCHELASTIC_",
     "TORCHINDUCTOR_", "TRITON_", "TOKENIZERS_", "AWS_OFI_", "EFA_", "MELLANOX_", "SLURM_WATCHDOG_",
 )  # fmt: skip

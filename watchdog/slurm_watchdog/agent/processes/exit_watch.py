@@ -39,9 +39,7 @@ class Exits:
     def follow(self, processes: Iterable[Process]) -> None:
         """Watches these ranks, as of the newest look at all processes, and no others any more."""
         self._uids = {
-            (p.pid, p.start_ticks): p.uid
-            for p in processes
-            if p.role is Role.RANK and p.state not in ("Z", "X")
+            (p.pid, p.start_ticks): p.uid for p in processes if p.role is Role.RANK and p.state not in ("Z", "X")
         }
         ranks = self._uids.keys()
         for gone in self._fds.keys() - ranks:

@@ -47,9 +47,7 @@ MAX_PATH = 4096  # linux/limits.h
 def identify(request: IdentifyProcesses, worker: WorkerState) -> None:
     """Sends an IdentifiedProcess for each process, with `error` where it ended meanwhile or may not be read."""
     for index, (pid, start_ticks) in enumerate(request.processes):
-        worker.send_part(
-            _identify_one(IdentifiedProcess(index=index, pid=pid, start_ticks=start_ticks), worker)
-        )
+        worker.send_part(_identify_one(IdentifiedProcess(index=index, pid=pid, start_ticks=start_ticks), worker))
 
 
 def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedProcess:
@@ -172,11 +170,7 @@ def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
 def _check_in_call(call: BlockedCall) -> None:
     """Raises OSError if the thread is in another call by now."""
     found = parse_syscall(_read(f"/proc/{call.pid}/task/{call.thread}/syscall", 512))
-    if (
-        found is None
-        or list(found.args) != call.args
-        or name_of(found.number, os.uname().machine) != call.syscall
-    ):
+    if found is None or list(found.args) != call.args or name_of(found.number, os.uname().machine) != call.syscall:
         raise OSError(errno.ESRCH, "it is in another call now")
 
 

@@ -126,16 +126,19 @@ class Identities:
         if self.table.unmet:
             uid, count = self.table.unmet.most_common(1)[0]
             found.append(
-                f"{count} new processes of {self._user(uid)} are not looked at yet: {NEW_AT_ONCE} are in a tick, in turn by user"
+                f"{count} new processes of {self._user(uid)} are not looked at yet: {NEW_AT_ONCE} are in a tick, in "
+                "turn by user"
             )
         if self.waiting.total() > MAX_AT_ONCE:
             uid, count = self.waiting.most_common(1)[0]
             found.append(
-                f"{count} new processes of {self._user(uid)} wait to be identified: {MAX_AT_ONCE} are in a tick, in turn by user"
+                f"{count} new processes of {self._user(uid)} wait to be identified: {MAX_AT_ONCE} are in a tick, in "
+                "turn by user"
             )
         for uid, pid in self.distrusted.items():
             found.append(
-                f"process {pid} of {self._user(uid)} held up who identifies it: this user's processes are asked about apart"
+                f"process {pid} of {self._user(uid)} held up who identifies it: this user's processes are asked "
+                "about apart"
             )
         return found
 
@@ -167,9 +170,7 @@ class Identities:
         if uid != 0 and len(self.distrusted) < MAX_DISTRUSTED:
             self.distrusted.setdefault(uid, pid)
 
-    def resolve(
-        self, tracks: dict[ThreadKey, BlockedCallHistory], now: float, deadline_s: float
-    ) -> int | None:
+    def resolve(self, tracks: dict[ThreadKey, BlockedCallHistory], now: float, deadline_s: float) -> int | None:
         """Asks for the file and mount of each blocked call that has none yet; returns the number of the request."""
         wanted = [
             (key, track)
@@ -259,9 +260,7 @@ class Identities:
             self._distrust(culprit)  # one that hangs may be a server's fault; the second of a user is his
         aside = len(self.stuck) < MAX_SET_ASIDE and self.probes.rename(key, new_key)
         self.stuck[culprit] = UnidentifiedProcess(new_key if aside else key, anything)
-        log.warning(
-            "nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit
-        )
+        log.warning("nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit)
 
     def _release(self) -> None:
         """Whoever's child came back, or who is gone, may be asked about again."""

@@ -204,9 +204,7 @@ class ProcessReader:
                 entry.crowd = False
         # It may itself run inside a job, or have started one.
         self.ours = frozenset({os.getpid()} | self.table.below(self.probes.spawner_pid))
-        known = {
-            pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours
-        }
+        known = {pid: entry.known for pid, entry in entries.items() if not entry.crowd and pid not in self.ours}
         self._assigned_for, self._seated = dict(self.owners), dict(seats)
         whole = _with_ancestors(known, entries)
         before = {entries[pid].key: member for pid in whole if (member := entries[pid].member) is not None}
@@ -238,7 +236,8 @@ class ProcessReader:
         entries = self.table.entries
         if 1 not in entries and 1 not in self.table.suspects:
             return (
-                "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit the group that "
+                "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit "
+                "the group that "
                 "may see them (gid= of that mount): SupplementaryGroups="
             )
         if isinstance(self.files, DelegatedFiles):
@@ -328,9 +327,7 @@ class ProcessReader:
                 longest[pid, start] = (thread, track)
         return {key: describe_blocked(thread, track, now) for key, (thread, track) in longest.items()}
 
-    def _resolve(
-        self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float
-    ) -> None:
+    def _resolve(self, tracks: dict[tuple[int, int, int], BlockedCallHistory], now: float, deadline_s: float) -> None:
         """Path and mount of each blocked call: from the child, and until it has answered from what is known already."""
         request = self.identities.resolve(tracks, now, deadline_s)
         if request is not None:

@@ -68,9 +68,7 @@ def choose(
 
 
 def _said(lost: Counter[tuple[str, int]]) -> tuple[LeftOut, ...]:
-    return tuple(
-        LeftOut(job_id=job, uid=uid, count=count) for (job, uid), count in lost.most_common(MAX_SAID)
-    )
+    return tuple(LeftOut(job_id=job, uid=uid, count=count) for (job, uid), count in lost.most_common(MAX_SAID))
 
 
 def _is_quiet(row: Process) -> bool:

@@ -263,9 +263,7 @@ def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
         place = parse_stepd(title.split("\0", maxsplit=1)[0])
         if place is not None:
             yield pid, place.job_id
-        elif title and "infinity" not in title.split(
-            "\0"
-        ):  # the one that keeps the jobs' scope open has no job
+        elif title and "infinity" not in title.split("\0"):  # the one that keeps the jobs' scope open has no job
             yield pid, None
 
 

@@ -1,4 +1,5 @@
-"""Reads what the kernel shows of a thread only to its owner and to tracers: its call, counters, device files. For children.
+"""Reads what the kernel shows of a thread only to its owner and to tracers: its call, counters, device files. For
+children.
 
 An agent with that right reads these small files in its loop, where they cannot hang (see agent.proc.table); one
 without requests many at once. Nothing of a process's memory is in them.

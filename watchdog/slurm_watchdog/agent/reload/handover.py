@@ -40,9 +40,7 @@ def write_handover(handover: Handover) -> int:
     """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises
     OSError."""
     fd = os.memfd_create("handover", 0)
-    data = encode(
-        msgspec.to_builtins(handover, str_keys=True)
-    )  # file names may be no UTF-8, and it knows what to do
+    data = encode(msgspec.to_builtins(handover, str_keys=True))  # file names may be no UTF-8, and it knows what to do
     with open(fd, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)

@@ -51,9 +51,7 @@ class Reload:
         if self._asking or self.settings is not None:
             self._ask_again = True  # it may have been written after it was read
             return
-        sd_notify(
-            f"RELOADING=1\nMONOTONIC_USEC={int(clock.monotonic() * 1e6)}\nSTATUS=checking the configuration"
-        )
+        sd_notify(f"RELOADING=1\nMONOTONIC_USEC={int(clock.monotonic() * 1e6)}\nSTATUS=checking the configuration")
         running = msgspec.json.encode(self.running).decode()
         request = CheckConfig(file=self.file, running=running, deadline_s=DEADLINE_S)
         number = self._probes.ask(KEY, request, DEADLINE_S + 5.0, now, self._apply, idle_s=0.0)

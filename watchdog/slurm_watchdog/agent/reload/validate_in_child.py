@@ -38,9 +38,7 @@ def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
             preexec_fn=die_with_me,
         )
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(
-            f"no answer within {error.timeout:g} s: try again when the node has time"
-        ) from error
+        raise TimeoutError(f"no answer within {error.timeout:g} s: try again when the node has time") from error
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-MAX_SAID:]
         return ConfigCheck(problems=(f"what is installed now does not start: {said}",))

@@ -74,11 +74,7 @@ class Admission:
         """Users who were refused a child in the last minute, with how many of theirs hang. May be called from
         any thread."""
         waiting = Counter(worker.uid for worker in list(self.workers.values()) if worker.hung)
-        return {
-            uid: waiting[uid]
-            for uid, at in list(self._limited.items())
-            if now - at < LIMITED_S and waiting[uid]
-        }
+        return {uid: waiting[uid] for uid, at in list(self._limited.items()) if now - at < LIMITED_S and waiting[uid]}
 
     def problems(self, now: float) -> Iterator[str]:
         """Why something was not asked: a sentence each."""

@@ -38,12 +38,7 @@ def parse_min_uid(text: str) -> int:
     nothing sensible."""
     for line in text.splitlines():
         words = line.split()
-        if (
-            words[:1] == ["UID_MIN"]
-            and len(words) > 1
-            and words[1].isdecimal()
-            and int(words[1]) >= LEAST_UID
-        ):
+        if words[:1] == ["UID_MIN"] and len(words) > 1 and words[1].isdecimal() and int(words[1]) >= LEAST_UID:
             return int(words[1])
     return 1000
 
@@ -68,7 +63,8 @@ def capabilities() -> int:
 
 
 HELPERS: Final = {
-    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": CAP_SETUID,
+    "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6,
+    "CAP_SETUID": CAP_SETUID,
     "CAP_SYS_MODULE": 16, "CAP_SYS_RAWIO": 17, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21,
 }  # fmt: skip
 """Capabilities that an agent must not have (linux/capability.h): the helper's, and those that are worth more."""
@@ -122,11 +118,7 @@ def refusal_as(uid: int) -> str | None:
     """Why nothing is read, written or signalled as `uid`, with or without a helper; None for an ordinary
     user. The one place that says."""
     if _alone:
-        return (
-            None
-            if uid in _alone
-            else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
-        )
+        return None if uid in _alone else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
     if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
         return None
     return f"uid {uid} is no ordinary user: nothing is read, written or signalled as it"

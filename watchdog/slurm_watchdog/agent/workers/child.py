@@ -171,9 +171,7 @@ def say_no_start(fd: int, why: str) -> None:
     os.close(fd)
 
 
-def _work_for_ever(
-    fd: int, key: str, uid: int, functions: Functions, parent: int, max_frame: int = MAX_FRAME
-) -> None:
+def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: int, max_frame: int = MAX_FRAME) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     refusal = become(uid)
     _die_with_parent(parent)  # after the change of user, which resets it
@@ -189,9 +187,7 @@ def _work_for_ever(
             inbox += data
             for request, function, args in unframe(inbox, max_frame):
                 worker.send_part = partial(_send_part, sock, request)
-                sock.sendall(
-                    frame([request, *_call(functions.get(function), function, args, worker, refusal)])
-                )
+                sock.sendall(frame([request, *_call(functions.get(function), function, args, worker, refusal)]))
                 if worker.ends:
                     return
                 answered += 1

@@ -197,9 +197,7 @@ class WorkerPool:
     def hung(self, now: float) -> tuple[HungProbe, ...]:
         """Every hung child, the longest first; `start:KEY` is one that could not even be started."""
         found = [
-            HungProbe(
-                probe=worker.key if worker.born else f"start:{worker.key}", seconds=now - worker.asked_at
-            )
+            HungProbe(probe=worker.key if worker.born else f"start:{worker.key}", seconds=now - worker.asked_at)
             for worker in self._workers.values()
             if worker.hung
         ]

@@ -65,9 +65,7 @@ def why_given_up(worker: Worker, now: float) -> str | None:
     return why
 
 
-def _apply_call(
-    worker: Worker, request: int | None, look: Look, answer: Answer[list[ThreadFacts | None]]
-) -> None:
+def _apply_call(worker: Worker, request: int | None, look: Look, answer: Answer[list[ThreadFacts | None]]) -> None:
     found = (answer.value or [None])[0]
     if found is not None and found.call is not None and worker.request == request:
         record_look(worker, replace(look, call=found.call.line))

@@ -113,9 +113,7 @@ def record_look(worker: Worker, look: Look) -> None:
 def is_stuck(worker: Worker) -> bool:
     """Whether it was seen to hang in a call that does not return."""
     first, last = worker.first_look, worker.last_look
-    return (
-        worker.request is not None and first is not None and last is not None and hangs_in_call(first, last)
-    )
+    return worker.request is not None and first is not None and last is not None and hangs_in_call(first, last)
 
 
 def to_inherited(worker: Worker) -> InheritedWorker:

@@ -160,9 +160,7 @@ class Driver:
         return f"job {self._job_id}" if process is None else f"process {process.pid} on {process.node}"
 
     def _put(self, record: OperationRecord) -> None:
-        others = tuple(
-            r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt)
-        )
+        others = tuple(r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt))
         self.run = replace(self.run, records=(*others, record))
 
     def _close(self, operation: Operation, attempt: int, outcome: OperationOutcome, detail: str) -> None:
@@ -183,9 +181,7 @@ class Driver:
             case Operation.EVIDENCE if self._tools.collect is not None:
                 return await self._tools.collect(decision)
             case Operation.WRITE_KILL_SWITCH:
-                return await kill_switch.write(
-                    self._tools.commands.ask, decision, self._tools.command_deadline_s
-                )
+                return await kill_switch.write(self._tools.commands.ask, decision, self._tools.command_deadline_s)
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the kill switch"
             case Operation.REQUEUE_HOLD:
@@ -253,9 +249,7 @@ class Driver:
         tools, decision = self._tools, self.run.decision
 
         def note(node: SlurmNode) -> None:
-            tools.journal.node_entry(
-                node.name, "drained", decision, clock.wall(), node.reason, node.reason_at
-            )
+            tools.journal.node_entry(node.name, "drained", decision, clock.wall(), node.reason, node.reason_at)
 
         return await drain.drain(tools.slurm, nodes, reason, note)
 
@@ -267,8 +261,7 @@ class Driver:
             tools.journal.node_entry(node.name, "down", decision, clock.wall(), node.reason, node.reason_at)
 
         reason = (
-            f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident "
-            f"{decision.incident_id}"
+            f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident {decision.incident_id}"
         )
         return await set_down.set_down(
             tools.slurm,

@@ -82,9 +82,7 @@ def rule_book_of(config: Config) -> RuleBook:
 
 
 def _change(treatment: Treatment, source: str) -> RuleChange:
-    limits = {
-        field: value for key, field in RUNG_LIMITS.items() if (value := getattr(treatment, key)) is not None
-    }
+    limits = {field: value for key, field in RUNG_LIMITS.items() if (value := getattr(treatment, key)) is not None}
     return RuleChange(
         source=source,
         mode=treatment.mode,

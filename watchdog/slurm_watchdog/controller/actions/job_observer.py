@@ -83,9 +83,7 @@ class JobObserver:
             next_first_step=first_step_if_proven(after, loaded_step),
             stride=self._stride,
             loaded_step=loaded_step,
-            next_stride=after.progress.widest_stride
-            if after is not None and after.progress is not None
-            else 1,
+            next_stride=after.progress.widest_stride if after is not None and after.progress is not None else 1,
             next_by_epochs=after is not None and after.progress is not None and after.progress.by_epochs,
             stalled_mounts=self._stalled_mounts(now),
             paused=self._tools.paused(),
@@ -106,9 +104,7 @@ class JobObserver:
             return ()
         listed = {node.name: node for node in state.slurm_nodes}
         allowed = min(limits.max_drained_nodes, int(len(listed) * limits.drained_percent / 100))
-        partial = state.slurm_partial or (
-            "" if state.slurm_at is not None else "Slurm has not listed its jobs yet"
-        )
+        partial = state.slurm_partial or ("" if state.slurm_at is not None else "Slurm has not listed its jobs yet")
         return stuck_nodes(
             job,
             listed,
@@ -128,9 +124,7 @@ class JobObserver:
         of_past = next((run for run in past if fence is not None and run.restarts == fence.restarts), None)
         if of_past is not None:
             self._stride = max(self._stride, of_past.stride)
-            self._step = max(
-                (step for step in (self._step, of_past.last_step) if step is not None), default=None
-            )
+            self._step = max((step for step in (self._step, of_past.last_step) if step is not None), default=None)
         known = (of_past.checkpoint_step if of_past is not None else None, self._saved)
         return max((step for step in known if step is not None), default=None)
 
@@ -142,10 +136,7 @@ class JobObserver:
             return False
         self._submission_noticed = now if self._submission_noticed is None else self._submission_noticed
         listed_at = self._tools.state.slurm_at
-        return (
-            listed_at is not None
-            and listed_at > self._submission_noticed + self._tools.listing_is_new_after_s
-        )
+        return listed_at is not None and listed_at > self._submission_noticed + self._tools.listing_is_new_after_s
 
     def _exclude_objection(self, job: SlurmJob | None) -> str | None:
         """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept
@@ -162,9 +153,7 @@ class JobObserver:
         oldest = clock.wall() - self._tools.limits.exclusion_s
         entries = self._tools.journal.node_entries("excluded", self._job_id)
         young = {entry.node for entry in entries if entry.at >= oldest}
-        return tuple(
-            sorted({entry.node for entry in entries if entry.at < oldest and entry.node not in young})
-        )
+        return tuple(sorted({entry.node for entry in entries if entry.at < oldest and entry.node not in young}))
 
     async def read_job(self) -> tuple[bool, SlurmJob | None]:
         """Whether the job is known, and the job, None if Slurm says that there is none."""

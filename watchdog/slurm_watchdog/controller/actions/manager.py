@@ -89,9 +89,7 @@ class Actions:
         """What an action under way waits for, in words, and when it gives that up (wall clock); None if it
         waits for nothing."""
         driver = self._drivers.get(decision_id)
-        return (
-            (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
-        )
+        return (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
 
     def abandon(self, job_id: str, by: str) -> str | None:
         """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it
@@ -133,13 +131,9 @@ class Actions:
                 continue
             waits = driver.waiting_for.partition(":")[0]
             left_s = None if driver.waiting_until is None else driver.waiting_until - wall
-            at_most = (
-                f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
-            )
+            at_most = f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
             what = str(decision.action).replace("_", " ")
-            found[decision.fence.job_id] = f"its {what} is under way" + (
-                f", {waits}{at_most}" if waits else ""
-            )
+            found[decision.fence.job_id] = f"its {what} is under way" + (f", {waits}{at_most}" if waits else "")
         return found | self.stuck()
 
     def stuck(self) -> dict[str, str]:

@@ -32,9 +32,7 @@ def asked(request: RestartRequest) -> Asked:
 
 def touched(job_id: str, restarts: int, age_s: float | None) -> Touched:
     """An operation has begun that ends the run or makes it save, so long ago; None: the run continues without it."""
-    return Touched(
-        t=UNDATED, job_id=job_id, restarts=restarts, age_s=None if age_s is None else max(0.0, age_s)
-    )
+    return Touched(t=UNDATED, job_id=job_id, restarts=restarts, age_s=None if age_s is None else max(0.0, age_s))
 
 
 def ended(decision: Decision, end: ActionEnd) -> Ended:

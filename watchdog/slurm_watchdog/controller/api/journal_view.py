@@ -64,9 +64,7 @@ def shown(journal: Journal, incident: Incident, sees: Sees) -> dict[str, Any]:
     return incident_json(incident, decisions, journal.actions(incident.id))
 
 
-def explained(
-    journal: Journal, incident: Incident, current: Incident, sees: Sees, waiting: Waiting
-) -> dict[str, Any]:
+def explained(journal: Journal, incident: Incident, current: Incident, sees: Sees, waiting: Waiting) -> dict[str, Any]:
     """All that is known of an incident; `current` is how it is now."""
     head = shown(journal, current, sees)
     if not sees(incident):

@@ -37,8 +37,8 @@ def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> d
         "detected_after_s": incident.detected_after_s,
         "culprits": [
             {
-                "node": each.node, "rank": each.rank, "pid": None, "gpu_uuid": each.gpu_uuid, "mount": None, "path": None,
-                "reason": "",
+                "node": each.node, "rank": each.rank, "pid": None, "gpu_uuid": each.gpu_uuid,
+                "mount": None, "path": None, "reason": "",
             }
             for each in incident.culprits
         ],
@@ -48,7 +48,8 @@ def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> d
         "resolution": "",
         "decisions": [
             {
-                "action": each.action, "verdict": each.verdict, "by": each.by, "reason": "", "exclude": list(each.exclude), "rule": "",
+                "action": each.action, "verdict": each.verdict, "by": each.by, "reason": "",
+                "exclude": list(each.exclude), "rule": "",
                 "ladder": list(each.ladder), "outcome": None,
             }
             for each in decisions
@@ -57,9 +58,7 @@ def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> d
     }  # fmt: skip
 
 
-def incident_json(
-    incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]
-) -> dict[str, Any]:
+def incident_json(incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]) -> dict[str, Any]:
     """One incident as `incidents --json` promises it; further keys may be added, none is taken away."""
     ends = {run.decision.id: run.end for run in actions}
     return {
@@ -163,8 +162,7 @@ def status_json(
     return health_json(found) | {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
         "jobs": [
-            _job_json(job, limits_s.get(job.job.job_id))
-            | {"health": job_health_json(how.get(job.job.job_id))}
+            _job_json(job, limits_s.get(job.job.job_id)) | {"health": job_health_json(how.get(job.job.job_id))}
             for job in view.jobs
         ],
         "incidents": {
@@ -193,9 +191,7 @@ SHOWN_STEP_TIMES = 24
 def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
     """Those that are announced, what fires and is critical first, at most SHOWN_OPEN."""
     told = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
-    told.sort(
-        key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at)
-    )
+    told.sort(key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at))
     return told[:SHOWN_OPEN]
 
 

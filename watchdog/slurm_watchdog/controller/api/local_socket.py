@@ -113,9 +113,7 @@ async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.St
         return web.json_response({"error": "the request's body is no JSON"}, status=400)
 
 
-def make_app(
-    controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person
-) -> web.Application:
+def make_app(controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person) -> web.Application:
     """Every route of the local socket; `person_of` says who asks."""
     api = LocalApi(controller, person_of)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_sentences])
@@ -176,8 +174,7 @@ class LocalApi:
         """How messages fare; what a receiver answered is for operators, for it may repeat a message."""
         told = may_see((), self._person_of(request), self._operators)
         return [
-            each if told else msgspec.structs.replace(each, error="")
-            for each in self._controller.notifier.deliveries()
+            each if told else msgspec.structs.replace(each, error="") for each in self._controller.notifier.deliveries()
         ]
 
     def _paused(self) -> dict[str, Any] | None:
@@ -186,18 +183,14 @@ class LocalApi:
 
     async def incidents(self, request: web.Request) -> web.Response:
         open_now = self._controller.judge.incidents
-        found = journal_view.listed(
-            self._controller.journal, request.query.get("job"), self.sees(request), open_now
-        )
+        found = journal_view.listed(self._controller.journal, request.query.get("job"), self.sees(request), open_now)
         return web.json_response(found)
 
     async def explain(self, request: web.Request) -> web.Response:
         incident = self._find(request.match_info["id"])
         current = self._controller.judge.incidents.get(incident.id) or incident
         return web.json_response(
-            journal_view.explained(
-                self._controller.journal, incident, current, self.sees(request), self._waiting
-            )
+            journal_view.explained(self._controller.journal, incident, current, self.sees(request), self._waiting)
         )
 
     def _waiting(self, decision_id: str) -> tuple[str, float | None] | None:
@@ -212,9 +205,7 @@ class LocalApi:
             raise RequestRefused(400, f"{number[:40]!r} is no number of a piece of evidence")
         document = self._controller.journal.evidence.document(incident.id, int(number))
         if document is None:
-            raise RequestRefused(
-                404, f"incident {incident.id} has no piece of evidence {number}; it may be too old"
-            )
+            raise RequestRefused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
         if not self._operators.include(self._person_of(request)):
             document = without_kernel_lines(document)
         return web.Response(body=document, content_type="application/json")
@@ -229,13 +220,9 @@ class LocalApi:
         view = self._controller.state.job_view(job_id, now)
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
-            raise RequestRefused(
-                404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status"
-            )
+            raise RequestRefused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
         if not self.may_see_job(request, view.job):
-            raise RequestRefused(
-                403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}"
-            )
+            raise RequestRefused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
         return web.json_response(self._progress(self._controller.collector.collect(view.job, now)))
 
     async def diagnosis(self, request: web.Request) -> web.Response:
@@ -280,9 +267,7 @@ class LocalApi:
         job_id, exclude = str(body.get("job_id", "")), body.get("exclude", [])
         if not _JOB.fullmatch(job_id):
             raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
-        if not isinstance(exclude, list) or not all(
-            isinstance(n, str) and _NODE.fullmatch(n) for n in exclude
-        ):
+        if not isinstance(exclude, list) or not all(isinstance(n, str) and _NODE.fullmatch(n) for n in exclude):
             raise RequestRefused(400, "exclude has to be a list of node names")
         unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
         if unknown:
@@ -333,9 +318,7 @@ class LocalApi:
         job = self._controller.state.jobs.get(job_id)
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
-            raise RequestRefused(
-                403, f"job {job_id} belongs to another user: only its owner and administrators may"
-            )
+            raise RequestRefused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
         problem = self._controller.actions.abandon(job_id, name)
         if problem is not None:
             raise RequestRefused(409, problem)
@@ -351,7 +334,5 @@ class LocalApi:
     def _administrator(self, request: web.Request) -> str:
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid()):
-            raise RequestRefused(
-                403, "only root, or the user that the controller runs as, may pause and resume"
-            )
+            raise RequestRefused(403, "only root, or the user that the controller runs as, may pause and resume")
         return name

@@ -81,9 +81,7 @@ def _map(view: ClusterView, incidents: Iterable[Incident]) -> list[dict[str, Any
         is_silent = name in silent
         row: dict[str, Any] = {
             "node": name,
-            "state": _state(
-                name in named, is_silent, name in reporting, slurm[name].state if name in slurm else ""
-            ),
+            "state": _state(name in named, is_silent, name in reporting, slurm[name].state if name in slurm else ""),
             "gpus": "".join("u" if is_silent else _cell(gpu, named) for gpu in gpus),
         }
         if name in slurm and slurm[name].reason:
@@ -164,9 +162,7 @@ def job_page_json(
         "losses": [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses]
         if may_see
         else [],
-        "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks]
-        if may_see
-        else [],
+        "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks] if may_see else [],
         "past": [
             {
                 "restarts": run.restarts,

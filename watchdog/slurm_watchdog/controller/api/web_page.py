@@ -39,7 +39,8 @@ STATIC: Final = {
     "page.css": ("page.css", "text/css"),
 }
 HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -59,9 +60,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it
     is said who looks."""
     page = Page(controller, token, person or Person(knows_password=bool(token)))
-    app = web.Application(
-        client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)]
-    )
+    app = web.Application(client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)])
     for name in STATIC:
         app.router.add_get(f"/{name}", page.static)
     app.router.add_get("/api/overview", page.overview)
@@ -93,9 +92,7 @@ def _guarded(listen: str, token: str) -> Any:
         elif token and not _knows(given := request.headers.get("Authorization", ""), token):
             if given:  # a browser asks without one first
                 wrong.acquire(peer, clock.monotonic())
-            answer = web.json_response(
-                {"error": "the page's token is needed (as password, any user name)"}, status=401
-            )
+            answer = web.json_response({"error": "the page's token is needed (as password, any user name)"}, status=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="slurm-watchdog", charset="UTF-8"'
         else:
             answer = await _answer(request, handler)
@@ -147,9 +144,7 @@ class Page:
         if now - made_at > FRESH_S:
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
             sees = self.api.sees(request)
-            document = overview_json(
-                c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health()
-            )
+            document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
             document["cluster"] = c.config.cluster_name
             document["mode"] = c.config.mode
             document["slurm_seen"] = c.judge.view.slurm_age_s is not None
@@ -169,9 +164,7 @@ class Page:
             self._controller.judge.limits_s.get(job_id),
             self.api.may_see_job(request, found.job),
         )
-        return web.json_response(
-            job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see)
-        )
+        return web.json_response(job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see))
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""
@@ -186,9 +179,7 @@ class Page:
         answer = await self.api.explain(request)
         document = json.loads(answer.body if isinstance(answer.body, bytes) else b"{}")
         evidence = document["evidence"]
-        diagnosis: dict[str, Any] = next(
-            (each for each in reversed(evidence) if each["kind"] == "diagnosis"), {}
-        )
+        diagnosis: dict[str, Any] = next((each for each in reversed(evidence) if each["kind"] == "diagnosis"), {})
         document["diagnosis"], document["taken"] = diagnosis.get("document"), diagnosis.get("taken")
         document["evidence"] = [
             {key: each[key] for key in ("at", "kind", "number", "incident", "taken")} for each in evidence

@@ -127,9 +127,7 @@ class Collector:
                 continue
             found = self._counting(view.job, now, incident.id, incident.opened_at)
             if found.incident_id != incident.id:
-                self._writer.add_note(
-                    incident, f"evidence of job {job_id} is kept with incident {found.incident_id}"
-                )
+                self._writer.add_note(incident, f"evidence of job {job_id} is kept with incident {found.incident_id}")
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
@@ -208,9 +206,7 @@ class Collector:
             return OperationOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
         if found.error is not None:
             return OperationOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
-        elsewhere = (
-            f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
-        )
+        elsewhere = f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
         return OperationOutcome.DONE, f"{found.sentence()}{elsewhere}"
 
     def _since(self, decision: Decision) -> float:
@@ -230,9 +226,7 @@ class Collector:
             if before is not None:
                 await before.finished.wait()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        found.hurry.wait(), before.began + self._limits.apart_s - clock.monotonic()
-                    )
+                    await asyncio.wait_for(found.hurry.wait(), before.began + self._limits.apart_s - clock.monotonic())
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)

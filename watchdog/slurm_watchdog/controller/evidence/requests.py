@@ -37,9 +37,7 @@ REMEMBERED: Final = 1024
 class EvidenceRequests:
     """Keeps the tasks that are out. One event loop owns it."""
 
-    def __init__(
-        self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float, interval_s: float
-    ):
+    def __init__(self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float, interval_s: float):
         self._state = state
         self._commands = commands
         self._patience_s = probe_deadline_s + 3 * interval_s
@@ -76,9 +74,7 @@ class EvidenceRequests:
             *(
                 self._commands.ask(
                     node,
-                    DumpStacks(
-                        id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s
-                    ),
+                    DumpStacks(id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s),
                     deadline_s,
                     job.uid,
                 )
@@ -141,9 +137,7 @@ class EvidenceRequests:
         self._last[key] = now
         if len(self._last) > REMEMBERED:
             self._last = {
-                each: at
-                for each, at in self._last.items()
-                if each in self._tasks or now - at < LATER_DUMPS_EVERY_S
+                each: at for each, at in self._last.items() if each in self._tasks or now - at < LATER_DUMPS_EVERY_S
             }
 
     def _spawn(self, key: str, work: Coroutine[None, None, None]) -> None:

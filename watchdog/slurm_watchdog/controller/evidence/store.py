@@ -78,9 +78,7 @@ class EvidenceStore:
         if self._has_share(incident_id, job, len(packed)):
             self._add(incident_id, at, "job", packed)
 
-    def _add(
-        self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None
-    ) -> None:
+    def _add(self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None) -> None:
         self._writer.write(lambda: self._journal.evidence.add(incident_id, at, kind, packed, collection))
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:

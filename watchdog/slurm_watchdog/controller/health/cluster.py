@@ -133,9 +133,7 @@ def job_health_json(found: JobHealth | None) -> dict[str, Any] | None:
 def _all_blind(seen: HealthInputs) -> Blind | None:
     """Why no job can be judged at all."""
     if seen.mode == "off":
-        return Blind(
-            why=NotJudged.MODE_OFF, reason="the mode is off", todo="mode: observe in the configuration"
-        )
+        return Blind(why=NotJudged.MODE_OFF, reason="the mode is off", todo="mode: observe in the configuration")
     age_s = seen.view.slurm_age_s
     if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
         return Blind(why=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
@@ -192,11 +190,7 @@ def _jobs(jobs: Sequence[JobHealth], blind: Blind | None) -> Iterable[Reason]:
     nothing = bool(jobs) and all(each.not_judged for each in jobs)
     groups: dict[tuple[str, str], list[JobHealth]] = {}
     for each in jobs:
-        if (
-            each.level is not Level.OK
-            and not each.by_incident
-            and (blind is None or each.not_judged is not blind.why)
-        ):
+        if each.level is not Level.OK and not each.by_incident and (blind is None or each.not_judged is not blind.why):
             groups.setdefault((each.state, each.reason), []).append(each)
     ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
     for (state, reason), some in ranked[:NAMED]:
@@ -219,9 +213,7 @@ def _rest(seen: HealthInputs) -> Iterable[Reason]:
     for each in seen.deliveries:
         if each.failing_s is not None and each.failing_s >= UNDELIVERED_S:
             waiting = f"{plural(each.waiting, 'message')} waiting, " if each.waiting else ""
-            yield _warning(
-                f"{each.channel} gets no messages for {duration(each.failing_s)} ({waiting}{each.error})"
-            )
+            yield _warning(f"{each.channel} gets no messages for {duration(each.failing_s)} ({waiting}{each.error})")
 
 
 def _watched(seen: HealthInputs, jobs: Sequence[JobHealth]) -> str:

@@ -40,9 +40,7 @@ class GpuTime:
                     late_s[job_id] = max(late_s.get(job_id, 0.0), incident.detected_after_s or 0.0)
         known: Mapping[str, int] = self._gpus
         self._gpus = {job_id: max(here.get(job_id, 0), known.get(job_id, 0)) for job_id in kept}
-        since_s = (
-            0.0 if self._looked_at is None else min(LONGEST_TICK_S, max(0.0, view.now - self._looked_at))
-        )
+        since_s = 0.0 if self._looked_at is None else min(LONGEST_TICK_S, max(0.0, view.now - self._looked_at))
         still = frozenset(late_s) & here.keys()
         lost = sum(self._gpus[job_id] * since_s for job_id in still & self._still)
         lost += sum(self._gpus[job_id] * late_s[job_id] for job_id in still - self._still)

@@ -56,8 +56,7 @@ BEYOND: Final = "beyond its limit"
 NOT_JUDGED: Final = "not judged"
 NO_TRAINING: Final = "no training seen"
 NO_TRAINING_WHY: Final = (
-    "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not "
-    "expected to make steps"
+    "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
 )
 OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
@@ -141,17 +140,14 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
     if stuck is not None:
         under_way = f"; {waits}" if waits else ""
         return JobHealth(
-            job_id=job_id, state=spec_of(stuck.kind).job_state, level=Level.CRITICAL, reason=f"{public_sentence(stuck)[:-1]}{under_way}",
+            job_id=job_id, state=spec_of(stuck.kind).job_state, level=Level.CRITICAL,
+            reason=f"{public_sentence(stuck)[:-1]}{under_way}",
             todo=f"slurm-watchdog explain {stuck.id}", by_incident=True,
         )  # fmt: skip
     if waits:
         return JobHealth(job_id=job_id, state="an action is under way", level=Level.WARNING, reason=waits)
     unseen = sight.blind or _unseen(view, sight)
-    if (
-        unseen is not None
-        and unseen.why in OF_A_TRAINING
-        and not (open_ones or sight.personal or _may_train(view))
-    ):
+    if unseen is not None and unseen.why in OF_A_TRAINING and not (open_ones or sight.personal or _may_train(view)):
         return JobHealth(job_id=job_id, state=NO_TRAINING, level=Level.OK, reason=NO_TRAINING_WHY)
     if unseen is not None:
         return JobHealth(
@@ -180,7 +176,8 @@ def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pend
     if progress is not None and limit_s is not None and age_s > limit_s:
         reason = f"no step for {duration(age_s)}, and {duration(limit_s)} is its limit"
         return JobHealth(
-            job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason, todo="nothing yet: its stacks are being looked at",
+            job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason,
+            todo="nothing yet: its stacks are being looked at",
         )  # fmt: skip
     begun = TRAINING_UNREAD if _is_followed(view) else STARTING
     state = (view.phase or begun) if progress is None else (progress.phase or TRAINING)
@@ -189,7 +186,8 @@ def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pend
     if worst is not None:
         level = Level.CRITICAL if worst.severity is Severity.CRITICAL else Level.WARNING
         return JobHealth(
-            job_id=job_id, state=state, level=level, reason=public_sentence(worst)[:-1], todo=f"slurm-watchdog explain {worst.id}",
+            job_id=job_id, state=state, level=level, reason=public_sentence(worst)[:-1],
+            todo=f"slurm-watchdog explain {worst.id}",
             by_incident=True,
         )  # fmt: skip
     return JobHealth(
@@ -212,9 +210,7 @@ def _unseen(view: JobView, sight: JobContext) -> Blind | None:
     look = f"on {where}: systemctl status slurm-watchdog-agent"
     if job.nodes and len(missing) == len(job.nodes):
         why = NotJudged.AGENT_SILENT if set(missing) & set(view.silent_nodes) else NotJudged.NO_AGENT
-        return Blind(
-            why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look
-        )
+        return Blind(why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look)
     if job.batch_host in missing:
         return Blind(
             why=NotJudged.AGENT_SILENT,

@@ -11,9 +11,7 @@ from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.notify.job_status_message import JobPulse
 
 
-def pulses(
-    view: ClusterView, limits_s: Mapping[str, float], wall: float, health: Health
-) -> tuple[JobPulse, ...]:
+def pulses(view: ClusterView, limits_s: Mapping[str, float], wall: float, health: Health) -> tuple[JobPulse, ...]:
     """One for each job that runs or waits; `limits_s` by job id, `wall` is the date of now, `health` how they are."""
     found = {each.job_id: each for each in health.jobs}
     return tuple(

@@ -51,9 +51,7 @@ class ControllerMetrics:
             ["job_id"],
             registry=registry,
         )
-        self._step = Gauge(
-            f"{prefix}job_step", "Newest step of the job's present run", ["job_id"], registry=registry
-        )
+        self._step = Gauge(f"{prefix}job_step", "Newest step of the job's present run", ["job_id"], registry=registry)
         self._step_s = Gauge(
             f"{prefix}job_step_seconds",
             "Median of the recent times of one step",
@@ -66,9 +64,7 @@ class ControllerMetrics:
             ["job_id"],
             registry=registry,
         )
-        self._phase = Gauge(
-            f"{prefix}job_phase", "1 for the phase a job is in", ["job_id", "phase"], registry=registry
-        )
+        self._phase = Gauge(f"{prefix}job_phase", "1 for the phase a job is in", ["job_id", "phase"], registry=registry)
         self._incidents = Gauge(f"{prefix}incidents", "Open incidents", ["kind", "state"], registry=registry)
         self.incidents_total = Counter(
             f"{prefix}incidents_total", "Incidents that fired", ["kind"], registry=self._counters
@@ -76,12 +72,8 @@ class ControllerMetrics:
         self.decisions = Counter(
             f"{prefix}decisions_total", "Decisions", ["action", "verdict", "by"], registry=registry
         )
-        self.actions = Counter(
-            f"{prefix}actions_total", "Actions that ended", ["action", "outcome"], registry=registry
-        )
-        self.lost_work = Counter(
-            f"{prefix}lost_work_seconds_total", "Work repeated after restarts", registry=registry
-        )
+        self.actions = Counter(f"{prefix}actions_total", "Actions that ended", ["action", "outcome"], registry=registry)
+        self.lost_work = Counter(f"{prefix}lost_work_seconds_total", "Work repeated after restarts", registry=registry)
         self.lost_gpu_time = Counter(
             f"{prefix}lost_gpu_seconds_total",
             "GPU time of jobs that hung, or did work again after a restart",
@@ -164,9 +156,7 @@ class ControllerMetrics:
             ["field"],
             registry=registry,
         )
-        self.tick_duration = Histogram(
-            f"{prefix}tick_duration_seconds", "Time of one judgement", registry=registry
-        )
+        self.tick_duration = Histogram(f"{prefix}tick_duration_seconds", "Time of one judgement", registry=registry)
         self.last_tick = Gauge(
             f"{prefix}controller_last_complete_tick_timestamp_seconds",
             "Dead-man switch: must keep rising",
@@ -344,12 +334,9 @@ class ControllerMetrics:
     def _errors(self, jobs: Iterable[JobView]) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
         for job in jobs:
             found = Tally(
-                name if (name := line.event.pattern or "") in log_table().means else "other"
-                for line in job.errors
+                name if (name := line.event.pattern or "") in log_table().means else "other" for line in job.errors
             )
-            yield from (
-                ((self._log_errors, (job.job.job_id, name)), number) for name, number in found.items()
-            )
+            yield from (((self._log_errors, (job.job.job_id, name)), number) for name, number in found.items())
 
     def text(self) -> bytes:
         return generate_latest(self.registry) + generate_latest(self._counters)
@@ -363,7 +350,5 @@ def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[
     """The jobs that have series of their own."""
     if len(jobs) <= MAX_JOBS:
         return jobs
-    ranked = sorted(
-        jobs, key=lambda job: (job.job.job_id not in troubled, job.job.start_at or 0.0, job.job.job_id)
-    )
+    ranked = sorted(jobs, key=lambda job: (job.job.job_id not in troubled, job.job.start_at or 0.0, job.job.job_id))
     return tuple(ranked[:MAX_JOBS])

@@ -106,9 +106,7 @@ def correlate(
     causes = _by_what_they_explain(after, moment)
     ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
     inhibited = [
-        _in_aftermath(
-            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment), ended, settings, moment
-        )
+        _in_aftermath(_inhibit(incident, causes.get(incident.kind, ()), suspected, moment), ended, settings, moment)
         for incident in after
     ]
     return [
@@ -173,9 +171,7 @@ def _update(
         return _resolve(incident, moment, "the run that it was about has ended")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        forgettable = (
-            (by_hardware or not incident.runs) and not moment.blind and not _is_unheard(incident, moment)
-        )
+        forgettable = (by_hardware or not incident.runs) and not moment.blind and not _is_unheard(incident, moment)
         if forgettable and moment.mono - heard > FORGET_AFTER_S:
             return _resolve(
                 incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
@@ -233,10 +229,7 @@ def _with_ranks(named: tuple[Culprit, ...], before: tuple[Culprit, ...]) -> tupl
 def _runs_are_over(incident: Incident, moment: CorrelateContext) -> bool:
     if not incident.runs:
         return bool(incident.job_ids) and all(job in moment.over for job in incident.job_ids)
-    return all(
-        job in moment.over or moment.restarts.get(job, restarts) != restarts
-        for job, restarts in incident.runs
-    )
+    return all(job in moment.over or moment.restarts.get(job, restarts) != restarts for job, restarts in incident.runs)
 
 
 def _resolve(incident: Incident, moment: CorrelateContext, why: str) -> Incident | None:
@@ -245,9 +238,7 @@ def _resolve(incident: Incident, moment: CorrelateContext, why: str) -> Incident
     return replace(incident, state=IncidentState.RESOLVED, resolved_at=moment.wall, resolution=why)
 
 
-def _by_what_they_explain(
-    incidents: Sequence[Incident], moment: CorrelateContext
-) -> dict[str, list[Incident]]:
+def _by_what_they_explain(incidents: Sequence[Incident], moment: CorrelateContext) -> dict[str, list[Incident]]:
     """Kind -> the incidents that may explain one of that kind. Of thousands that came at once most explain nothing."""
     present = {incident.kind for incident in incidents}
     standing = [incident for incident in incidents if _may_explain(incident, moment)]
@@ -342,9 +333,7 @@ def _same_run(incident: Incident, cause: Incident) -> bool:
 def _same_place(incident: Incident, cause: Incident) -> bool:
     """Whether both name the same node, and not two different GPUs of it."""
     return any(
-        a.node is not None
-        and a.node == b.node
-        and (not a.gpu_uuid or not b.gpu_uuid or a.gpu_uuid == b.gpu_uuid)
+        a.node is not None and a.node == b.node and (not a.gpu_uuid or not b.gpu_uuid or a.gpu_uuid == b.gpu_uuid)
         for a in incident.culprits
         for b in cause.culprits
     )

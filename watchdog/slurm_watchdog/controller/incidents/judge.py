@@ -149,9 +149,7 @@ class Judge:
                 self._on_failure(spec.kind)
         return findings
 
-    def _join(
-        self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]
-    ) -> list[Finding]:
+    def _join(self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]) -> list[Finding]:
         """What was just found, and of the jobs whose turn it is not, what was said when it was."""
         kept = {
             job_id: known
@@ -170,9 +168,7 @@ class Judge:
         are, or were, open."""
         jobs = self.state.jobs.values()
         unsure = {job.job_id for job in jobs if "restarts" in job.unreadable or not is_known(job.state)}
-        active = {
-            job.job_id: job.restarts for job in jobs if job.state in RUNNING and job.job_id not in unsure
-        }
+        active = {job.job_id: job.restarts for job in jobs if job.state in RUNNING and job.job_id not in unsure}
         involved = {job for incident in self.incidents for job in incident.job_ids}
         fresh = self._slurm_is_fresh()
         over = frozenset(job for job in involved if fresh and job not in active and job not in unsure)
@@ -182,9 +178,7 @@ class Judge:
             owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
-        settings = CorrelateSettings(
-            hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after
-        )
+        settings = CorrelateSettings(hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after)
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]

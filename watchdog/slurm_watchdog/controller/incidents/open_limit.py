@@ -58,9 +58,7 @@ class OpenIncidents(Sequence[Incident]):
         self._all = tuple(self._by_id.values())
 
 
-def within_room(
-    findings: Sequence[Finding], incidents: Iterable[Incident], left_out: LeftOut
-) -> list[Finding]:
+def within_room(findings: Sequence[Finding], incidents: Iterable[Incident], left_out: LeftOut) -> list[Finding]:
     """The findings without those that would open an incident too many. What is open already is updated and
     closed unchanged."""
     known, used = set(), Counter[str | None]()

@@ -22,9 +22,7 @@ class CommandQueue:
         self._of_user: dict[str, int] = {}
         """Command that waits -> whose job it is about, of those that count for a user's share."""
 
-    async def ask(
-        self, node: str, command: Command, deadline_s: float, uid: int | None = None
-    ) -> CommandResult:
+    async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
         """The node's answer, or a result that says why there is none. Never raises, never waits longer.
 
         `uid`: the user whose job it is about, for questions; None for a part of an action, which has been
@@ -32,9 +30,7 @@ class CommandQueue:
         """
         queue = self._waiting.setdefault(node, deque())
         if len(queue) >= MAX_WAITING:
-            return CommandResult(
-                command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long"
-            )
+            return CommandResult(command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long")
         if uid is not None:
             if sum(self._of_user.get(each.id) == uid for each in queue) >= OF_ONE_USER:
                 error = f"{OF_ONE_USER} questions about jobs of uid {uid} wait for {node} already"

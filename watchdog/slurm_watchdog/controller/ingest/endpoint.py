@@ -103,11 +103,7 @@ class ReportEndpoint:
     def admit(self, head: Head, remote: str) -> Answer | None:
         """Who may not report, or not so often, need not send its report."""
         if head.path != "/v1/report":
-            return (
-                None
-                if head.size <= MAX_SMALL
-                else self._refuse("too_large", 413, f"{head.path} takes no body")
-            )
+            return None if head.size <= MAX_SMALL else self._refuse("too_large", 413, f"{head.path} takes no body")
         if self._sessions is not None:
             try:
                 self._sessions.claim(head.authorization, remote)
@@ -147,9 +143,7 @@ class ReportEndpoint:
         if not is_loopback(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
-            return self._refuse_identity(
-                AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote
-            )
+            return self._refuse_identity(AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote)
         if self._too_early(remote):
             return self._refuse("busy", 503, TOO_EARLY)
         try:
@@ -216,9 +210,7 @@ class ReportEndpoint:
             return self._refuse("garbage", 400, str(error))
         if names is not None and report.node not in names:
             shown = ", ".join(sorted(names)[:3]) or "no node"
-            return self._refuse(
-                "wrong_node", 403, f"who has proven to be {shown} can't speak for {report.node!r}"
-            )
+            return self._refuse("wrong_node", 403, f"who has proven to be {shown} can't speak for {report.node!r}")
         if self._too_early(request.remote):
             return self._refuse("busy", 503, TOO_EARLY)
         problem, size = self._wrong_node(report.node, request.remote), len(request.body)

@@ -76,6 +76,4 @@ def public_sentence(incident: Incident) -> str:
 
 def _some(names: Iterable[str]) -> str:
     known = list(names)
-    return ", ".join(known[:MAX_NAMED]) + (
-        f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
-    )
+    return ", ".join(known[:MAX_NAMED]) + (f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else "")

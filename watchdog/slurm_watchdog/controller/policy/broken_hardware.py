@@ -31,6 +31,4 @@ def broken_under(
 
 def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
     """Whether no other job holds the node."""
-    return not any(
-        node in each.nodes and each.state in HOLDS_NODES and each.job_id != job.job_id for each in jobs
-    )
+    return not any(node in each.nodes and each.state in HOLDS_NODES and each.job_id != job.job_id for each in jobs)

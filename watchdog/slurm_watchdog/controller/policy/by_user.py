@@ -72,9 +72,7 @@ def spent_on_jobs(decisions: Iterable[Decision], now: float, window_s: float) ->
     )
 
 
-def spent_on_processes(
-    decisions: Iterable[Decision], process: GpuProcess, now: float, window_s: float
-) -> Counter[Uid]:
+def spent_on_processes(decisions: Iterable[Decision], process: GpuProcess, now: float, window_s: float) -> Counter[Uid]:
     """Other origins' processes that were acted on within the window, by user; those that one job left on one
     node count as one."""
     found = {
@@ -96,9 +94,7 @@ def over_budget(spent: Counter[Uid], uid: Uid, allowed: int, most: int, others: 
     whole = min(most, max(allowed, 2 * half)) if others else allowed
     own = spent[uid]
     used = own + sum(
-        count if who is None or uid is None else min(count, half)
-        for who, count in spent.items()
-        if who != uid
+        count if who is None or uid is None else min(count, half) for who, count in spent.items() if who != uid
     )
     if used >= whole:
         return f"the budget is {whole}"

@@ -81,10 +81,7 @@ def _why_allowed(incident: Incident, *, asked: bool) -> str:
 def _why_none(incident: Incident, rule: Rule) -> str:
     if rule.mode == "off" and rule.ladder:
         return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
-    return (
-        spec_of(incident.kind).why_no_action
-        or "this kind of incident is reported, and nothing is done about it"
-    )
+    return spec_of(incident.kind).why_no_action or "this kind of incident is reported, and nothing is done about it"
 
 
 def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
@@ -111,16 +108,12 @@ def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tu
     if s.job is None or not incident.exclude_nodes:
         return incident.exclude_nodes, ()
     if not s.rule.exclude_nodes:
-        return (), (
-            f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",
-        )
+        return (), (f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",)
     objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
     return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
 
 
-def _to_drain(
-    incident: Incident, s: PolicyInput, limits: GuardLimits
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
     if not s.rule.drain or not nodes:

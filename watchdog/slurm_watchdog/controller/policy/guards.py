@@ -135,9 +135,7 @@ def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.users_in_trouble >= limits.storm_jobs:
         return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
     if s.jobs_in_trouble >= limits.storm_jobs:
-        return (
-            f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: it is what they share"
-        )
+        return f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: it is what they share"
     if s.users_with_orphans >= limits.storm_jobs:
         return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
     if s.jobs_with_orphans >= limits.storm_jobs:
@@ -185,9 +183,7 @@ def _exclusions(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str 
     if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
         if incident.exclude_nodes and total > limits.max_excluded_nodes:
-            return (
-                f"the job would have {total} excluded nodes, at most {limits.max_excluded_nodes} are allowed"
-            )
+            return f"the job would have {total} excluded nodes, at most {limits.max_excluded_nodes} are allowed"
     return None
 
 

@@ -16,9 +16,7 @@ AT_ONCE_S = 600.0
 or an outage."""
 
 
-def objection(
-    process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]
-) -> str | None:
+def objection(process: GpuProcess, node: NodeView | None, reports: bool, jobs: Iterable[SlurmJob]) -> str | None:
     """Why this process must not be touched now; None if nothing speaks against it. `node` is its newest
     report, `jobs` Slurm's listing."""
     if node is None or not reports:

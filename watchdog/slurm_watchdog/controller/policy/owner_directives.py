@@ -115,9 +115,7 @@ def _apply_pair(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
         return replace(wish, ladder=tuple(Rung(name) for name in names if name != "none"))
     if key == "mode" and value.lower() in OFF | ON | {"act"}:
         return replace(wish, leave_alone=value.lower() in OFF)
-    return replace(
-        wish, problem=f"{key[:40]!r} is not known; known: off, kill_switch, checkpoint_dir, ladder"
-    )
+    return replace(wish, problem=f"{key[:40]!r} is not known; known: off, kill_switch, checkpoint_dir, ladder")
 
 
 def problem_of_path(template: str) -> str | None:
@@ -129,9 +127,7 @@ def problem_of_path(template: str) -> str | None:
     if ".." in template.split("/"):
         return "a path with .. in it is not followed"
     unknown = [name for name in re.findall(r"\{([^}]*)\}", template) if name not in PLACEHOLDERS]
-    return (
-        f"{{{unknown[0][:40]}}} is not known; known: {', '.join(sorted(PLACEHOLDERS))}" if unknown else None
-    )
+    return f"{{{unknown[0][:40]}}} is not known; known: {', '.join(sorted(PLACEHOLDERS))}" if unknown else None
 
 
 def fill(template: str, job: SlurmJob) -> str:

@@ -102,8 +102,7 @@ def _matches(override: Override, kind: str, job: SlurmJob) -> bool:
         (wanted.job_name, [job.name]),
     )
     return (not override.kinds or kind in override.kinds) and all(
-        not globs or any(fnmatchcase(value, glob) for glob in globs for value in values)
-        for globs, values in pairs
+        not globs or any(fnmatchcase(value, glob) for glob in globs for value in values) for globs, values in pairs
     )
 
 

@@ -22,9 +22,7 @@ def why_blind(
     if slurm_age_s is None or slurm_age_s > slurm_patience_s:
         since = "yet" if slurm_age_s is None else f"for {slurm_age_s:.0f} s"
         return (
-            f"Slurm's answer cannot be used ({slurm_problem})"
-            if slurm_problem
-            else f"Slurm has not answered {since}"
+            f"Slurm's answer cannot be used ({slurm_problem})" if slurm_problem else f"Slurm has not answered {since}"
         )
     if warming_s is not None:
         return f"the controller has just started, or was stalled: it only observes for {warming_s:.0f} s"

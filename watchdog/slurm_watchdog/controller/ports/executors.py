@@ -74,9 +74,7 @@ class DiagnosisNews(Protocol):
 class AgentCommands(Protocol):
     """Asks a node's agent."""
 
-    async def ask(
-        self, node: str, command: Command, deadline_s: float, uid: int | None = None
-    ) -> CommandResult: ...
+    async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult: ...
 
 
 class MountProbes(Protocol):

@@ -130,9 +130,7 @@ class Agents:
 
     def forget_older_than(self, since: float, kept: Container[str]) -> list[str]:
         """Forgets the nodes that have not reported since then, but those in `kept`. Returns who they were."""
-        gone = [
-            name for name, agent in self._agents.items() if agent.reported_at < since and name not in kept
-        ]
+        gone = [name for name, agent in self._agents.items() if agent.reported_at < since and name not in kept]
         for name in gone:
             del self._agents[name]
             self._names, self._reporting = (), None
@@ -149,7 +147,8 @@ class Agents:
         return agent is not None and now - agent.reported_at <= self.silent_after_s
 
     def reporting(self, now: float) -> tuple[str, ...]:
-        """The nodes that have reported lately, by name. Asked for hundreds of incidents at one moment, it is worked out once."""
+        """The nodes that have reported lately, by name. Asked for hundreds of incidents at one moment, it is worked
+        out once."""
         moment = (now, self._registered)
         if self._reporting is None or self._reporting[0] != moment:
             agents, since = self._agents, now - self.silent_after_s

@@ -155,9 +155,7 @@ class ClusterState:
             self.dropped += dropped
         report, dropped = of_owners(report, self._job_of)
         self.dropped += dropped
-        report, missing = within_bounds(
-            report, self.left_out, lambda: self._known_on(report.node), self._nodes_of
-        )
+        report, missing = within_bounds(report, self.left_out, lambda: self._known_on(report.node), self._nodes_of)
         self._apply_processes(report, made_at)
         self._note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes}
@@ -203,9 +201,7 @@ class ClusterState:
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
             job = self._job_of(row.job_id) if row.job_id is not None else None
-            named = (
-                job.job_id if job is not None else None
-            )  # of a job that Slurm does not list nothing is repeated
+            named = job.job_id if job is not None else None  # of a job that Slurm does not list nothing is repeated
             self.left_out.note("processes", node, max(0, row.count), row.uid, named)
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
@@ -387,9 +383,7 @@ class ClusterState:
                 if gone_at is None and waits and boot_id is not None:
                     yield ProcessView(node=name, process=process, seen_age_s=now - seen_at), boot_id
 
-    def remember_action(
-        self, fence: Fence, nodes: Iterable[str] = (), process_job_id: str | None = None
-    ) -> None:
+    def remember_action(self, fence: Fence, nodes: Iterable[str] = (), process_job_id: str | None = None) -> None:
         """This run may have ended because of an action while no controller ran: agents report the recent past again."""
         self.runs.remember_action(fence)
         self._job_nodes.remember(fence.job_id if process_job_id is None else process_job_id, nodes)

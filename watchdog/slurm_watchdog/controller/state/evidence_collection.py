@@ -112,9 +112,7 @@ class SharedFrames:
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
 
     def of(self, rank: RankEvidence) -> RankEvidence:
-        dumps = tuple(
-            replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS]
-        )
+        dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS])
         environment = tuple(self._pairs.setdefault(pair, pair) for pair in rank.environment)
         return replace(
             rank,

@@ -68,9 +68,7 @@ class Filesystems:
             for filesystem in self._known.values():
                 before = filesystem.answers.get((node, probe.uid))
                 if filesystem.mount == probe.mount and before is not None and not before[0].responding:
-                    del filesystem.answers[
-                        node, probe.uid
-                    ]  # the child that hung is back: neither out, nor an answer
+                    del filesystem.answers[node, probe.uid]  # the child that hung is back: neither out, nor an answer
             return
         for filesystem in self._known.values():
             if filesystem.mount == probe.mount:
@@ -134,9 +132,7 @@ def _bound(answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]]
 def _answers(
     answers: Mapping[tuple[str, int | None], tuple[MountProbe, float, bool]], now: float
 ) -> Iterable[tuple[str, MountAnswer]]:
-    for (node, uid), (probe, at, same) in sorted(
-        answers.items(), key=lambda each: (each[0][0], each[0][1] or -1)
-    ):
+    for (node, uid), (probe, at, same) in sorted(answers.items(), key=lambda each: (each[0][0], each[0][1] or -1)):
         yield (
             node,
             MountAnswer(

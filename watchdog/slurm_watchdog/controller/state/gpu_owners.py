@@ -53,9 +53,7 @@ class GpuPids:
             else:
                 owners[pid] = GpuOwner(started[pid], named, made_at)
         if len(owners) > MAX_OWNERS:
-            newest = sorted(owners, key=lambda pid: (-owners[pid].seen_at, owners[pid].start_ticks))[
-                :MAX_OWNERS
-            ]
+            newest = sorted(owners, key=lambda pid: (-owners[pid].seen_at, owners[pid].start_ticks))[:MAX_OWNERS]
             self.left_out.note("gpu_processes", report.node, len(owners) - MAX_OWNERS)
             owners = {pid: owners[pid] for pid in newest}
         self._owners[report.node] = owners

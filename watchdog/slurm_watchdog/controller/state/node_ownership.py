@@ -78,9 +78,7 @@ def of_owners(report: Report, job_of: JobOf) -> tuple[Report, int]:
         if job_id not in jobs:
             jobs[job_id] = job_of(job_id)
     processes = tuple(row for row in report.processes if _is_of_job(row, jobs[row.job_id]))
-    wishes = tuple(
-        wish for wish in report.wishes if _is_wish(wish, jobs[wish.job_id], report.node, processes)
-    )
+    wishes = tuple(wish for wish in report.wishes if _is_wish(wish, jobs[wish.job_id], report.node, processes))
     dropped = len(report.processes) - len(processes) + len(report.wishes) - len(wishes)
     return (replace(report, processes=processes, wishes=wishes), dropped) if dropped else (report, 0)
 

@@ -194,9 +194,7 @@ class Nodes:
         return tuple(
             checkpoint
             for name in nodes
-            for (job_id, _), checkpoint in (
-                self._nodes[name].checkpoints.items() if name in self._nodes else ()
-            )
+            for (job_id, _), checkpoint in (self._nodes[name].checkpoints.items() if name in self._nodes else ())
             if job_id == process_job_id
         )
 
@@ -216,12 +214,7 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
             same_gpu = (event.gpu_uuid and event.gpu_uuid == other.gpu_uuid) or (
                 event.pci_bus_id and event.pci_bus_id == other.pci_bus_id
             )
-            if (
-                other.xid == event.xid
-                and same_gpu
-                and other.source != event.source
-                and abs(seen.at - at) < SAME_XID_S
-            ):
+            if other.xid == event.xid and same_gpu and other.source != event.source and abs(seen.at - at) < SAME_XID_S:
                 return
     node.events.append(SeenEvent(at=at, event=event))
 

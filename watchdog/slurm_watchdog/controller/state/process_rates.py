@@ -59,9 +59,7 @@ class ProcessRates:
         elif self.cpu_ratio >= (POLLS_CPU if self.busy_at is None else QUIET_CPU):
             self.busy_at = now
         known = process.io_bytes is not None and self.io_bytes is not None
-        self.io_bytes_s = (
-            max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
-        )
+        self.io_bytes_s = max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
         self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
 
     def _note_state(self, state: str, now: float) -> None:

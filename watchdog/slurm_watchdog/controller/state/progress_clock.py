@@ -104,12 +104,7 @@ def _is_side_line(clocks: dict[Counter, CounterClock], event: Event) -> bool:
     """Whether a line in words that anybody may write names a step which was made long ago ("evaluated step
     400"): it counts nothing."""
     main = main_clock(clocks)
-    if (
-        (event.pattern or "") not in progress_table().counted
-        or event.step is None
-        or main is None
-        or not main.is_step
-    ):
+    if (event.pattern or "") not in progress_table().counted or event.step is None or main is None or not main.is_step:
         return False
     of_main = next(pattern for (_, pattern), clock in clocks.items() if clock is main)
     return of_main not in progress_table().counted and main.rose > 0 and event.step <= main.step
@@ -123,15 +118,11 @@ def _new_clock(event: Event, number: float, at: float) -> CounterClock:
     )  # fmt: skip
 
 
-def _rise(
-    clock: CounterClock, event: Event, number: float, at: float, troubled_at: float, phase: str | None
-) -> None:
+def _rise(clock: CounterClock, event: Event, number: float, at: float, troubled_at: float, phase: str | None) -> None:
     if at > clock.rose_at > troubled_at and clock.seen > 1:
         clock.intervals_s.append(at - clock.rose_at)
     if event.step is not None:
-        if (
-            clock.first_step is not None
-        ):  # from where a bar begins a run that was resumed jumps to its first step
+        if clock.first_step is not None:  # from where a bar begins a run that was resumed jumps to its first step
             clock.stride = max(0, event.step - clock.step)
             clock.strides.append(clock.stride)
         add_time(clock, event, at, phase)
@@ -149,12 +140,7 @@ def _rise(
 def _epoch_ended(clock: CounterClock, event: Event, number: float) -> bool:
     """Whether the count was at its end and is at its beginning now: the next epoch of the same length."""
     total = event.total_steps
-    return (
-        total is not None
-        and total == clock.total_steps
-        and clock.count >= 0.9 * total
-        and number <= 0.1 * total
-    )
+    return total is not None and total == clock.total_steps and clock.count >= 0.9 * total and number <= 0.1 * total
 
 
 def _reset(clock: CounterClock, event: Event, number: float, at: float) -> CounterClock:

@@ -256,9 +256,7 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
     return max((step for step in steps if last_step is None or step <= last_step), default=None)
 
 
-def new_run(
-    job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None
-) -> Run:
+def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None) -> Run:
     """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no
     room for."""
     started = job.state in RUNNING
@@ -273,9 +271,7 @@ def new_run(
         began_at=now,
         started=started,
         valid_from=valid_from,
-        past=(*before.past, past_run(before, now))[-KEPT_PAST:]
-        if before is not None and before.started
-        else (),
+        past=(*before.past, past_run(before, now))[-KEPT_PAST:] if before is not None and before.started else (),
         left_over=frozenset(before.processes) if before is not None else frozenset(),
         clocks_before=before.clocks if before is not None and before.started else {},
     )
@@ -302,7 +298,8 @@ def _log_starts(before: Run) -> dict[str, int]:
 
 
 def follow_training(run: Run, now: float, interval_s: float) -> None:
-    """Where the batch script continues from one step to the next (its data, then the training), everything starts again.
+    """Where the batch script continues from one step to the next (its data, then the training), everything starts
+    again.
 
     What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
     of the one before may come with the next report only, and from another node.

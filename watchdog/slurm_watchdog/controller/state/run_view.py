@@ -32,13 +32,9 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
         phase=run.phase[0] if run.phase else None,
         log=log_view(run, now),
-        checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1])
-        if run.checkpoint
-        else None,
+        checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
-        errors=tuple(
-            ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines
-        ),
+        errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
         gpus=_rank_gpus(run, nodes, gpus),
@@ -102,8 +98,7 @@ def log_view(run: Run, now: float) -> LogView | None:
 def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
     """The dumps since the last step, oldest first."""
     return tuple(
-        StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent)
-        for at, stacks, silent in run.snapshots
+        StackSnapshot(age_s=now - at, stacks=stacks, silent_nodes=silent) for at, stacks, silent in run.snapshots
     )
 
 

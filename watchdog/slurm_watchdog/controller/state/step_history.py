@@ -54,16 +54,15 @@ class StepHistory:
         self._open, self._handed_out = [], None
         if len(self._blocks) >= MAX_BLOCKS:
             pairs = zip(self._blocks[::2], self._blocks[1::2], strict=False)
-            self._blocks = [
-                _middle([a, b]) if (a.batch, a.logged) == (b.batch, b.logged) else b for a, b in pairs
-            ]
+            self._blocks = [_middle([a, b]) if (a.batch, a.logged) == (b.batch, b.logged) else b for a, b in pairs]
             self._size *= 2
 
 
 def _middle(times: list[StepTime]) -> StepTime:
     first = times[0]
     return StepTime(
-        step=first.step, seconds=median(time.seconds for time in times), at=first.at, logged=first.logged, batch=first.batch,
+        step=first.step, seconds=median(time.seconds for time in times), at=first.at, logged=first.logged,
+        batch=first.batch,
     )  # fmt: skip
 
 

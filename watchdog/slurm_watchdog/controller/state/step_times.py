@@ -10,7 +10,8 @@ from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.observations import Event
 
 _BATCH = re.compile(
-    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
+    r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|"
+    r"(?<!micro)(?<!micro[ _])(?<![a-z])(?:batch[ _]?size|gbs))['\"]?\s*[:=]\s*(\d+)",
     re.IGNORECASE,
 )
 """Megatron, NeMo, DeepSpeed and Composer name the size of the global batch so; others say `batch_size` or `gbs`."""
@@ -39,9 +40,7 @@ def add_time(clock: CounterClock, event: Event, at: float, phase: str | None) ->
         clock.grew()
 
 
-def _add_time_by_report(
-    clock: CounterClock, event: Event, at: float, phase: str | None, batch: float | None
-) -> None:
+def _add_time_by_report(clock: CounterClock, event: Event, at: float, phase: str | None, batch: float | None) -> None:
     """Where neither the line nor its date says how long a step takes: all steps of one look of the agent
     share the time since the look before. A line that came in the same look corrects it."""
     assert event.step is not None
@@ -58,9 +57,7 @@ def _add_time_by_report(
     elif last is not None:
         clock.history.add(last)
     seconds = (at - from_at) / (event.step - from_step)
-    clock.times.append(
-        StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch)
-    )
+    clock.times.append(StepTime(step=event.step, seconds=seconds, at=at, logged=False, phase=phase, batch=batch))
     clock.grew()
 
 

@@ -97,9 +97,7 @@ class KernelScan:
                         yield message
             first += len(lines)
 
-    def _to_be_read(
-        self, shapes: list[bytes], loud: set[bytes], lines: list[bytes], has_bytes: bool
-    ) -> Iterator[int]:
+    def _to_be_read(self, shapes: list[bytes], loud: set[bytes], lines: list[bytes], has_bytes: bool) -> Iterator[int]:
         """The places to be read, one at a time: what was found in one decides about the next."""
         last = dict(zip(shapes, range(len(shapes)), strict=True))
         if loud <= self._mute and not self._following and not has_bytes:

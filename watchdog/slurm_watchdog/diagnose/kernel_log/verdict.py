@@ -344,11 +344,7 @@ def _judge_line(
     elif entry.because_of is not None or fact.consequence:
         role = "consequence"
     gpu = fact.gpu
-    if (
-        gpu is None
-        and fact.pci_bus_id
-        and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_")))
-    ):
+    if gpu is None and fact.pci_bus_id and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_"))):
         gpu = uuids.get((entry.message.node, fact.pci_bus_id), fact.pci_bus_id)
     return JudgedLine(
         number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact,

@@ -68,9 +68,7 @@ def rank_beside(first: FoundError, roots: Sequence[FoundError], case: LogCase) -
     rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
     near = [
-        e
-        for e in roots
-        if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
+        e for e in roots if e.name in felt and 0 <= e.line - first.line <= NEAR_LINES and e.segment == first.segment
     ]
     ranks = {case.ranks.rank_of(error.who) for error in near if error.who.named}
     return ranks.pop() if len(ranks) == 1 else None
@@ -148,9 +146,7 @@ def place_in_table(error: FoundError, ranks: Ranks) -> None:
             return
 
 
-def locate_errors(
-    error: FoundError, name: str, case: LogCase, host: str | None
-) -> tuple[int | None, str | None]:
+def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None) -> tuple[int | None, str | None]:
     """(rank, host) of a line that does not say whose it is, from what the launcher or Slurm says of who ended first."""
     ranks = case.ranks
     segments = case.sources[error.source].digest.segments
@@ -202,9 +198,7 @@ def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str
     not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:
         return None, not_started["host"]
-    match = re.search(
-        r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text
-    )
+    match = re.search(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text)
     if match:
         single = match["tasks"].isdecimal()
         return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]

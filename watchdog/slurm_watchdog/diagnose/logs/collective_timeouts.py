@@ -63,9 +63,7 @@ def suspects_of(
     suspects = _named_by_library(errors)
     if suspects is not None:
         return suspects
-    timeouts = [
-        place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")
-    ]
+    timeouts = [place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")]
     ranks_that_said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None} | more
     if len(ranks_that_said) < LEAST_SAID:
         return None
@@ -88,9 +86,7 @@ def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
         stalled = _stalled(error.detail)
         if stalled:
             return Suspects(stalled, "had not joined what the others waited in", error.line)
-    stuck = {
-        error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None
-    }
+    stuck = {error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None}
     others = {error.who.rank for error in errors} - stuck - {None}
     if len(stuck) == 1 and others:
         line = next(error.line for error in errors if _STUCK.search(error.raw_text))
@@ -123,9 +119,7 @@ def _group_of(text: str) -> str:
     return (match["guid"] or match["id"]) if match else ""
 
 
-def _mismatched(
-    errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None]
-) -> Suspects | None:
+def _mismatched(errors: Sequence[FoundError], places: list[int], rank_of: dict[int, int | None]) -> Suspects | None:
     """The few that ran another operation, or one of another size, under the same number in the group of all."""
     works: dict[tuple[str, int], dict[int, tuple[str, str | None]]] = {}
     for place in places:
@@ -146,9 +140,7 @@ def _mismatched(
         usual = counted[0][0]
         odd = tuple(sorted(rank for rank, work in by_rank.items() if work != usual))
         if len(odd) <= max(1, int(FEW_SILENT * len(by_rank))):
-            return Suspects(
-                odd, f"ran another collective than the others ({by_rank[odd[0]][0]} beside {usual[0]})"
-            )
+            return Suspects(odd, f"ran another collective than the others ({by_rank[odd[0]][0]} beside {usual[0]})")
     return None
 
 
@@ -193,10 +185,6 @@ def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> S
     missing = tuple(sorted(everybody - ranks_that_said))
     if world is None and not set(missing) <= known and len(ranks_that_said) < SURELY_MANY:
         return None  # an excerpt, perhaps
-    if (
-        not missing
-        or len(missing) > max(1, int(FEW_SILENT * len(everybody)))
-        or len(ranks_that_said) < LEAST_SAID
-    ):
+    if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(ranks_that_said) < LEAST_SAID:
         return None
     return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)

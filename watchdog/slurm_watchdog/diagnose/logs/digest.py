@@ -47,9 +47,7 @@ _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
 _SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
 _INDENTED = re.compile(r"(?: {4}|\t)")
 _FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
-_TOLD_TO_END = re.compile(
-    r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted"
-)
+_TOLD_TO_END = re.compile(r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted")
 _BATCH = re.compile(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
 
 
@@ -126,9 +124,7 @@ class Collector:
                 errors.append(place)
             else:
                 self._add_fact(number(place), text, self._context.with_context(fact))
-        steps = [
-            p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS
-        ]
+        steps = [p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS]
         self._date_the_last(data, steps[-1] if steps else -1)
         if any(needle in data for needle in LONE_LOSS_NEEDLES):
             self._note_lone_losses(data, number)
@@ -205,9 +201,7 @@ class Collector:
             raw.setdefault(number, text)
         ordered = sorted(raw.items())
         segments = (
-            (_fenced(ordered) or _indented(ordered, {fact.line for fact in self._facts}))
-            if self._markdown
-            else None
+            (_fenced(ordered) or _indented(ordered, {fact.line for fact in self._facts})) if self._markdown else None
         )
         if segments is not None:
             ordered = [(number, text) for number, text in ordered if number in segments]
@@ -219,9 +213,7 @@ class Collector:
         return digest
 
 
-def take_apart(
-    ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()
-) -> tuple[list[Line], list[int]]:
+def take_apart(ordered: list[tuple[int, str]], hosts: frozenset[str] = frozenset()) -> tuple[list[Line], list[int]]:
     """(the lines, the numbers of those that are headings) of (number, text) in the order of a file; `hosts`
     are known to be hosts."""
     ordered = _unpadded(ordered)

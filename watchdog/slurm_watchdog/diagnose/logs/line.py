@@ -22,8 +22,7 @@ LINE_END = " ⏎ "
 """Between the lines of a record that holds several."""
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 _NUMBERED_HOST = (
-    r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)"
-    + _HOST
+    r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)" + _HOST
 )
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
 `[trainer:88]`), which is nobody."""
@@ -178,11 +177,7 @@ def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted
         if rest is None:
             break
         text = rest
-    if (
-        "rank" not in found
-        and (match := _INNER_RANK.search(text))
-        and _BAR_OR_POD.search(text[: match.start()])
-    ):
+    if "rank" not in found and (match := _INNER_RANK.search(text)) and _BAR_OR_POD.search(text[: match.start()]):
         found["rank"] = match["rank"]
         text = text[match.end() :].removeprefix(" ")
     who = Who(
@@ -205,9 +200,7 @@ def _strip(
         if match and match.end():
             letter = match.groupdict().get("letter")
             word = match.groupdict().get("level")
-            level = (
-                _LETTERS.get(letter, level) if letter else _LEVELS.get(word or "", "error") if word else level
-            )
+            level = _LETTERS.get(letter, level) if letter else _LEVELS.get(word or "", "error") if word else level
             found.setdefault("_", True)
             return bare[match.end() :], level
     match = _GROUP_RANK.match(bare)
@@ -265,9 +258,7 @@ def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> boo
 
 def _looks_like_host(word: str) -> bool:
     """Whether a word before a colon is a host beyond doubt: a name with a dash or a dot, and a number at its end."""
-    return bool(
-        re.fullmatch(r"[a-z][\w.]*-[\w.-]*\d|\d{1,3}(?:\.\d{1,3}){3}", word)
-    ) and not _NOT_HOSTS.fullmatch(word)
+    return bool(re.fullmatch(r"[a-z][\w.]*-[\w.-]*\d|\d{1,3}(?:\.\d{1,3}){3}", word)) and not _NOT_HOSTS.fullmatch(word)
 
 
 def host_word(raw: str) -> str | None:

@@ -100,15 +100,11 @@ def _count(fact: Fact) -> float:
 def read_progress(digest: Digest) -> Progress:
     """How far the run came."""
     facts = main_facts(digest)
-    ends = [
-        fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"
-    ]
+    ends = [fact for fact in digest.facts if fact.fact.kind is EventKind.PHASE and fact.fact.phase == "finishing"]
     if not facts:
         line = ends[-1].line if ends else None
         head = "\n".join(each.text for each in digest.lines[:HEAD_LINES]).encode(errors="replace")
-        return Progress(
-            framework=recognise(head), finished=bool(ends), finished_line=line, trained_line=_trained(ends)
-        )
+        return Progress(framework=recognise(head), finished=bool(ends), finished_line=line, trained_line=_trained(ends))
     rises, before, seen = [], None, 0
     for fact in facts:
         count = _count(fact)
@@ -303,9 +299,7 @@ def read_phases(digest: Digest) -> list[dict[str, object]]:
                 phases[-1]["last_step"] = fact.fact.step
             continue
         step = fact.fact.step
-        phases.append(
-            {"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step}
-        )
+        phases.append({"phase": name, "line": fact.line, "last_line": fact.line, "step": step, "last_step": step})
     return phases[:200]
 
 
@@ -313,9 +307,7 @@ def _is_no_number(fact: Fact) -> bool:
     """A loss that is no number, or one of zero whose gradient is none: so half precision shows it where it is
     summed up."""
     loss = fact.fact.loss
-    return loss is not None and (
-        not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None)
-    )
+    return loss is not None and (not isfinite(loss) or (loss == 0.0 and _NO_GRADIENT.search(fact.text) is not None))
 
 
 def _with_loss(digest: Digest) -> list[Fact]:
@@ -333,8 +325,7 @@ def _with_loss(digest: Digest) -> list[Fact]:
     if len(with_loss) < 2:
         return with_loss
     reached = [
-        max((_count(f) for f in main if f.line <= each.line), default=0.0)
-        for each in (with_loss[0], with_loss[-1])
+        max((_count(f) for f in main if f.line <= each.line), default=0.0) for each in (with_loss[0], with_loss[-1])
     ]
     usual = (reached[1] - reached[0]) / (len(with_loss) - 1)
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []

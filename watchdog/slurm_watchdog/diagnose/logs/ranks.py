@@ -57,9 +57,7 @@ _ENDS = {
 _TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
 _RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
-_OLD_EXIT = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
-)
+_OLD_EXIT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 
 
 @dataclass
@@ -219,9 +217,7 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
             mixed = mixed or (who.number is not None and who.number != who.rank)
         elif who.number is not None and who.host is not None:
             on_hosts.setdefault(who.number, set()).add(who.host)
-        mixed = mixed or (
-            who.local is not None and (who.number is not None or _TEED.match(line.raw) is not None)
-        )
+        mixed = mixed or (who.local is not None and (who.number is not None or _TEED.match(line.raw) is not None))
     ranks.failures = [*_read_tables(lines), *_read_words(lines)]
     ranks.launcher = ranks.launcher or bool(ranks.failures)
     ranks.tasks_are_ranks = not ranks.launcher and not mixed
@@ -229,14 +225,10 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
     if ranks.host_numbers_are_ranks:
         ranks.seen |= set(on_hosts)
     if ranks.tasks_are_ranks:
-        ranks.seen |= {
-            line.who.number for line in lines if line.who.number is not None and line.who.host is None
-        }
+        ranks.seen |= {line.who.number for line in lines if line.who.number is not None and line.who.host is None}
     hosts = [task.host for task in ranks.tasks]
     labelled = any(line.who.number is not None and line.who.host is None for line in lines)
-    ranks.several_a_host = (
-        labelled or len(set(hosts)) < len(hosts) or any(task.task is None for task in ranks.tasks)
-    )
+    ranks.several_a_host = labelled or len(set(hosts)) < len(hosts) or any(task.task is None for task in ranks.tasks)
     plausible = [world for world in worlds if 0 < world < MAX_WORLD]
     if plausible:
         ranks.world = max(plausible)
@@ -337,9 +329,7 @@ def _fill(row: Failure, key: str, value: str, line: Line) -> None:
     if key == "time":
         row.stamp = stamp_of(value)
     elif key == "host":
-        row.host = (
-            value if value and value not in ("localhost", "127.0.0.1", "localhost.localdomain") else None
-        )
+        row.host = value if value and value not in ("localhost", "127.0.0.1", "localhost.localdomain") else None
     elif key == "rank":
         match = _RANK_LOCAL.match(value)
         if match:

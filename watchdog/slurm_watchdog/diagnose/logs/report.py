@@ -139,9 +139,7 @@ def judge_job(
                 digest,
                 progress,
                 find_errors(digest.lines, digest.segments),
-                read_silence(
-                    digest, progress, at, written_at[number] if written_at else None, settings.limits
-                )
+                read_silence(digest, progress, at, written_at[number] if written_at else None, settings.limits)
                 if digest.segments is None
                 else None,
                 read_no_number(digest, settings.nan_steps),

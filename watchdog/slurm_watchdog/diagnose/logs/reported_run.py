@@ -75,9 +75,7 @@ def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
         reported_lines.append(
             ReportedLine(place + 1 + seconds, seconds, error.line, error.pattern, error.source, error.read_on)
         )
-    return ReportedRun(
-        tuple(reported_lines), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks
-    )
+    return ReportedRun(tuple(reported_lines), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
 
 
 def case_of(run: ReportedRun) -> LogCase:
@@ -126,9 +124,7 @@ def _without_unknown_tasks(lines: Sequence[Line], ranks: Ranks) -> list[Line]:
     ]
 
 
-def _named_by_files(
-    files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun
-) -> list[list[Line]]:
+def _named_by_files(files: Sequence[tuple[str, str]], read: list[list[Line]], run: ReportedRun) -> list[list[Line]]:
     """The lines, each with the rank that its file's name has, where there are several files. Only a name that
     says `rank` is believed, and only on the node where that rank runs: of a job's files few are here, and
     `log_1.txt` may be the first try."""
@@ -242,10 +238,7 @@ class AttributedError(Struct, frozen=True):
 def attributed_errors(run: PastRun) -> list[AttributedError]:
     """All error lines of a run, each with its speaker."""
     errors = sorted(run.errors, key=lambda e: e.at)
-    return [
-        AttributedError(error, *who)
-        for error, who in zip(errors, _speakers(reported(run, errors)), strict=True)
-    ]
+    return [AttributedError(error, *who) for error, who in zip(errors, _speakers(reported(run, errors)), strict=True)]
 
 
 @lru_cache(maxsize=MAX_RUNS_REMEMBERED)

@@ -151,9 +151,7 @@ def running(job: JobView, now: float) -> PastRun:
         error_ranks=job.error_ranks,
         ranks=max([len(job.ranks), *(r.process.world_size or 0 for r in job.ranks)]),
         seats=tuple(
-            RankLocation(r.process.rank, r.node, r.process.pid)
-            for r in job.ranks
-            if r.process.rank is not None
+            RankLocation(r.process.rank, r.node, r.process.pid) for r in job.ranks if r.process.rank is not None
         ),
     )
 

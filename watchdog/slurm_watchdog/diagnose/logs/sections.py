@@ -68,9 +68,7 @@ def without_modules(lines: Sequence[Line]) -> list[Line]:
     speakers = [line.who for line in bracketed]
     if not speakers or len({who.host for who in speakers}) > 1:
         return list(lines)
-    if min(who.number or 0 for who in speakers) < SMALL and not any(
-        _MODULE.match(line.raw) for line in lines
-    ):
+    if min(who.number or 0 for who in speakers) < SMALL and not any(_MODULE.match(line.raw) for line in lines):
         return list(lines)
     named = speakers[0].host
     return [

@@ -31,9 +31,7 @@ def read_silence(
     if progress.finished:
         return None
     rises = {line for line, _ in progress.rises}
-    active = [
-        f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)
-    ]
+    active = [f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
     last = max(active, key=lambda fact: fact.line) if active else None
     end = seen_at if seen_at is not None else digest.ends
     since = last.at if last is not None else digest.begins

@@ -51,10 +51,7 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     if (
         finished is not None
         and error.line > finished
-        and (
-            not is_root(error)
-            or (error.name in log_table().after_sigterm | AFTER_END and not error.traceback)
-        )
+        and (not is_root(error) or (error.name in log_table().after_sigterm | AFTER_END and not error.traceback))
     ):
         return True
     trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)

@@ -30,9 +30,7 @@ _FULL = re.compile(
     + r"(?: ?(?P<z>Z\b|UTC\b|GMT\b|[+-]\d\d:?\d\d\b))?"
 )
 _MONTH_FIRST = re.compile(
-    r"(?<!\d)(?P<mo>0[1-9]|1[0-2])/(?P<d>0[1-9]|[12]\d|3[01])/(?P<y>20\d\d)[ ,T-]+"
-    + _TIME
-    + r"(?: (?P<ap>[AP]M))?"
+    r"(?<!\d)(?P<mo>0[1-9]|1[0-2])/(?P<d>0[1-9]|[12]\d|3[01])/(?P<y>20\d\d)[ ,T-]+" + _TIME + r"(?: (?P<ap>[AP]M))?"
 )
 _NAMED = re.compile(
     r"(?<!\w)(?:(?P<d2>\d{1,2})[/ ](?P<n2>[A-Z][a-z]{2})[/ ](?P<y2>20\d\d)[: ]|(?P<n>[A-Z][a-z]{2}) +(?P<d>\d{1,2}) )"
@@ -98,9 +96,7 @@ def _epoch(match: re.Match[str]) -> Stamp:
 
 def _seconds(match: re.Match[str], year: int, month: int, day: int) -> float | None:
     try:
-        at = datetime(
-            year, month, day, int(match["h"]), int(match["mi"]), min(59, int(match["s"])), tzinfo=UTC
-        )
+        at = datetime(year, month, day, int(match["h"]), int(match["mi"]), min(59, int(match["s"])), tzinfo=UTC)
     except ValueError:
         return None
     fraction = match["f"] or ""
@@ -185,9 +181,7 @@ def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
     if sort == "clock":
         return ends + (seen - ends) % DAY_S
     moment, year = datetime.fromtimestamp(seen, UTC), datetime.fromtimestamp(ends, UTC).year
-    fitting = [
-        at for each in (year, year + 1, year + 2) if (at := _in_year(moment, each)) and at >= ends - DAY_S
-    ]
+    fitting = [at for each in (year, year + 1, year + 2) if (at := _in_year(moment, each)) and at >= ends - DAY_S]
     return min(fitting, default=seen)
 
 

@@ -47,9 +47,7 @@ _NO_TYPE = frozenset(
         "Original",
     }
 )
-_SOURCE = re.compile(
-    r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)'
-)
+_SOURCE = re.compile(r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)')
 _WRAPPER = re.compile(
     r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
     r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
@@ -157,9 +155,7 @@ def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -
             and found[-1].who.named
             and line.number - found[-1].line <= DETAIL_LINES
         ):
-            found[-1].detail.append(
-                line.text.strip()[:300]
-            )  # a message of several lines has its prefix only once
+            found[-1].detail.append(line.text.strip()[:300])  # a message of several lines has its prefix only once
         if error is not None:
             error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)
@@ -221,12 +217,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
 def _is_prose(line: Line) -> bool:
     """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts
     in front."""
-    if (
-        line.who.named
-        or line.stamp is not None
-        or line.level is not None
-        or _EXCEPTION.match(line.text.strip())
-    ):
+    if line.who.named or line.stamp is not None or line.level is not None or _EXCEPTION.match(line.text.strip()):
         return False
     return len(line.text.split()) >= PROSE_WORDS and _PERSON.search(line.text) is not None
 

@@ -34,9 +34,7 @@ _SLURMS_HOW = (
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
-def of_consequences(
-    case: LogCase, felt_errors: list[FoundError], ended_by: FoundError | None
-) -> LogVerdict | None:
+def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: FoundError | None) -> LogVerdict | None:
     """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
 
     `ended_by` is the line with which somebody ended the run from outside.
@@ -64,11 +62,7 @@ def of_consequences(
         return _of_ends(case, died, felt_errors)
     if felt:
         return _of_lost(case, felt, felt_errors) or _unexplained(case, felt[0], felt_errors)
-    last = [
-        error
-        for error in felt_errors
-        if error.name not in log_table().from_outside and error.name != "terminated"
-    ]
+    last = [error for error in felt_errors if error.name not in log_table().from_outside and error.name != "terminated"]
     if not last:
         return None
     failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
@@ -93,36 +87,19 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequenc
     suspects = suspects_of(
         timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
     ) or lost_rank(felt_errors, case.ranks)
-    if (
-        suspects is not None
-        and suspects.silent
-        and case.ranks.files
-        and not set(suspects.ranks) <= case.ranks.files
-    ):
+    if suspects is not None and suspects.silent and case.ranks.files and not set(suspects.ranks) <= case.ranks.files:
         suspects = None  # its file is not here
-    logged_by = sorted(
-        {rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT)
-    )
+    logged_by = sorted({rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT))
     first = timeouts[0]
-    name = (
-        "collective_mismatch"
-        if suspects is not None and "another collective" in suspects.reason
-        else first.name
-    )
+    name = "collective_mismatch" if suspects is not None and "another collective" in suspects.reason else first.name
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
     host = (
-        case.ranks.rank_hosts.get(rank)
-        if rank is not None
-        else _marked_dead(felt_errors)
-        if suspects is None
-        else None
+        case.ranks.rank_hosts.get(rank) if rank is not None else _marked_dead(felt_errors) if suspects is None else None
     )
     waited = f"{len(logged_by)} ranks said so" if len(logged_by) > 1 else "no line says why"
     suspected = (
-        _suspected(suspects)
-        if host is None or rank is not None
-        else f"host {host} is suspect: it was marked dead"
+        _suspected(suspects) if host is None or rank is not None else f"host {host} is suspect: it was marked dead"
     )
     summary = f"{log_table().means[name]}{after_step(case)} (line {first.line}): {waited}, {suspected}"
     return LogVerdict(
@@ -143,9 +120,7 @@ def _marked_dead(felt_errors: Sequence[FoundError]) -> str | None:
     return hosts.pop() if len(hosts) == 1 else None
 
 
-def _of_lost(
-    case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[FoundError]
-) -> LogVerdict | None:
+def _of_lost(case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict | None:
     """Ranks say in a program's own words whom they lost, and no line says why."""
     suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
     if suspects is None:
@@ -219,11 +194,7 @@ def _of_tasks(case: LogCase, felt_errors: Sequence[FoundError]) -> LogVerdict | 
         return None  # srun's own kill
     alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
     rank = first.task if alone and case.ranks.tasks_are_ranks else None
-    host = (
-        first.host
-        if len({task.host for task in died if aborted is None or task.line < aborted}) == 1
-        else None
-    )
+    host = first.host if len({task.host for task in died if aborted is None or task.line < aborted}) == 1 else None
     source = 0
     for error in felt_errors:
         if error.line == first.line:
@@ -289,9 +260,7 @@ def _lost_daemon(error: FoundError) -> str | None:
     return next((match["host"] for match in found if match), None)
 
 
-def _of_own_call(
-    case: LogCase, first: FoundError, rank: int | None, felt_errors: Sequence[FoundError]
-) -> LogVerdict:
+def _of_own_call(case: LogCase, first: FoundError, rank: int | None, felt_errors: Sequence[FoundError]) -> LogVerdict:
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"

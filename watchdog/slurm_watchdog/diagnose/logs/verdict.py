@@ -51,12 +51,8 @@ FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota",
 """What no lost peer brings about."""
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: the rank that notices first is no more to blame than the others."""
-_WHY_NOT_WRITTEN = frozenset(
-    {"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"}
-)
-_UNREACHED = re.compile(
-    r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b"
-)
+_WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
+_UNREACHED = re.compile(r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b")
 """Retries exceeded: the one who says so waited for the other end."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
@@ -129,9 +125,7 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     before, after = alive[:ended], alive[ended:]
     if after and _TOLD_TO_END.search(after[0].text):
         # Who was told to end may have been told so because of this.
-        before = before + [
-            error for error in after if is_root(error) and error.name not in log_table().after_sigterm
-        ]
+        before = before + [error for error in after if is_root(error) and error.name not in log_table().after_sigterm]
     roots = [error for error in before if is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
     deaths = _deaths(alive)
@@ -155,9 +149,7 @@ def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bo
     if any(error.name not in log_table().headers for error in fatal):
         return False
     began = min(error.line for error in fatal)
-    return any(
-        e.name in log_table().felt and not e.weak and e.line < began and e.who != fatal[0].who for e in alive
-    )
+    return any(e.name in log_table().felt and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
 
 
 def _is_teardown(error: FoundError) -> bool:
@@ -217,11 +209,7 @@ class _Cascade:
         ):
             return True
         line = self.line_of.get((error.source, error.who))
-        after = (
-            line is not None
-            and line < error.line
-            and error.name in log_table().after_sigterm | {"cuda_error"}
-        )
+        after = line is not None and line < error.line and error.name in log_table().after_sigterm | {"cuda_error"}
         return after and ranks.is_one_process(error.who)
 
     def _was_ended_before(self, error: FoundError, ranks: Ranks) -> bool:
@@ -231,9 +219,7 @@ class _Cascade:
         if ended is not None and ended < error.line:
             return True
         dead, rank = self.dead_rank, ranks.rank_of(error.who)
-        return (
-            dead is not None and dead != rank and self.dead_line is not None and self.dead_line < error.line
-        )
+        return dead is not None and dead != rank and self.dead_line is not None and self.dead_line < error.line
 
 
 def _cascade(alive: Sequence[FoundError], case: LogCase) -> _Cascade:
@@ -273,8 +259,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     rank, host = speaker_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
     ranks = sorted(
-        {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None}
-        | case.said.get(name, frozenset())
+        {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None} | case.said.get(name, frozenset())
     )
     unordered = not case.timed and len({error.source for error in alike}) > 1
     if rank is None and not unordered:
@@ -316,9 +301,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
         f"{first.line}): {shortened(first.text, 200)}{after}"
     )
-    return LogVerdict(
-        name, first.line, first.source, sentence(summary), host, rank, first.text, tuple(ranks), followed
-    )
+    return LogVerdict(name, first.line, first.source, sentence(summary), host, rank, first.text, tuple(ranks), followed)
 
 
 def _by_thread(first: FoundError, case: LogCase) -> FoundError:

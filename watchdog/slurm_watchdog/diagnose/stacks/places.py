@@ -153,9 +153,7 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     """The thread that runs the training loop: the one named MainThread, else the one whose id is the pid."""
     named = [thread for thread in stack.threads if thread.name == "MainThread"]
     by_id = [thread for thread in stack.threads if thread.thread_id == stack.pid]
-    with_script = [
-        thread for thread in stack.threads if thread.frames and thread.frames[-1].function == "<module>"
-    ]
+    with_script = [thread for thread in stack.threads if thread.frames and thread.frames[-1].function == "<module>"]
     sole = stack.threads if len(stack.threads) == 1 else ()
     main: ThreadStack | None = next(iter((*named, *by_id, *with_script[:1], *sole)), None)
     if main is None or not _idles(main):
@@ -307,6 +305,4 @@ def _gil_holder(stack: ProcessStack, main: ThreadStack) -> str | None:
 
 def call_of(frame: Frame) -> str:
     """`function (file:line)`."""
-    return (
-        f"{frame.function} ({frame.file}:{frame.line})" if frame.line else f"{frame.function} ({frame.file})"
-    )
+    return f"{frame.function} ({frame.file}:{frame.line})" if frame.line else f"{frame.function} ({frame.file})"

@@ -87,9 +87,7 @@ def no_rank(dump: Dump) -> str:
         if name == "_wrap" and re.search(r"(^|/)(spawn|api)\.py$", frame.file):
             return ""
         for reason, function, file in NO_RANKS:
-            if re.fullmatch(function, name) and re.fullmatch(
-                file if file != r".*" else r"(?s).*", frame.file
-            ):
+            if re.fullmatch(function, name) and re.fullmatch(file if file != r".*" else r"(?s).*", frame.file):
                 return reason
     return next((reason for reason, pattern in NO_RANK_COMMANDS if re.search(pattern, dump.command)), "")
 
@@ -108,9 +106,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
             by_file = replace(
                 by_file, rank=None, local_rank=None
             )  # it names one of those that it holds, or what was seen
-        found.append(
-            replace(dump, header=replace(by_file, pid=0).overlaid(dump.header), pid=dump.pid or by_file.pid)
-        )
+        found.append(replace(dump, header=replace(by_file, pid=0).overlaid(dump.header), pid=dump.pid or by_file.pid))
     return found
 
 
@@ -128,9 +124,7 @@ def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
         if thread is None or len(thread.frames) < 3:
             continue
         own = [frame for frame in thread.frames if not is_native(frame.file)]
-        forked = any(
-            f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py") for f in own
-        )
+        forked = any(f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py") for f in own)
         script = own[-1].file if own and own[-1].function == "<module>" else ""
         scripts[index] = (normal_file(script).rpartition("/")[2], forked)
     odd = []
@@ -142,9 +136,7 @@ def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
         if many <= len(scripts) / 2 or common in ("", True):
             continue
         odd += [
-            dumps[i]
-            for i, each in scripts.items()
-            if each[position] != common and each[position] not in ("", False)
+            dumps[i] for i, each in scripts.items() if each[position] != common and each[position] not in ("", False)
         ]
     return odd
 
@@ -180,8 +172,7 @@ def _address_of_main(dump: Dump) -> str:
     if thread is None or thread.thread_id < MAX_TID:
         return ""
     forked = any(
-        f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py")
-        for f in thread.frames
+        f.function.endswith("_bootstrap") and f.file.endswith("multiprocessing/process.py") for f in thread.frames
     )
     return "" if forked else hex(thread.thread_id)
 
@@ -213,9 +204,7 @@ def _numbered(processes: list[list[Dump]], world: int) -> tuple[list[list[Dump]]
         ranks = [source(each[0]) for each in without]
         known = [rank for rank in ranks if rank is not None]
         sound = (
-            len(set(known)) == len(known)
-            and not taken & set(known)
-            and (not world or all(r < world for r in known))
+            len(set(known)) == len(known) and not taken & set(known) and (not world or all(r < world for r in known))
         )
         if source is _rank_by_label:  # dump1, dump2 may be anything; 0 to n-1 are ranks
             sound = sound and len(known) > 1 and 0 in known and max(known) < 2 * len(known)

@@ -52,9 +52,7 @@ def where_all_are(case: StackCase, *, lower: bool = False) -> str:
         calls = sorted({call for p in members if (call := _short_call(p))})
         shown = f" ({', '.join(calls[:3])}{', …' if len(calls) > 3 else ''})" if calls else ""
         many = len(members) > 1
-        who = (
-            f"all {len(members)} dumped ranks" if len(counts) == 1 and many else plural(len(members), "rank")
-        )
+        who = f"all {len(members)} dumped ranks" if len(counts) == 1 and many else plural(len(members), "rank")
         parts.append(f"{who} {place_words(place, many=many)}{shown}")
     if case.undumped:
         parts.append(f"{len(case.undumped)} could not be dumped")
@@ -116,9 +114,7 @@ def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
         reason += f"; the interpreter's lock is held by {p.gil_held_by}"
     reason += children_of(p, found)
-    return Culprit(
-        node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason
-    )
+    return Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason)
 
 
 def _telling(p: RankPlace) -> Frame:

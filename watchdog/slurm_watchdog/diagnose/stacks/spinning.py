@@ -48,9 +48,7 @@ NAMED_FILES = 4
 """Innermost frames whose files' names count as well."""
 
 
-def follow(
-    before: Mapping[ProcessKey, Steady], stacks: Sequence[ProcessStack], at: float
-) -> dict[ProcessKey, Steady]:
+def follow(before: Mapping[ProcessKey, Steady], stacks: Sequence[ProcessStack], at: float) -> dict[ProcessKey, Steady]:
     """The ranks that may be in such a loop, after one more dump of all ranks, taken `at`; `before` is what
     came of the last one. `stacks` are those of the few ranks that stand outside of the collective in which
     the others wait.
@@ -133,9 +131,7 @@ def _common(outwards: Sequence[tuple[Frame, ...]]) -> int:
     """So many frames, from the outermost, are the same in all stacks, lines included; then comes the one that
     goes round."""
     shortest = min(len(stack) for stack in outwards)
-    same = next(
-        (place for place in range(shortest) if len({stack[place] for stack in outwards}) > 1), shortest
-    )
+    same = next((place for place in range(shortest) if len({stack[place] for stack in outwards}) > 1), shortest)
     # A function that the loop calls from one and the same line is there in some dumps and not in others.
     return same if same < shortest else max(0, shortest - 1)
 

@@ -239,9 +239,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
     late = any(_patience_is_over(case, p) for p in case.waiting)
     collective = all(p.place in WAITS_FOR_PEERS for p in case.waiting)
     if alone is not None and collective and not starting:
-        named = replace(
-            alone, reason=f"suspect: it alone could not be dumped ({alone.reason}), and all others wait"
-        )
+        named = replace(alone, reason=f"suspect: it alone could not be dumped ({alone.reason}), and all others wait")
         return (
             True,
             "undumpable",
@@ -250,9 +248,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         )
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting:
-        others = next(
-            collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd)
-        )
+        others = next(collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd))
         sentence = (
             f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective "
             f"({collective_of(odd)}) than the {len(case.waiting) - 1} "
@@ -276,9 +272,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         return (late or case.given.since_last_step_s is None, "missing_rank", (), sentence)
     if starting and case.missing:
         sentence = f"Start-up: {where_all_are(case, lower=True)} Rank {fold(case.missing)} missing."
-    hang = late or (
-        bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None
-    )
+    hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
 
 

@@ -106,9 +106,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
             for p in sorted(places, key=lambda p: (p.rank, p.node, p.pid))
             if p.error is not None
         ),
-        missing=tuple(
-            sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})
-        ),
+        missing=tuple(sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})),
         checkpointing=any(is_unhurried(p) for p in dumped) and not _at_a_prompt(dumped),
         patient=bool(outside or sole) and all(takes_its_time(p) for p in (outside or sole)),
         in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
@@ -141,9 +139,7 @@ def _stands_still(place: RankPlace, history: History) -> bool:
         return False
     if place.place is Place.DEVICE:
         return True
-    return _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s and not _is_starved(
-        [each for _, each in seen]
-    )
+    return _cpu_used_s(first, last) <= BUSY_CPU_SHARE * apart_s and not _is_starved([each for _, each in seen])
 
 
 def _is_starved(seen: Sequence[ProcessStack]) -> bool:
@@ -168,9 +164,7 @@ def _groups(
         found.setdefault(frames_key(place), []).append(place)
     return tuple(
         VoteGroup(
-            place=members[0].doing
-            if all((p.node, p.rank, p.pid) in named for p in members)
-            else members[0].place,
+            place=members[0].doing if all((p.node, p.rank, p.pid) in named for p in members) else members[0].place,
             frames=key,
             ranks=tuple(sorted(p.rank for p in members)),
             nodes=tuple(sorted({p.node for p in members})),

@@ -29,9 +29,7 @@ very same frames: three of four."""
 
 UNHURRIED = frozenset({Place.CHECKPOINT, Place.NETWORK})
 """One rank may write or upload for half an hour while its stack does not move and the others wait in a barrier."""
-ENDLESS = frozenset(
-    {Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN}
-)
+ENDLESS = frozenset({Place.DATALOADER, Place.LOCK, Place.QUEUE, Place.FILESYSTEM, Place.DEBUGGER, Place.TEARDOWN})
 """A rank that does not move in there for minutes never will."""
 LONG = frozenset({Place.COMPILATION, Place.PREPARATION, Place.IMPORT, Place.RENDEZVOUS})
 """What may take half an hour by its nature."""
@@ -46,9 +44,7 @@ ProcessKey = tuple[str, int, int]
 """(node, pid, start ticks)."""
 
 
-def sides(
-    dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
-) -> tuple[list[RankPlace], list[RankPlace], bool]:
+def sides(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> tuple[list[RankPlace], list[RankPlace], bool]:
     """(who waits, who stands outside, whether too many stand outside for anybody to be named).
 
     `still` are the ranks that are known to stand where they stood, and not to compute.
@@ -96,9 +92,7 @@ def makes_its_own_samples(place: RankPlace) -> bool:
     return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER
 
 
-def _wait_for_the_others(
-    maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]
-) -> bool:
+def _wait_for_the_others(maybe: Sequence[RankPlace], dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> bool:
     """Whether one of two ranks stands idle in the backward pass, or before its GPU, and the other stands just
     as still in something of its own, such as a data loader. Were the one at fault, the other would soon be
     beside it: it fetches its data and comes there, too. (Of more ranks a majority is asked for.)"""

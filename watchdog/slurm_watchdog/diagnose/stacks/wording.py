@@ -97,8 +97,7 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> list[Gro
             for p in members
         ]
         who = tuple(
-            Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None)
-            for p in members
+            Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None) for p in members
         )
         threads = Counter(role for p in members if p.key in stacks for role in _roles(stacks[p.key]))
         rows.append((place, min(shown)[:MAX_FRAMES], who, tuple(sorted(threads.items()))))
@@ -122,11 +121,7 @@ def children_of(place: RankPlace, found: RankAssignment) -> str:
     if place.place is not Place.DATALOADER or not place.pid:
         return ""
     for what, dump in found.others:
-        if (
-            what != "a data loader's worker"
-            or dump.parent != place.pid
-            or dump.header.host not in ("", place.node)
-        ):
+        if what != "a data loader's worker" or dump.parent != place.pid or dump.header.host not in ("", place.node):
             continue
         stack = ProcessStack(
             node=place.node, pid=dump.pid, start_ticks=0, job_id="", role=Role.WORKER, threads=dump.threads

@@ -140,18 +140,14 @@ _TIME_KEYS = ("__REALTIME_TIMESTAMP", "_SOURCE_REALTIME_TIMESTAMP", "timestamp",
 def _text(value: Any) -> str:
     """The journal writes what is no UTF-8 as a list of bytes."""
     if isinstance(value, list):
-        return bytes(each for each in value if isinstance(each, int) and 0 <= each < 256).decode(
-            "utf-8", "replace"
-        )
+        return bytes(each for each in value if isinstance(each, int) and 0 <= each < 256).decode("utf-8", "replace")
     return value if isinstance(value, str) else ""
 
 
 # ---------------------------------------------------------------------------------------- times
 
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
-_ISO = re.compile(
-    r"(?:1 )?(?:[A-Z][a-z]{2} )?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(.*)"
-)
+_ISO = re.compile(r"(?:1 )?(?:[A-Z][a-z]{2} )?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(.*)")
 _ZONE = re.compile(r"\s*([+-])(\d\d):?(\d\d)")
 _MONTH_DAY = re.compile(
     r"(?:[^\W\d_]{1,5}\.? )?([A-Za-z]{3}) ?([ \d]?\d) (?:(\d{4}) )?(\d\d):(\d\d)(?::(\d\d))?(\.\d+)?(?: (\d{4}))?"

@@ -181,9 +181,7 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
     number = int((found.get("xid") or "0")[:6])
     row, rest = describe_xid(number), (found.get("rest") or "").lower()
     severity, exclude = row.severity, row.may_exclude_node
-    if (
-        number == 74 and "nvlink: fatal error" in rest
-    ):  # longer than a program's name, which stands in `rest`, too
+    if number == 74 and "nvlink: fatal error" in rest:  # longer than a program's name, which stands in `rest`, too
         severity, exclude = FaultSeverity.CRITICAL, True
     elif 144 <= number <= 150 and " fatal " in rest:
         severity = FaultSeverity.ERROR
@@ -209,9 +207,7 @@ def _recovery_action(rest: str) -> tuple[FaultSeverity, bool]:
     action = rest.rpartition(" to ")[2]
     if "(none)" in action:
         return FaultSeverity.INFO, False
-    if "drain" not in action and (
-        "reset" in action or "reboot" in action
-    ):  # `GPU Reset Required`, `OS Reboot`
+    if "drain" not in action and ("reset" in action or "reboot" in action):  # `GPU Reset Required`, `OS Reboot`
         return FaultSeverity.CRITICAL, True
     return FaultSeverity.WARNING, False
 

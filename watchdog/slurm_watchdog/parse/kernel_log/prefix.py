@@ -137,9 +137,7 @@ def split_line(line: str) -> KernelText | None:
     return KernelText(clean(_without(_CALLER, text)), node, stamp.strip(" []") if stamp else None)
 
 
-_FILE_NAME = re.compile(
-    r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE
-)
+_FILE_NAME = re.compile(r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE)
 
 
 def _node_of(source: str) -> str | None:

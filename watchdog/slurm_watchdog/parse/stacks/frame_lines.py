@@ -27,9 +27,7 @@ def parse_frame(line: str) -> Frame | None:
     file, colon, digits = inner.rpartition(":")
     number = int(digits) if colon and digits.isdigit() and len(digits) < 9 else 0
     file = file if number else inner
-    code = re.search(
-        r"\.(pyx?|pyc|so|c|cc|cpp|cu|h|hpp|rs|S)\b|^<.*>$|^lib|python[\d.]*$|^\[|^\?+$|^[\w./-]+$", file
-    )
+    code = re.search(r"\.(pyx?|pyc|so|c|cc|cpp|cu|h|hpp|rs|S)\b|^<.*>$|^lib|python[\d.]*$|^\[|^\?+$|^[\w./-]+$", file)
     if code is None or (line[:2] != "  " and (not number or " " in name or ".py" not in file)):
         return None
     if " " in file and not number and not re.search(r"\.(so|py)", file):

@@ -39,8 +39,7 @@ class DumpHeader(Struct, frozen=True):
         values = {
             field: getattr(other, field)
             for field in self.__struct_fields__
-            if getattr(other, field) not in ("", 0, None)
-            or (getattr(other, field) == 0 and field in _ZERO_IS_KNOWN)
+            if getattr(other, field) not in ("", 0, None) or (getattr(other, field) == 0 and field in _ZERO_IS_KNOWN)
         }
         return replace(self, **values) if values else self
 
@@ -56,9 +55,7 @@ _ZERO_IS_KNOWN = frozenset({"rank", "local_rank", "node_rank", "label"})
 _LABEL = re.compile(r"(\d{1,5}): ?(.*)$", re.S)
 _BRACKETS = re.compile(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
 _RAY = re.compile(r"\(([\w.:-]+)[^)]*?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]*\) ?(.*)$", re.S)
-_HOST = re.compile(
-    rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S
-)
+_HOST = re.compile(rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S)
 _STRUCTURAL = re.compile(
     r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: '
     r"|Reason: |Permission |Failed to |"
@@ -172,9 +169,7 @@ def parse_header(line: str) -> DumpHeader | None:
     if not bare:
         return None
     decorated = bool(re.match(r"^(==+|--+|\#+|\*\*|\[|>>+|::+|=+>|<<+|~~+|@+)", text)) or text.endswith(":")
-    if (
-        file := re.fullmatch(r"(?:==> |\.?/)?((?:[\w.-]+/)*[\w.-]+?)(?: <==)?:?", text.strip("#*` "))
-    ) is not None and (
+    if (file := re.fullmatch(r"(?:==> |\.?/)?((?:[\w.-]+/)*[\w.-]+?)(?: <==)?:?", text.strip("#*` "))) is not None and (
         "<==" in text
         or re.search(r"\.(out|txt|log|json|stack|dump)$", file[1])
         or re.fullmatch(rf"trace-{_HOSTLIKE}", file[1])

@@ -61,11 +61,7 @@ def _walk(node: Any, header: DumpHeader, depth: int) -> list[Dump]:
         return []
     header = header.overlaid(_header_of(node))
     dumps = node.get("dumps")
-    if (
-        isinstance(dumps, list)
-        and (header.pid or header.rank is not None)
-        and all(isinstance(d, dict) for d in dumps)
-    ):
+    if isinstance(dumps, list) and (header.pid or header.rank is not None) and all(isinstance(d, dict) for d in dumps):
         return [each for whole in _whole_dumps(dumps) for each in _walk(whole, header, depth + 1)]
     threads = node.get("threads")
     if isinstance(threads, list | dict):
@@ -160,13 +156,9 @@ def _frame(node: Any) -> Frame | None:
         "module") if isinstance(node.get(k), str)), "")  # fmt: skip
         if not isinstance(name, str):
             return None
-        return Frame(
-            function=name[:300], file=file[:300], line=_integer(node.get("line", node.get("lineno"))) or 0
-        )
+        return Frame(function=name[:300], file=file[:300], line=_integer(node.get("line", node.get("lineno"))) or 0)
     if isinstance(node, list) and len(node) >= 2 and isinstance(node[0], str) and isinstance(node[1], str):
-        return Frame(
-            function=node[0][:300], file=node[1][:300], line=_integer(node[2]) or 0 if len(node) > 2 else 0
-        )
+        return Frame(function=node[0][:300], file=node[1][:300], line=_integer(node[2]) or 0 if len(node) > 2 else 0)
     if isinstance(node, str):
         name, found, inner = node[:2000].strip().rpartition(" (")
         match = re.fullmatch(r"(.+?)(?::(\d{1,8}))?", inner[:-1]) if found and inner.endswith(")") else None

@@ -15,9 +15,7 @@ _FAULT_THREAD = re.compile(
 _PYSTACK_THREAD = re.compile(
     r"\s*Traceback for thread (\d+)(?: \((.*?)\))?(?: \[(.*?)\])? \(most recent call (first|last)\):?"
 )
-_GDB_THREAD = re.compile(
-    r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:'
-)
+_GDB_THREAD = re.compile(r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:')
 _LOOSE_THREAD = re.compile(
     r"""\s*(?:#\s*|-+\s*)?(?:Stack (?:of|for) )?(?:[Tt]hread)(?:ID| ID| name)?[:=]?\s*["']?([A-Za-z][\w-]*?)"""
     r"""["']?\s*\(?(?:ident|id|tid)?[=: ]*(\d+|0x[0-9a-f]+)?[^)]*\)?:?\s*-*$"""
@@ -42,9 +40,7 @@ class ThreadHeader(NamedTuple):
     def thread(self) -> ThreadStack:
         """The thread, still without frames."""
         name = self.name[:200] if "most recent" not in self.name else ""
-        return ThreadStack(
-            thread_id=self.thread_id, name=name, active=self.active, frames=(), owns_gil=self.owns_gil
-        )
+        return ThreadStack(thread_id=self.thread_id, name=name, active=self.active, frames=(), owns_gil=self.owns_gil)
 
 
 def may_be_thread_header(line: str) -> bool:
@@ -56,9 +52,7 @@ def parse_thread_header(line: str) -> ThreadHeader | None:
     """The thread that a line of a tool begins; None if it begins none."""
     if (match := _SPY_THREAD.match(line)) is not None:
         status, name = match[2] or "", match[3] or ""
-        return ThreadHeader(
-            _number(match[1]), name, "spy", "active" in status, "gil" in status, name == "MainThread"
-        )
+        return ThreadHeader(_number(match[1]), name, "spy", "active" in status, "gil" in status, name == "MainThread")
     if (match := _PYSTACK_THREAD.match(line)) is not None:
         mode = "first" if match[4] == "first" else "last"
         return ThreadHeader(_number(match[1]), "", mode, owns_gil="Has the GIL" in line)

@@ -296,9 +296,7 @@ def _holds_watched(shapes: set[bytes], seen: ShapeMemory) -> bool:
         seen.done.clear()
         seen.holding.clear()
     seen.holding.update(
-        each
-        for each in new
-        if len(each) <= MAX_SHAPE_BYTES and any(letters in each for letters in seen.watched)
+        each for each in new if len(each) <= MAX_SHAPE_BYTES and any(letters in each for letters in seen.watched)
     )
     return True
 

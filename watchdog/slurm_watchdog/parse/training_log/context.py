@@ -151,9 +151,7 @@ class Context:
         was_inner = (
             before is not None and before.inner
         )  # it was inside before; the last one comes when the training is at its end
-        inside = alone < LEFT_AFTER and any(
-            bar.steady and (was_inner or bar.count < bar.total) for bar in others
-        )
+        inside = alone < LEFT_AFTER and any(bar.steady and (was_inner or bar.count < bar.total) for bar in others)
         inner = inside or (before is not None and _takes_turns(before, fact, total, others))
         if not inner:
             for bar in self._bars.values():

@@ -200,8 +200,7 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
         label = label.rpartition("|")[0]  # the bar itself stands before its numbers
     label = label.rpartition("|")[2]
     return (
-        OTHER_LABEL.search(label) is not None
-        or OTHER_UNIT.search(lower, match.start(), match.end() + 20) is not None
+        OTHER_LABEL.search(label) is not None or OTHER_UNIT.search(lower, match.start(), match.end() + 20) is not None
     )
 
 
@@ -258,9 +257,7 @@ def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:
     if number:
         return None, scaled(number.rstrip("kMG"), UNITS.get(number[-1], 1.0))
     if groups.get("whole"):
-        return None, int(groups.get("epoch") or 0) + int(groups["part"] or 0) / max(
-            1, int(groups["whole"] or 0)
-        )
+        return None, int(groups.get("epoch") or 0) + int(groups["part"] or 0) / max(1, int(groups["whole"] or 0))
     return int(groups.get("updates") or groups.get("step") or 0), None
 
 

@@ -62,9 +62,7 @@ def from_mapping(text: str, who: dict[str, Any]) -> LogFact | None:
         pattern=pattern if step is not None else f"{pattern}_epoch",
         step=step,
         count=epoch,
-        total_steps=next(
-            (count for key in TOTAL_KEYS if (count := count_of(data.get(key))) is not None), None
-        ),
+        total_steps=next((count for key in TOTAL_KEYS if (count := count_of(data.get(key))) is not None), None),
         step_s=_mapped_seconds(data),
         loss=loss_in(text) if loss is None or (loss == 0.0 and GRADIENT_IS_NONE.search(text)) else loss,
         **who,

@@ -92,9 +92,7 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
     missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
         return retry(run, world, Execute(operation=Operation.EXCLUDE, skip=world.exclude_objection))
-    expired = [
-        node for node in world.expired_exclusions if node in there and node not in run.decision.exclude
-    ]
+    expired = [node for node in world.expired_exclusions if node in there and node not in run.decision.exclude]
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
@@ -194,9 +192,7 @@ def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: Ladder
 def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
     """`waiting in the queue (…)`, with Slurm's reason. Slurm may append node names to it: `ReqNodeNotAvail, …`."""
     if stuck:
-        objections = "; ".join(
-            f"{node.name} is not set DOWN: {node.objection}" for node in stuck if node.objection
-        )
+        objections = "; ".join(f"{node.name} is not set DOWN: {node.objection}" for node in stuck if node.objection)
         return why_it_waits(stuck) + (f". {objections}" if objections else "")
     if job.state == "COMPLETING":
         return "waiting until its old run has ended"

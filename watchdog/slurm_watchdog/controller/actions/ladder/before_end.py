@@ -39,9 +39,7 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
         if stage is Stage.FINISHED:
             if world.job is not None and world.job.starts_again:
                 return Wait(reason="the job has ended by itself, and is being started again")
-            return give_up(
-                run, world, "the job ended by itself before anything was done; it is not run again"
-            )
+            return give_up(run, world, "the job ended by itself before anything was done; it is not run again")
         if _makes_steps_again(run, world):
             return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
         if world.stalled_mounts and not tried(run, Operation.REQUEUE_HOLD):
@@ -58,21 +56,14 @@ def _makes_steps_again(run: ActionRun, world: Observed) -> bool:
     """Whether a job that hung has made a step since the decision: waiting for a filesystem or `resume`
     can take hours."""
     decided = run.decision.step_at_decision
-    return (
-        hung_when_decided(run.decision)
-        and decided is not None
-        and world.step is not None
-        and world.step > decided
-    )
+    return hung_when_decided(run.decision) and decided is not None and world.step is not None and world.step > decided
 
 
 def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Asked, and it runs: has it saved, does it end?"""
     if is_saved(run, world):
         if not done(run, Operation.WAIT_CHECKPOINT):
-            return Execute(
-                operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
-            )
+            return Execute(operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1)
         saved_at = next(r.intent_at for r in run.records if r.operation is Operation.WAIT_CHECKPOINT)
         asked_at = max(record.intent_at for record in save_requests(run))
         if world.now - max(saved_at, asked_at) < limits.exit_s:
@@ -111,9 +102,7 @@ def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move 
     if not done(run, Operation.WRITE_KILL_SWITCH):
         return attempt(run, world, limits, Execute(operation=Operation.WRITE_KILL_SWITCH))
     switched_at = tries(run, Operation.WRITE_KILL_SWITCH)[0].intent_at
-    if world.loop_stuck or (
-        world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)
-    ):
+    if world.loop_stuck or (world.now - switched_at > limits.checkpoint_s and _has_waited(run, world, limits)):
         return None
     return Wait(reason="waiting for a complete checkpoint", until=switched_at + limits.checkpoint_s)
 
@@ -167,16 +156,12 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
     if not is_saved(run, world):
         return _ended_without_saving(run, stage, world, limits)
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return give_up(
-            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
-        )
+        return give_up(run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again")
     if _made_last_step(world):
         why = "the job has made its last step and ended: it is finished"
         return give_up(run, world, why, needless=True)
     if not done(run, Operation.WAIT_CHECKPOINT):
-        return Execute(
-            operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1
-        )
+        return Execute(operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1)
     if stage is Stage.ENDING:
         return Wait(reason="the job has saved and is ending")
     if world.paused:
@@ -187,9 +172,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
 def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
     assert world.job is not None
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
-        return give_up(
-            run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again"
-        )
+        return give_up(run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again")
     if not _has_waited(run, world, limits):
         return Wait(reason="the job has ended; waiting to hear whether it saved")
     if stage is Stage.ENDING:

@@ -141,11 +141,7 @@ def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
     """Before anything is done to the job, once; a second time only if the controller died over the first. An
     action that has begun is past it."""
     tries = [record for record in run.records if record.operation is Operation.EVIDENCE]
-    if (
-        limits.evidence_s <= 0
-        or Rung.EVIDENCE not in ladder_of(run.decision)
-        or len(tries) < len(run.records)
-    ):
+    if limits.evidence_s <= 0 or Rung.EVIDENCE not in ladder_of(run.decision) or len(tries) < len(run.records):
         return False
     return not tries or (len(tries) == 1 and tries[0].outcome is OperationOutcome.UNKNOWN)
 

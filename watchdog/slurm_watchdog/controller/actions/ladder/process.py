@@ -38,9 +38,7 @@ def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladd
     """What is to be done next. Given any prefix of the journal and any world, no process gets SIGTERM twice."""
     seen = world.process
     lost = next((record for record in run.records if record.outcome is None), None)
-    if lost is not None and (
-        lost.operation is Operation.DRAIN or seen is not None or _is_silent(run, world, limits)
-    ):
+    if lost is not None and (lost.operation is Operation.DRAIN or seen is not None or _is_silent(run, world, limits)):
         return _reconcile(lost, seen)
     if seen is not None and seen.gone:
         return _end(world, True, f"{name_of(process)} has ended: {gpus_of(process)} free again")
@@ -81,14 +79,10 @@ def _reconcile(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
     detail = "the answer was lost; a signal is not sent twice, its effect is waited for"
     if lost.operation is not Operation.TERM_PROCESS:
         detail = "the answer was lost; it is done again, which is harmless"
-    return Reconcile(
-        operation=lost.operation, attempt=lost.attempt, outcome=OperationOutcome.UNKNOWN, detail=detail
-    )
+    return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=OperationOutcome.UNKNOWN, detail=detail)
 
 
-def _is_over(
-    run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation, limit_s: float
-) -> bool:
+def _is_over(run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation, limit_s: float) -> bool:
     """Whether a signal was sent, as far as is known, and had its time."""
     sent = _sent(run, operation)
     if operation is Operation.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
@@ -98,20 +92,14 @@ def _is_over(
 
 def _sent(run: ActionRun, operation: Operation) -> list[OperationRecord]:
     """Every time the signal was, or may have been, sent."""
-    return [
-        each
-        for each in tries(run, operation)
-        if each.outcome in (OperationOutcome.DONE, OperationOutcome.UNKNOWN)
-    ]
+    return [each for each in tries(run, operation) if each.outcome in (OperationOutcome.DONE, OperationOutcome.UNKNOWN)]
 
 
 def _is_sure(sent: list[OperationRecord]) -> bool:
     return any(each.outcome is OperationOutcome.DONE for each in sent)
 
 
-def _signal(
-    run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, operation: Operation
-) -> Move:
+def _signal(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, operation: Operation) -> Move:
     sent = _sent(run, operation)
     if _is_sure(sent) or (sent and operation is Operation.TERM_PROCESS):
         return Wait(reason=f"{operation}: process {process.pid} on {process.node} has a moment to end")

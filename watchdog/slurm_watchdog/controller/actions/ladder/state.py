@@ -187,11 +187,7 @@ def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
         return Stage.GONE
     if job.restarts == fence.restarts:
         if job.state in STARTED:
-            same = (
-                job.start_at is None
-                or fence.start_at is None
-                or abs(job.start_at - fence.start_at) < START_SLACK_S
-            )
+            same = job.start_at is None or fence.start_at is None or abs(job.start_at - fence.start_at) < START_SLACK_S
             # Slurm may reuse its job numbers: another job of the same one is none of ours.
             return Stage.SAME_RUN if same else Stage.GONE
         return Stage.ENDING if job.state == "COMPLETING" else Stage.FINISHED
@@ -335,9 +331,7 @@ def can_be_abandoned(run: ActionRun) -> bool:
 
 def wait_for_mounts(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if world.now - run.decision.decided_at > limits.mount_s:
-        return give_up(
-            run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s"
-        )
+        return give_up(run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s")
     return Wait(
         reason=f"{', '.join(world.stalled_mounts)} does not answer: the restart waits for it",
         until=run.decision.decided_at + limits.mount_s,

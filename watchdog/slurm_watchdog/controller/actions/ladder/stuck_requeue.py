@@ -50,8 +50,7 @@ def stuck_nodes(
         )
         if not why and out > allowed_out:
             why = (
-                f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, "
-                f"drained_percent)"
+                f"{out} nodes are out of service, and {allowed_out} may be (policy.max_drained_nodes, drained_percent)"
             )
         found.append(StuckNode(name=name, processes=words_for(there), objection=why))
     return tuple(found)
@@ -65,8 +64,7 @@ def words_for(processes: Sequence[Process]) -> str:
         rank = f", rank {each.rank}" if each.rank is not None else ""
         call = (each.blocked.path or each.blocked.wchan or "") if each.blocked is not None else ""
         words.append(
-            f"process {each.pid} ({each.comm}{rank}) in state {each.state}"
-            + (f", waiting for {call}" if call else "")
+            f"process {each.pid} ({each.comm}{rank}) in state {each.state}" + (f", waiting for {call}" if call else "")
         )
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
     return ", ".join(words) + more
@@ -74,12 +72,8 @@ def words_for(processes: Sequence[Process]) -> str:
 
 def why_it_waits(stuck: Sequence[StuckNode]) -> str:
     """One sentence: what holds the requeued job, and what ends it."""
-    where = "; ".join(
-        f"{node.name} ({node.processes or 'its agent reports no process of it'})" for node in stuck
-    )
-    commands = " ".join(
-        f"`scontrol update NodeName={node.name} State=DOWN Reason=unkillable`" for node in stuck
-    )
+    where = "; ".join(f"{node.name} ({node.processes or 'its agent reports no process of it'})" for node in stuck)
+    commands = " ".join(f"`scontrol update NodeName={node.name} State=DOWN Reason=unkillable`" for node in stuck)
     return (
         f"waiting until its old run has ended on {where}; a process in state D ends when what it waits "
         f"for answers, or with "

@@ -256,3 +256,16 @@ def test_a_personal_run_judges_the_processes_of_its_own_user_root_or_not() -> No
     assert health(seen(begins)).jobs[0].not_judged is NotJudged.SYSTEM_ACCOUNT
     (job,) = health(seen(begins, personal=True)).jobs
     assert (job.state, job.level) == ("starting", Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "until"),
+    [((600.0, 1800.0), "after 10 min if nothing moves, after 30 min otherwise"), (None, "what it waits for")],
+)
+def test_a_job_beyond_its_limit_says_when_it_is_reported_and_what_shows_its_stacks_now(
+    patience_s: tuple[float, float] | None, until: str
+) -> None:
+    late = views.job(progress=replace(views.job().progress, age_s=200.0))
+    found = health(seen(late, patience_s=patience_s)).jobs[0]
+    assert (found.state, found.level) == ("beyond its limit", Level.WARNING)
+    assert "slurm-watchdog diagnose 7" in found.todo and until in found.todo

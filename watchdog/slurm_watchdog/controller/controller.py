@@ -357,6 +357,7 @@ class Controller:
                 slurm_error=self.slurm_error,
                 slurm_patience_s=self.judge.slurm_patience_s,
                 slurm_notes=self.slurm_notes(),
+                patience_s=self.judge.patience_s,
                 paused=None if paused is None else (paused[0], paused[1]),
                 warming_up=self._warming_s(now) is not None,
                 acting=self.actions.under_way(clock.wall()),

@@ -52,6 +52,8 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     slurm_patience_s: float = 60.0
     """A listing older than this says nothing about now."""
     slurm_notes: Sequence[str] = ()
+    patience_s: tuple[float, float] | None = None
+    """See `JobContext`."""
     paused: tuple[str, str] | None = None
     """(reason, by)."""
     warming_up: bool = False
@@ -90,7 +92,9 @@ def health(seen: HealthInputs) -> Health:
     """The judgement."""
     view = seen.view
     blind = _all_blind(seen)
-    sight = job_context(view, seen.limits_s, seen.incidents, seen.acting, blind, personal=seen.personal)
+    sight = job_context(
+        view, seen.limits_s, seen.incidents, seen.acting, blind, patience_s=seen.patience_s, personal=seen.personal
+    )
     jobs = tuple(job_health(job, sight) for job in view.jobs)
     reasons = [
         *_incidents(seen),

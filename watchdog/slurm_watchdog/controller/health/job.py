@@ -100,6 +100,8 @@ class JobContext(Struct, frozen=True, kw_only=True):
     acting: Mapping[str, str]
     """Job -> what the action on it waits for."""
     blind: Blind | None = None
+    patience_s: tuple[float, float] | None = None
+    """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""
     personal: bool = False
     """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
 
@@ -111,6 +113,7 @@ def job_context(
     acting: Mapping[str, str],
     blind: Blind | None,
     *,
+    patience_s: tuple[float, float] | None = None,
     personal: bool = False,
 ) -> JobContext:
     """The surroundings of the jobs of `view`."""
@@ -125,6 +128,7 @@ def job_context(
         incidents={job_id: tuple(found) for job_id, found in by_job.items()},
         acting=acting,
         blind=blind,
+        patience_s=patience_s,
         personal=personal,
     )
 
@@ -175,10 +179,8 @@ def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pend
     age_s = view.run_age_s if progress is None else progress.age_s
     if progress is not None and limit_s is not None and age_s > limit_s:
         reason = f"no step for {duration(age_s)}, and {duration(limit_s)} is its limit"
-        return JobHealth(
-            job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason,
-            todo="nothing yet: its stacks are being looked at",
-        )  # fmt: skip
+        todo = _until_reported(job_id, sight.patience_s)
+        return JobHealth(job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason, todo=todo)
     begun = TRAINING_UNREAD if _is_followed(view) else STARTING
     state = (view.phase or begun) if progress is None else (progress.phase or TRAINING)
     alone = [each for each in firing if each.inhibited_by is None]
@@ -195,6 +197,18 @@ def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pend
         reason="something is suspected, see: slurm-watchdog incidents" if pending else "",
         by_incident=pending,
     )  # fmt: skip
+
+
+def _until_reported(job_id: str, patience_s: tuple[float, float] | None) -> str:
+    """What can be done about a job beyond its limit while no incident names anybody yet, and until when."""
+    look = f"slurm-watchdog diagnose {job_id}"
+    if patience_s is None:
+        return f"{look}. It is reported as soon as its stacks show what it waits for"
+    still, any_case = (duration(each) for each in patience_s)
+    return (
+        f"{look}. It is reported as soon as its stacks show what it waits for, after {still} if nothing moves, "
+        f"after {any_case} otherwise (later while it saves)"
+    )
 
 
 def _is_followed(view: JobView) -> bool:

@@ -22,8 +22,9 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, NoData
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
 
@@ -120,6 +121,15 @@ class Judge:
     def slurm_patience_s(self) -> float:
         """An older listing says nothing about now: three polls that failed, the last one by its deadline."""
         return 3 * self.config.slurm.poll_interval + self.config.slurm.deadline
+
+    @property
+    def patience_s(self) -> tuple[float, float] | None:
+        """Time without a step after which `stalled_progress` reports a job whose ranks all do nothing, and any
+        other job; None: it is off."""
+        if not any(spec.kind is IncidentKind.STALLED_PROGRESS for spec in self._watched):
+            return None
+        settings = self._settings[StalledProgress]
+        return settings.still_limit, settings.busy_limit
 
     def detect(self, now: float) -> list[Finding]:
         """The findings of every detector on the present state. One that fails is reported, the others continue."""

@@ -269,16 +269,12 @@ def test_nothing_is_mocked() -> None:
     assert not bad, "Write a fake that implements the Protocol:\n" + "\n".join(bad)
 
 
-STILL_IMPORT_TESTS = ("tests/attacks/", "tests/unit/agent/", "tests/unit/base/", "tests/unit/controller/")
-"""Folders in which tests still import tests: to be mended, and taken from this list."""
-
-
 def test_no_test_imports_another_test() -> None:
     bad = [
         f"{path}: {name}"
         for path, names in read_all_imports().items()
         for name in sorted(set(names))
-        if re.match(r"tests\..*\btest_\w+$", name) and not path.startswith(STILL_IMPORT_TESTS)
+        if re.match(r"tests\..*\btest_\w+$", name)
     ]
     assert not bad, "What tests share goes to tests/builders/:\n" + "\n".join(bad)
 

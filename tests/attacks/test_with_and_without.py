@@ -63,15 +63,16 @@ from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, report_rate
+from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
+from tests.builders.open_doors import MARK, PEOPLE, doors
+from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.builders.workers import Asker, everything_of
 from tests.trusting import trusting
-from tests.unit.controller import test_by_user as two_users
-from tests.unit.controller.test_access import MARK, PEOPLE, doors
 
 MALLORY, VICTIM = 1500, 1501
 JOB = "7"
@@ -289,7 +290,7 @@ def kernel_line_of_a_name(stage: Stage) -> bool:
 
 def storm_of_one(stage: Stage) -> bool:
     """Fifty jobs of Mallory's in the same trouble, and as many restarts: the victim's job is not helped."""
-    mine = decide(two_users.INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), two_users.LIMITS, "d")
+    mine = decide(INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), LIMITS, "d")
     return mine.verdict is not Verdict.ALLOWED
 
 

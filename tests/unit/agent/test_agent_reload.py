@@ -38,8 +38,8 @@ from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settin
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
 from slurm_watchdog.model.protocol import JobWatch
+from tests.builders.gpu_node import GRACE_S, Node
 from tests.builders.requests import plain_request
-from tests.unit.agent.test_orphan_processes import GRACE_S, Node
 
 MODEST = settings_of(parse_config("agent: {metrics_listen: '', state_directory: ''}"))
 

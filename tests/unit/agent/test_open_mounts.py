@@ -28,7 +28,7 @@ from slurm_watchdog.agent.workers.request_types import ListOpenMounts
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts
 from slurm_watchdog.model.observations import Blocked, Process, Role
-from tests.unit.agent.test_mount import Children
+from tests.builders.fake_children import Children
 
 OWN_TABLE = (
     Mount("/", "ext4", "/dev/sda1"),

@@ -11,67 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.gpu.orphan_processes import NVML_AGE_S, UNSEEN_JOB_GRACE_S, OrphanGpuProcesses
-from slurm_watchdog.agent.proc.entry import Entry, Stat
+from slurm_watchdog.agent.gpu.orphan_processes import NVML_AGE_S, UNSEEN_JOB_GRACE_S
+from slurm_watchdog.agent.proc.entry import Entry
 from slurm_watchdog.agent.proc.files import read_stat
-from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
+from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_daemon, is_system_service
-from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
+from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.protocol import EndProcess
+from tests.builders.gpu_node import GPUS, GRACE_S, USER, Node
 
-USER = 4242
-GRACE_S = 10.0
-GPUS = (
-    Gpu(uuid="GPU-a", index=1, minor=0, pids=(), process_memory_bytes=()),
-    Gpu(uuid="GPU-b", index=0, minor=1, pids=(), process_memory_bytes=()),
-)
 KERNEL_THREAD = 0x00200000
-
-
-class Node:
-    """A node whose GPUs are files; its processes are real ones, which belong to whom the test says."""
-
-    def __init__(self, directory: Path, probes: WorkerPool) -> None:
-        self.devices = f"{directory}/nvidia"
-        for name in ("0", "1", "ctl", "-uvm", "-modeset"):
-            Path(self.devices + name).touch()
-        self.holders = OrphanGpuProcesses(probes, GRACE_S, devices=self.devices, trusts_nvml=True)
-        self.table: dict[int, Entry] = {}
-        self.started: list[subprocess.Popen[bytes]] = []
-        self.now = 1000.0
-
-    def start(self, *devices: str) -> int:
-        """A process that has these open; it is in no table yet."""
-        code = f"import sys, time\nf = [open({self.devices!r} + d) for d in sys.argv[1:]]\nprint(flush=True)\ntime.sleep(99)"
-        process = subprocess.Popen([sys.executable, "-c", code, *devices], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        self.started.append(process)
-        return process.pid
-
-    def add(
-        self, pid: int, job: str | None = None, *, uid: int = USER, identified: bool = True, cgroup: bool = False,
-        left_over: bool = False, flags: int = 0, comm: str = "python",
-    ) -> int:  # fmt: skip
-        start = read_stat(pid).start_ticks
-        place = JobStep(job, "0") if job and cgroup else None
-        environ = {} if identified else None
-        known = ProcessFacts(pid, start, 1, comm, uid, place, environ)
-        member = JobMember(job, "0", Role.HELPER, left_over=left_over) if job else None
-        self.table[pid] = Entry(known, Stat(comm, "S", 1, flags, 0, start), member=member)
-        return pid
-
-    def tick(
-        self, seconds: float, *running: str, unknown: bool = False, gpus: tuple[Gpu, ...] = GPUS
-    ) -> tuple[GpuHolder, ...]:
-        self.now += seconds
-        return self.holders.collect(self.now, self.table, frozenset(), gpus, None if unknown else frozenset(running))
-
-    def rows_after(self, *running: str, gpus: tuple[Gpu, ...] = GPUS) -> tuple[GpuHolder, ...]:
-        """What is told after more than every grace, the jobs `running` all the time."""
-        self.tick(0, *running, gpus=gpus)
-        return self.tick(UNSEEN_JOB_GRACE_S + GRACE_S, *running, gpus=gpus)
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,8 @@ from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.evidence_rows import add_evidence
+from tests.builders.open_doors import Controller, ask
 from tests.builders.secret_samples import planted
-from tests.unit.controller.test_access import Controller, ask
 
 ROOT = Person(0, frozenset({0}))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
-from slurm_watchdog.doctor.finding import Advice, Level, Rule
+from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
 from slurm_watchdog.doctor.job_facts import SlurmSettings
 
 OLDEST_TESTED = (22, 5)
@@ -83,123 +84,86 @@ def _seconds(value: str | None) -> int | None:
     return int(first[0]) if first and first[0].isdecimal() else None
 
 
-def _controller(facts: ClusterFacts) -> Iterator[Advice]:
-    if facts.controller_problem is not None:
-        yield Advice(
-            rule="controller", level=Level.UNKNOWN,
-            sentence="The controller gives no answer: whether anything is watched is not known.",
-            evidence=facts.controller_problem,
-            add="systemctl status slurm-watchdog-controller  # on its machine; ask there, too",
-        )  # fmt: skip
-        return
-    if facts.blind is not None:
-        yield Advice(
-            rule="blind", level=Level.CRITICAL,
-            sentence="The controller runs and does not see, or can't write: nothing will be done.",
-            evidence=facts.blind, add="journalctl -u slurm-watchdog-controller -n 50",
-        )  # fmt: skip
-    if facts.paused is not None:
-        yield Advice(
-            rule="paused", level=Level.WARNING, sentence="All actions are paused.",
-            evidence=facts.paused or "no reason given", add="slurm-watchdog resume",
-        )  # fmt: skip
-    if facts.mode == "off":
-        yield Advice(
-            rule="mode", level=Level.WARNING, sentence="Nothing is judged.", evidence="mode: off",
-            add="mode: observe",
-        )  # fmt: skip
-    elif facts.mode == "observe":
-        yield Advice(
-            rule="mode", level=Level.HINT, sentence="The watchdog only says what it would do.",
-            evidence="mode: observe", add="detectors: {lingering_job: {mode: act}}  # one detector at a time",
-        )  # fmt: skip
-
-
-def _agents(facts: ClusterFacts) -> Iterator[Advice]:
-    if facts.controller_problem is not None:
-        return
-    if facts.silent:
-        yield Advice(
-            rule="silent_agents", level=Level.WARNING,
-            sentence=f"{plural(len(facts.silent), 'agent')} no longer "
-            f"{'reports' if len(facts.silent) == 1 else 'report'}.",
-            evidence=_some(facts.silent), add="slurm-watchdog doctor --node  # there",
-        )  # fmt: skip
-    known = {*facts.reporting, *facts.silent}
-    without = tuple(node for node in facts.slurm_nodes if node not in known)
-    if without and not facts.reporting:
-        yield Advice(
-            rule="no_agents", level=Level.CRITICAL, sentence="No agent reports: nothing is watched.",
-            evidence=f"{len(facts.slurm_nodes)} nodes in Slurm",
-            add="systemctl enable --now slurm-watchdog-agent  # on compute nodes",
-        )  # fmt: skip
-    elif without:
-        yield Advice(
-            rule="nodes_without_agent", level=Level.WARNING,
-            sentence=f"{len(without)} of {plural(len(facts.slurm_nodes), 'node')} in Slurm never reported: "
-            "jobs there are not watched.",
-            evidence=_some(without), add="systemctl enable --now slurm-watchdog-agent  # on these nodes",
-        )  # fmt: skip
-
-
-def _slurm(facts: ClusterFacts) -> Iterator[Advice]:
-    config = facts.slurm
-    if config is None:
-        yield Advice(
-            rule="slurm", level=Level.UNKNOWN, sentence="Slurm does not answer.", evidence=facts.slurm_problem,
-            add="scontrol ping",
-        )  # fmt: skip
-        return
-    if _flag(config.get("JobRequeue")) is False:
-        yield Advice(
-            rule="job_requeue", level=Level.HINT,
-            sentence="Jobs can be restarted only if they ask for it with --requeue.",
-            evidence="JobRequeue=0", add="JobRequeue=1  # slurm.conf",
-        )  # fmt: skip
-    if "slurm-watchdog" not in config.get("TaskProlog", "") and "watchdog" not in config.get("TaskProlog", ""):
-        yield Advice(
-            rule="task_prolog", level=Level.HINT,
-            sentence="Jobs are not told where their kill switch is: graceful restarts work for those only "
-            "that set it themselves.",
-            evidence=f"TaskProlog={config.get('TaskProlog') or '(null)'}",
-            add="TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh  # slurm.conf, see deploy/slurm",
-        )  # fmt: skip
-    age_s = _seconds(config.get("MinJobAge"))
-    if age_s is not None and 0 < age_s < SHORT_JOB_AGE_S:
-        yield Advice(
-            rule="min_job_age", level=Level.WARNING,
-            sentence="Slurm forgets a job soon after its end: how it ended may never be seen.",
-            evidence=f"MinJobAge={age_s}", add="MinJobAge=300  # slurm.conf",
-        )  # fmt: skip
-    if "linuxproc" in config.get("ProctrackType", "") or "pgid" in config.get("ProctrackType", ""):
-        yield Advice(
-            rule="proctrack", level=Level.HINT,
-            sentence="Processes that leave their session outlive their job, and keep its GPUs.",
-            evidence=f"ProctrackType={config['ProctrackType']}",
-            add="ProctrackType=proctrack/cgroup  # slurm.conf",
-        )  # fmt: skip
-    version = _version(config.get("SLURM_VERSION", ""))
-    if version is not None and version < OLDEST_TESTED:
-        yield Advice(
-            rule="slurm_version", level=Level.WARNING,
-            sentence="This release of Slurm is older than those that were tested.",
-            evidence=config["SLURM_VERSION"], add="try in mode: observe first",
-        )  # fmt: skip
-
-
 def _version(text: str) -> tuple[int, int] | None:
     parts = text.split(".")
     return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal() else None
 
 
-def _rights(facts: ClusterFacts) -> Iterator[Advice]:
-    if facts.operator is False:
-        yield Advice(
-            rule="operator", level=Level.CRITICAL if facts.mode == "act" else Level.WARNING,
-            sentence="The controller's user may not requeue other users' jobs: every action will fail.",
-            evidence=f"sacctmgr has {facts.user} without AdminLevel Operator",
-            add=f"sacctmgr -i add user {facts.user} account=root adminlevel=operator",
-        )  # fmt: skip
+def _answers(facts: ClusterFacts) -> bool:
+    """Whether the controller does."""
+    return facts.controller_problem is None
+
+
+def _without_agent(facts: ClusterFacts) -> tuple[str, ...]:
+    """Nodes of Slurm that never reported; nothing where the controller gives no answer."""
+    known = {*facts.reporting, *facts.silent}
+    return tuple(node for node in facts.slurm_nodes if node not in known) if _answers(facts) else ()
+
+
+def _setting(facts: ClusterFacts, key: str) -> str:
+    """Of `scontrol show config`; empty where it does not have it."""
+    return (facts.slurm or {}).get(key, "")
+
+
+def _forgets_soon(facts: ClusterFacts) -> bool:
+    age_s = _seconds(_setting(facts, "MinJobAge"))
+    return age_s is not None and 0 < age_s < SHORT_JOB_AGE_S
+
+
+def _is_untested(facts: ClusterFacts) -> bool:
+    version = _version(_setting(facts, "SLURM_VERSION"))
+    return version is not None and version < OLDEST_TESTED
+
+
+CHECKS: tuple[Check[ClusterFacts], ...] = (
+    Check("controller", Level.UNKNOWN, lambda f: not _answers(f),
+          "The controller gives no answer: whether anything is watched is not known.",
+          lambda f: f"{f.controller_problem}",
+          "systemctl status slurm-watchdog-controller  # on its machine; ask there, too"),
+    Check("blind", Level.CRITICAL, lambda f: _answers(f) and f.blind is not None,
+          "The controller runs and does not see, or can't write: nothing will be done.", lambda f: f"{f.blind}",
+          "journalctl -u slurm-watchdog-controller -n 50"),
+    Check("paused", Level.WARNING, lambda f: _answers(f) and f.paused is not None, "All actions are paused.",
+          lambda f: f.paused or "no reason given", "slurm-watchdog resume"),
+    Check("mode", Level.WARNING, lambda f: _answers(f) and f.mode == "off", "Nothing is judged.", "mode: off",
+          "mode: observe"),
+    Check("mode", Level.HINT, lambda f: _answers(f) and f.mode == "observe",
+          "The watchdog only says what it would do.", "mode: observe",
+          "detectors: {lingering_job: {mode: act}}  # one detector at a time"),
+    Check("silent_agents", Level.WARNING, lambda f: _answers(f) and f.silent,
+          lambda f: f"{plural(len(f.silent), 'agent')} no longer {'reports' if len(f.silent) == 1 else 'report'}.",
+          lambda f: _some(f.silent), "slurm-watchdog doctor --node  # there"),
+    Check("no_agents", Level.CRITICAL, lambda f: _without_agent(f) and not f.reporting,
+          "No agent reports: nothing is watched.", lambda f: f"{len(f.slurm_nodes)} nodes in Slurm",
+          "systemctl enable --now slurm-watchdog-agent  # on compute nodes"),
+    Check("nodes_without_agent", Level.WARNING, lambda f: _without_agent(f) and f.reporting,
+          lambda f: f"{len(_without_agent(f))} of {plural(len(f.slurm_nodes), 'node')} in Slurm never reported: "
+                    "jobs there are not watched.",
+          lambda f: _some(_without_agent(f)), "systemctl enable --now slurm-watchdog-agent  # on these nodes"),
+    Check("slurm", Level.UNKNOWN, lambda f: f.slurm is None, "Slurm does not answer.", lambda f: f.slurm_problem,
+          "scontrol ping"),
+    Check("job_requeue", Level.HINT, lambda f: _flag(_setting(f, "JobRequeue")) is False,
+          "Jobs can be restarted only if they ask for it with --requeue.", "JobRequeue=0",
+          "JobRequeue=1  # slurm.conf"),
+    Check("task_prolog", Level.HINT, lambda f: f.slurm is not None and "watchdog" not in _setting(f, "TaskProlog"),
+          "Jobs are not told where their kill switch is: graceful restarts work for those only that set it themselves.",
+          lambda f: f"TaskProlog={_setting(f, 'TaskProlog') or '(null)'}",
+          "TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh  # slurm.conf, see deploy/slurm"),
+    Check("min_job_age", Level.WARNING, _forgets_soon,
+          "Slurm forgets a job soon after its end: how it ended may never be seen.",
+          lambda f: f"MinJobAge={_seconds(_setting(f, 'MinJobAge'))}", "MinJobAge=300  # slurm.conf"),
+    Check("proctrack", Level.HINT, lambda f: re.search("linuxproc|pgid", _setting(f, "ProctrackType")),
+          "Processes that leave their session outlive their job, and keep its GPUs.",
+          lambda f: f"ProctrackType={_setting(f, 'ProctrackType')}",
+          "ProctrackType=proctrack/cgroup  # slurm.conf"),
+    Check("slurm_version", Level.WARNING, _is_untested, "This release of Slurm is older than those that were tested.",
+          lambda f: _setting(f, "SLURM_VERSION"), "try in mode: observe first"),
+    Check("operator", lambda f: Level.CRITICAL if f.mode == "act" else Level.WARNING, lambda f: f.operator is False,
+          "The controller's user may not requeue other users' jobs: every action will fail.",
+          lambda f: f"sacctmgr has {f.user} without AdminLevel Operator",
+          lambda f: f"sacctmgr -i add user {f.user} account=root adminlevel=operator"),
+)  # fmt: skip
+"""What is one advice; what may be several is a function below."""
 
 
 def _deliveries(facts: ClusterFacts) -> Iterator[Advice]:
@@ -244,12 +208,4 @@ def _some(names: tuple[str, ...]) -> str:
     return ", ".join(fold(names))[:200]
 
 
-CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (
-    _controller,
-    _agents,
-    _slurm,
-    _rights,
-    _sight,
-    _deliveries,
-    _unjudged,
-)
+CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (*CHECKS, _sight, _deliveries, _unjudged)

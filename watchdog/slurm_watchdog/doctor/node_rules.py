@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.doctor.finding import Advice, Level, Rule
+from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
 
 NETWORK_FILESYSTEMS = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "orangefs", "pvfs2",
@@ -81,233 +83,136 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """What answers on our port and is not ours."""
 
 
-def _advice(facts: NodeFacts, rule: str, level: Level, sentence: str, evidence: str, add: str = "") -> Advice:
-    return Advice(rule=rule, level=level, sentence=sentence, evidence=evidence, add=add, where=facts.node)
+def _is_agents(facts: NodeFacts) -> bool:
+    return facts.service == "agent"
 
 
-def _unit(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.unit_state not in (None, "active", "activating"):
-        unit = f"slurm-watchdog-{facts.service}"
-        yield _advice(
-            facts, "service", Level.CRITICAL, f"The {facts.service} does not run here: nothing is watched.",
-            f"{unit}.service is {facts.unit_state}", f"systemctl enable --now {unit}",
-        )  # fmt: skip
+def _cannot_trace(facts: NodeFacts) -> bool:
+    scope = facts.ptrace_scope if _is_agents(facts) else None
+    return scope is not None and (scope >= PTRACE_NOBODY or (scope == PTRACE_ADMIN and not facts.root))
 
 
-def _py_spy(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service == "agent" and facts.py_spy is None:
-        yield _advice(
-            facts, "py_spy", Level.WARNING,
-            "There is no py-spy: a hang can't be shown as stacks, and nobody can be named.",
-            "neither beside this Python nor on PATH", "pip install py-spy",
-        )  # fmt: skip
+def _state_level(facts: NodeFacts) -> Level:
+    return Level.WARNING if _is_agents(facts) else Level.CRITICAL
 
 
-def _ptrace(facts: NodeFacts) -> Iterator[Advice]:
-    scope = facts.ptrace_scope
-    if facts.service != "agent" or scope is None:
-        return
-    if scope >= PTRACE_NOBODY or (scope == PTRACE_ADMIN and not facts.root):
-        who = "nobody" if scope >= PTRACE_NOBODY else "nobody but root"
-        yield _advice(
-            facts, "ptrace_scope", Level.WARNING,
-            f"The kernel lets {who} look into a process: there will be no stacks.",
-            f"/proc/sys/kernel/yama/ptrace_scope is {scope}",
-            "sysctl -w kernel.yama.ptrace_scope=1  # 3 lasts until a reboot",
-        )  # fmt: skip
+def _clock_level(facts: NodeFacts) -> Level:
+    far = facts.identity == "munge" and abs(facts.clock_offset_s or 0.0) > MUNGE_LIFE_S
+    return Level.CRITICAL if far else Level.WARNING
 
 
-def _hidepid(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service == "agent" and facts.hidepid and not facts.root:
-        yield _advice(
-            facts, "hidepid", Level.WARNING,
-            "Only your own processes can be seen: ranks of other users are missing.",
-            "/proc is mounted with hidepid",
-            "let the helper run (systemctl status slurm-watchdog-helper), or mount /proc with gid= of the "
-            "agent's group",
-        )  # fmt: skip
+def _ends_within(facts: NodeFacts, first_day: float, before_day: int) -> bool:
+    """Whether the certificate can be used, and ends in `first_day` days or later, but before `before_day`."""
+    days = facts.certificate_days
+    return facts.certificate_problem is None and days is not None and first_day <= days < before_day
 
 
-def _kernel_log(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service == "agent" and facts.kernel_log is not None:
-        yield _advice(
-            facts, "kernel_log", Level.WARNING,
-            "The kernel's log can't be read: faults of GPUs and file systems go unseen.",
-            facts.kernel_log,
-            "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)",
-        )  # fmt: skip
+def _version(numbers: tuple[int, ...] | None) -> str:
+    return ".".join(map(str, numbers or ()))
 
 
-def _nvml(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service != "agent" or not facts.gpu_devices:
-        return
-    if facts.nvml is not None:
-        yield _advice(
-            facts, "nvml", Level.CRITICAL,
-            "There are GPUs and NVML does not answer: no clock, no fault, no process of a GPU is seen.",
-            f"{facts.gpu_devices} devices in /dev; {facts.nvml}", "nvidia-smi; dmesg | grep NVRM",
-        )  # fmt: skip
-    elif facts.nvml_gpus is not None and facts.nvml_gpus < facts.gpu_devices:
-        yield _advice(
-            facts, "nvml", Level.CRITICAL,
-            "A GPU is there and NVML does not list it: it may have fallen off the bus.",
-            f"{facts.gpu_devices} devices in /dev, {facts.nvml_gpus} by NVML",
-            "dmesg | grep -i xid; lspci -d 10de:",
-        )  # fmt: skip
+RENEW = "slurm-watchdog ca renew  # on the management node; then copy the three files here"
 
-
-def _munge(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.munge is not None and facts.munge < MUNGE_SAFE:
-        version, safe = (".".join(map(str, each)) for each in (facts.munge, MUNGE_SAFE))
-        yield _advice(
-            facts, "munge_version", Level.HINT,
-            "This release of MUNGE may give its key away to local users (CVE-2026-25506).",
-            f"munge {version}; mended in {safe}, and in distributions' updates of older ones",
-            "upgrade munge, then make a new key",
-        )  # fmt: skip
-    if facts.munge is None and facts.identity == "munge":
-        yield _advice(
-            facts, "munge", Level.CRITICAL,
-            "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
-            "security.mode is munge, or auto without tls_directory; no munge on PATH",
-            "install munge, with the cluster's key; or security: {tls_directory: …}",
-        )  # fmt: skip
+CHECKS: tuple[Check[NodeFacts], ...] = (
+    Check("service", Level.CRITICAL, lambda f: f.unit_state not in (None, "active", "activating"),
+          lambda f: f"The {f.service} does not run here: nothing is watched.",
+          lambda f: f"slurm-watchdog-{f.service}.service is {f.unit_state}",
+          lambda f: f"systemctl enable --now slurm-watchdog-{f.service}"),
+    Check("helper", Level.CRITICAL, lambda f: _is_agents(f) and f.helper_problem is not None,
+          "The agent's helper can't be reached: without it the agent, which has no rights, sees no stacks, no logs and "
+          "no descriptors of users.",
+          lambda f: f"{f.helper_problem}", "systemctl enable --now slurm-watchdog-helper.socket"),
+    Check("controller", Level.CRITICAL, lambda f: _is_agents(f) and f.controller_url == "",
+          "The agent is not told where its controller is, and does not start: this node is not watched.",
+          "agent.controller_url is not set",
+          "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates"),
+    Check("controller", Level.CRITICAL, lambda f: f.controller_problem is not None,
+          "The controller can't be reached from here: this node is not watched.",
+          lambda f: f"{f.controller_url}: {f.controller_problem}",
+          "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1"),
+    Check("certificate", Level.CRITICAL, lambda f: f.certificate_problem is not None,
+          lambda f: f"The {f.service} can't prove who it is: agents and controller refuse each other.",
+          lambda f: f"{f.certificate_problem}",
+          "slurm-watchdog ca issue …  # on the management node; then copy the three files here"),
+    Check("certificate_end", Level.CRITICAL, lambda f: _ends_within(f, float("-inf"), 0),
+          "The certificate has ended: agents and controller refuse each other.",
+          lambda f: f"{f.certificate}, {-(f.certificate_days or 0)} days ago", RENEW),
+    Check("certificate_end", Level.WARNING, lambda f: _ends_within(f, 0, CERTIFICATE_DAYS),
+          "The certificate ends soon: then agents and controller refuse each other.",
+          lambda f: f"{f.certificate}, in {f.certificate_days} days", RENEW),
+    Check("clock_offset", _clock_level, lambda f: abs(f.clock_offset_s or 0.0) > CLOCK_OFFSET_S,
+          "The clock here and the controller's differ: dates of this node's log lines are wrong, and MUNGE refuses at "
+          "5 minutes.",
+          lambda f: f"{abs(f.clock_offset_s or 0.0):.0f} s "
+                    f"{'ahead of' if (f.clock_offset_s or 0.0) > 0 else 'behind'} the controller's",
+          "systemctl enable --now chronyd  # or systemd-timesyncd, on both"),
+    Check("nvml", Level.CRITICAL, lambda f: _is_agents(f) and f.gpu_devices and f.nvml is not None,
+          "There are GPUs and NVML does not answer: no clock, no fault, no process of a GPU is seen.",
+          lambda f: f"{f.gpu_devices} devices in /dev; {f.nvml}", "nvidia-smi; dmesg | grep NVRM"),
+    Check("nvml", Level.CRITICAL,
+          lambda f: _is_agents(f) and f.nvml is None and f.nvml_gpus is not None and f.nvml_gpus < f.gpu_devices,
+          "A GPU is there and NVML does not list it: it may have fallen off the bus.",
+          lambda f: f"{f.gpu_devices} devices in /dev, {f.nvml_gpus} by NVML", "dmesg | grep -i xid; lspci -d 10de:"),
+    Check("state_directory", _state_level, lambda f: f.state_directory and f.state_problem is not None,
+          lambda f: f"The {f.service} can't keep its state.",
+          lambda f: f"{f.state_directory}: {f.state_problem}",
+          lambda f: f"install -d -m 750 {f.state_directory}  # owned by the service's user"),
+    Check("state_local", _state_level, lambda f: f.state_directory and f.state_filesystem in NETWORK_FILESYSTEMS,
+          "The state lies on a network file system: it hangs when that hangs, just when it is needed.",
+          lambda f: f"{f.state_directory} is on {f.state_filesystem}",
+          lambda f: f"{f.service}: {{state_directory: a directory on a local disk}}"),
+    Check("state_space", _state_level,
+          lambda f: f.state_directory and f.state_free_bytes is not None and f.state_free_bytes < MIN_FREE_BYTES,
+          "The disk of the state is nearly full: nothing can be written down, so nothing will be done.",
+          lambda f: f"{(f.state_free_bytes or 0) >> 20} MiB free at {f.state_directory}", "make room there"),
+    Check("slurm_commands", lambda f: Level.HINT if _is_agents(f) else Level.CRITICAL, lambda f: not f.slurm_commands,
+          "Slurm's commands are not there.", "scontrol is not on PATH", "slurm: {bin_directory: where they are}"),
+    Check("node_name", Level.CRITICAL, lambda f: _is_agents(f) and f.node_known is False,
+          "Slurm has no node of this name: reports of this agent are refused.",
+          lambda f: f"scontrol show node {f.node}", "agent: {node_name: as Slurm has it}  # or SLURMD_NODENAME"),
+    Check("munge_version", Level.HINT, lambda f: f.munge is not None and f.munge < MUNGE_SAFE,
+          "This release of MUNGE may give its key away to local users (CVE-2026-25506).",
+          lambda f: f"munge {_version(f.munge)}; mended in {_version(MUNGE_SAFE)}, and in distributions' updates of "
+                    "older ones",
+          "upgrade munge, then make a new key"),
+    Check("munge", Level.CRITICAL, lambda f: f.munge is None and f.identity == "munge",
+          "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
+          "security.mode is munge, or auto without tls_directory; no munge on PATH",
+          "install munge, with the cluster's key; or security: {tls_directory: …}"),
     # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked
     # (AuthInfo=socket=).
-    if facts.munge_works is False and (facts.node_known is None or facts.identity == "munge"):
-        yield _advice(
-            facts, "munge", Level.CRITICAL, "MUNGE makes no credential: Slurm's commands will be refused here.",
-            "munge -n failed", "systemctl status munge; is the clock right, and the key that of the cluster?",
-        )  # fmt: skip
-
-
-def _clock(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.clock_synchronised is False:
-        yield _advice(
-            facts, "clock", Level.WARNING,
-            "The clock is not synchronised: dates in logs of several nodes can't be compared, and MUNGE "
-            "refuses at 5 minutes.",
-            "the kernel says so (adjtimex: STA_UNSYNC)",
-            "systemctl enable --now chronyd  # or systemd-timesyncd",
-        )  # fmt: skip
-
-
-def _state(facts: NodeFacts) -> Iterator[Advice]:
-    if not facts.state_directory:
-        return
-    level = Level.CRITICAL if facts.service == "controller" else Level.WARNING
-    if facts.state_problem is not None:
-        yield _advice(
-            facts, "state_directory", level, f"The {facts.service} can't keep its state.",
-            f"{facts.state_directory}: {facts.state_problem}",
-            f"install -d -m 750 {facts.state_directory}  # owned by the service's user",
-        )  # fmt: skip
-    if facts.state_filesystem in NETWORK_FILESYSTEMS:
-        yield _advice(
-            facts, "state_local", level,
-            "The state lies on a network file system: it hangs when that hangs, just when it is needed.",
-            f"{facts.state_directory} is on {facts.state_filesystem}",
-            f"{facts.service}: {{state_directory: a directory on a local disk}}",
-        )  # fmt: skip
-    if facts.state_free_bytes is not None and facts.state_free_bytes < MIN_FREE_BYTES:
-        yield _advice(
-            facts, "state_space", level,
-            "The disk of the state is nearly full: nothing can be written down, so nothing will be done.",
-            f"{facts.state_free_bytes >> 20} MiB free at {facts.state_directory}",
-            "make room there",
-        )  # fmt: skip
-
-
-def _helper(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service == "agent" and facts.helper_problem is not None:
-        yield _advice(
-            facts, "helper", Level.CRITICAL,
-            "The agent's helper can't be reached: without it the agent, which has no rights, sees no stacks, "
-            "no logs and no descriptors of users.",
-            facts.helper_problem, "systemctl enable --now slurm-watchdog-helper.socket",
-        )  # fmt: skip
-
-
-def _certificates(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.certificate_problem is not None:
-        yield _advice(
-            facts, "certificate", Level.CRITICAL,
-            f"The {facts.service} can't prove who it is: agents and controller refuse each other.",
-            facts.certificate_problem,
-            "slurm-watchdog ca issue …  # on the management node; then copy the three files here",
-        )  # fmt: skip
-    elif facts.certificate_days is not None and facts.certificate_days < 0:
-        yield _advice(
-            facts, "certificate_end", Level.CRITICAL,
-            "The certificate has ended: agents and controller refuse each other.",
-            f"{facts.certificate}, {-facts.certificate_days} days ago",
-            "slurm-watchdog ca renew  # on the management node; then copy the three files here",
-        )  # fmt: skip
-    elif facts.certificate_days is not None and facts.certificate_days < CERTIFICATE_DAYS:
-        yield _advice(
-            facts, "certificate_end", Level.WARNING,
-            "The certificate ends soon: then agents and controller refuse each other.",
-            f"{facts.certificate}, in {facts.certificate_days} days",
-            "slurm-watchdog ca renew  # on the management node; then copy the three files here",
-        )  # fmt: skip
-
-
-def _clock_offset(facts: NodeFacts) -> Iterator[Advice]:
-    offset = facts.clock_offset_s
-    if offset is not None and abs(offset) > CLOCK_OFFSET_S:
-        way = "ahead of" if offset > 0 else "behind"
-        level = Level.CRITICAL if facts.identity == "munge" and abs(offset) > MUNGE_LIFE_S else Level.WARNING
-        yield _advice(
-            facts, "clock_offset", level,
-            "The clock here and the controller's differ: dates of this node's log lines are wrong, and MUNGE "
-            "refuses at 5 minutes.",
-            f"{abs(offset):.0f} s {way} the controller's",
-            "systemctl enable --now chronyd  # or systemd-timesyncd, on both",
-        )  # fmt: skip
-
-
-def _slurm(facts: NodeFacts) -> Iterator[Advice]:
-    if not facts.slurm_commands:
-        level = Level.CRITICAL if facts.service == "controller" else Level.HINT
-        yield _advice(
-            facts, "slurm_commands", level, "Slurm's commands are not there.", "scontrol is not on PATH",
-            "slurm: {bin_directory: where they are}",
-        )  # fmt: skip
-    if facts.service == "agent" and facts.node_known is False:
-        yield _advice(
-            facts, "node_name", Level.CRITICAL,
-            "Slurm has no node of this name: reports of this agent are refused.",
-            f"scontrol show node {facts.node}", "agent: {node_name: as Slurm has it}  # or SLURMD_NODENAME",
-        )  # fmt: skip
-
-
-def _controller(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.service == "agent" and facts.controller_url == "":
-        yield _advice(
-            facts, "controller", Level.CRITICAL,
-            "The agent is not told where its controller is, and does not start: this node is not watched.",
-            "agent.controller_url is not set",
-            "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates",
-        )  # fmt: skip
-    if facts.controller_problem is not None:
-        yield _advice(
-            facts, "controller", Level.CRITICAL,
-            "The controller can't be reached from here: this node is not watched.",
-            f"{facts.controller_url}: {facts.controller_problem}",
-            "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1",
-        )  # fmt: skip
-
-
-def _port(facts: NodeFacts) -> Iterator[Advice]:
-    if facts.port_holder is not None:
-        key = "agent.metrics_listen" if facts.service == "agent" else "controller.listen"
-        yield _advice(
-            facts, "port", Level.WARNING, f"Another program has the port of the {facts.service}.",
-            f"{facts.port}: {facts.port_holder}", f"{key}: a free one",
-        )  # fmt: skip
-
-
-NODE_RULES: tuple[Rule[NodeFacts], ...] = (
-    _unit, _helper, _controller, _certificates, _clock_offset, _nvml, _state, _slurm, _munge, _py_spy, _ptrace,
-    _hidepid, _kernel_log, _clock, _port,
+    Check("munge", Level.CRITICAL,
+          lambda f: f.munge_works is False and (f.node_known is None or f.identity == "munge"),
+          "MUNGE makes no credential: Slurm's commands will be refused here.", "munge -n failed",
+          "systemctl status munge; is the clock right, and the key that of the cluster?"),
+    Check("py_spy", Level.WARNING, lambda f: _is_agents(f) and f.py_spy is None,
+          "There is no py-spy: a hang can't be shown as stacks, and nobody can be named.",
+          "neither beside this Python nor on PATH", "pip install py-spy"),
+    Check("ptrace_scope", Level.WARNING, _cannot_trace,
+          lambda f: f"The kernel lets nobody {'' if (f.ptrace_scope or 0) >= PTRACE_NOBODY else 'but root '}look into "
+                    "a process: there will be no stacks.",
+          lambda f: f"/proc/sys/kernel/yama/ptrace_scope is {f.ptrace_scope}",
+          "sysctl -w kernel.yama.ptrace_scope=1  # 3 lasts until a reboot"),
+    Check("hidepid", Level.WARNING, lambda f: _is_agents(f) and f.hidepid and not f.root,
+          "Only your own processes can be seen: ranks of other users are missing.", "/proc is mounted with hidepid",
+          "let the helper run (systemctl status slurm-watchdog-helper), or mount /proc with gid= of the agent's group"),
+    Check("kernel_log", Level.WARNING, lambda f: _is_agents(f) and f.kernel_log is not None,
+          "The kernel's log can't be read: faults of GPUs and file systems go unseen.", lambda f: f"{f.kernel_log}",
+          "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)"),
+    Check("clock", Level.WARNING, lambda f: f.clock_synchronised is False,
+          "The clock is not synchronised: dates in logs of several nodes can't be compared, and MUNGE refuses at 5 "
+          "minutes.",
+          "the kernel says so (adjtimex: STA_UNSYNC)", "systemctl enable --now chronyd  # or systemd-timesyncd"),
+    Check("port", Level.WARNING, lambda f: f.port_holder is not None,
+          lambda f: f"Another program has the port of the {f.service}.", lambda f: f"{f.port}: {f.port_holder}",
+          lambda f: f"{'agent.metrics_listen' if _is_agents(f) else 'controller.listen'}: a free one"),
 )  # fmt: skip
+
+
+def _on_this_node(facts: NodeFacts) -> Iterator[Advice]:
+    """What all rows say, each with the node that it is about."""
+    for check in CHECKS:
+        yield from (replace(advice, where=facts.node) for advice in check(facts))
+
+
+NODE_RULES: tuple[Rule[NodeFacts], ...] = (_on_this_node,)

@@ -30,28 +30,22 @@ ones have 1.13 or less."""
 
 
 def _requeue(facts: JobFacts) -> Iterator[Advice]:
-    where = facts.script.path
     line = next((n for name, _, n in facts.script.directives if name == "no-requeue"), None)
-    if line is not None and facts.script.directive("requeue") is None:
-        yield Advice(
-            rule="requeue", level=Level.WARNING, where=where, evidence=f"line {line}: --no-requeue",
-            sentence="The job may not be restarted: it asks Slurm never to requeue it.",
-            add="#SBATCH --requeue",
-        )  # fmt: skip
+    asked = facts.script.directive("requeue") is not None
+    if line is not None and not asked:
+        evidence, why = f"line {line}: --no-requeue", "may not be restarted: it asks Slurm never to requeue it."
     elif facts.requeueable is False:
-        yield Advice(
-            rule="requeue", level=Level.WARNING, where=where, evidence="scontrol show job: Requeue=0",
-            sentence="The job may not be restarted: Slurm has it as not requeueable.",
-            add="#SBATCH --requeue",
-        )  # fmt: skip
-    elif facts.script.directive("requeue") is None and not (facts.slurm.requeue or facts.requeueable):
-        known = facts.slurm.requeue is False
-        yield Advice(
-            rule="requeue", level=Level.WARNING, where=where,
-            evidence="no --requeue in it" + (", and JobRequeue=0 in slurm.conf" if known else ""),
-            sentence="The job can't be restarted" + ("." if known else ", unless slurm.conf has JobRequeue=1."),
-            add="#SBATCH --requeue",
-        )  # fmt: skip
+        evidence, why = "scontrol show job: Requeue=0", "may not be restarted: Slurm has it as not requeueable."
+    elif asked or facts.slurm.requeue or facts.requeueable:
+        return
+    elif facts.slurm.requeue is False:
+        evidence, why = "no --requeue in it, and JobRequeue=0 in slurm.conf", "can't be restarted."
+    else:
+        evidence, why = "no --requeue in it", "can't be restarted, unless slurm.conf has JobRequeue=1."
+    yield Advice(
+        rule="requeue", level=Level.WARNING, where=facts.script.path, evidence=evidence, sentence=f"The job {why}",
+        add="#SBATCH --requeue",
+    )  # fmt: skip
 
 
 def _open_mode(facts: JobFacts) -> Iterator[Advice]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding
 
 MAX_NAMED: Final = 8
 MAX_WORLD: Final = 1 << 20
@@ -34,14 +32,12 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
     empty = [node for node in job.job.nodes if node not in here]
     where = f"; {_few(empty)} {'has' if len(empty) == 1 else 'have'} no rank at all" if empty else ""
     there = len(job.ranks)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        duration_s=job.run_age_s,
-        summary=f"Job {job.job.job_id} does not start: after {job.run_age_s:.0f} s {there} "
+    return finding.bad(
+        f"Job {job.job.job_id} does not start: after {job.run_age_s:.0f} s {there} "
         f"{'rank waits' if there == 1 else 'ranks wait'} for the others to join, and of "
         f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no "
         f"process has been seen{where}.",
+        duration_s=job.run_age_s,
         culprits=tuple(Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]),
     )
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from slurm_watchdog.analysis.slurm_nodes import (
     asked_nodes,
     expected_away,
@@ -19,7 +21,7 @@ from slurm_watchdog.analysis.slurm_nodes import (
 )
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
@@ -60,13 +62,7 @@ def detect(view: ClusterView) -> list[Finding]:
 
 def _unheard(node: NodeView) -> Finding:
     """UNKNOWN, of a node whose time to report began again with a stall of the controller."""
-    return Finding(
-        kind=SPEC.kind,
-        subject=f"node:{node.name}",
-        truth=Truth.UNKNOWN,
-        severity=SPEC.severity,
-        summary=f"no report of {node.name} since this controller stalled",
-    )
+    return SPEC.about(f"node:{node.name}", f"no report of {node.name} since this controller stalled")
 
 
 MIN_TOGETHER, TOGETHER_S = 10, 10.0
@@ -93,44 +89,30 @@ def _node_finding(
     share: tuple[int, int],
     together: bool,
 ) -> Finding:
+    finding = SPEC.about(f"node:{node.name}")
+    if not silent:
+        return finding.ok(f"the agent of {node.name} reports")
     age_s = view.now - node.reported_at
+    finding = replace(finding, duration_s=age_s)
     state = None if slurm is None else slurm.state
-    truth, summary = Truth.OK, f"the agent of {node.name} reports"
-    if silent and not view.slurm_nodes:
-        truth, summary = Truth.UNKNOWN, f"Slurm's nodes are not known, and the agent of {node.name} is silent"
-    elif silent and (slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state)):
+    if not view.slurm_nodes:
+        return finding.unknown(f"Slurm's nodes are not known, and the agent of {node.name} is silent")
+    if slurm is None or not state or is_away(state, slurm.runs_job) or is_lost(state):
         # Told as node_down, or as nothing at all: a node that was switched off or taken out of the cluster
         # has no agent.
-        summary = f"Slurm says that {node.name} is {state or 'no node of this cluster'}"
-    elif silent and slurm is not None and slurm.back_at is not None and may_be_starting(node, slurm, view.now):
-        truth, summary = (
-            Truth.UNKNOWN,
-            f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting",
+        return finding.ok(f"Slurm says that {node.name} is {state or 'no node of this cluster'}")
+    if slurm.back_at is not None and may_be_starting(node, slurm, view.now):
+        return finding.unknown(f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting")
+    if together:
+        return finding.unknown(
+            f"{node.name} has just fallen silent, one of {MIN_TOGETHER} or more: how many they are shows in a moment"
         )
-    elif silent and together:
-        truth, summary = (
-            Truth.UNKNOWN,
-            f"{node.name} has just fallen silent, one of {MIN_TOGETHER} or more: how many they are shows in a moment",
-        )
-    elif silent:
-        truth = Truth.BAD
-        jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."
-        summary = (
-            f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as "
-            f"{state}: what happens "
-            f"there is unknown.{jobs}"
-        )
-    return Finding(
-        kind=SPEC.kind,
-        subject=f"node:{node.name}",
-        truth=truth,
-        summary=summary,
-        severity=SPEC.severity,
-        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),) if truth is Truth.BAD else (),
-        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share))
-        if truth is Truth.BAD
-        else (),
-        duration_s=age_s if silent else 0.0,
+    jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else " No watched job runs there."
+    return finding.bad(
+        f"The agent of {node.name} has not reported for {age_s:.0f} s, while Slurm has the node as {state}: "
+        f"what happens there is unknown.{jobs}",
+        culprits=(Culprit(node=node.name, reason=f"no report for {age_s:.0f} s"),),
+        facts=(f"on {node.name}: systemctl status slurm-watchdog-agent", expected_away(share)),
     )
 
 

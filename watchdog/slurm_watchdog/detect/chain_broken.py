@@ -20,7 +20,7 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.past_runs import EndedJob
 
 BROKE = {
@@ -59,22 +59,14 @@ def _went_on(ended: EndedJob) -> bool:
 
 def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"chain:{job.job_id}",
-        truth=Truth.OK,
-        summary=f"job {job.job_id} is {job.state}",
-        job_ids=(job.job_id,),
-        severity=SPEC.severity,
-        duration_s=age_s,
-    )
+    finding = replace(SPEC.about(f"chain:{job.job_id}", "", job.job_id), duration_s=age_s)
     if ended.succeeded_by:
-        return replace(finding, summary=f"job {ended.succeeded_by[0]} continues job {job.job_id}")
+        return finding.ok(f"job {ended.succeeded_by[0]} continues job {job.job_id}")
     if job.state not in BROKE:
-        return finding
+        return finding.ok(f"job {job.job_id} is {job.state}")
     step, total = ended.last_step, ended.total_steps
     if step is not None and total is not None and step >= total:
-        return replace(finding, summary=f"job {job.job_id} has made its last step")
+        return finding.ok(f"job {job.job_id} has made its last step")
     if age_s < grace_s:
         unknown = f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way"
         return finding.unknown(unknown)
@@ -85,10 +77,8 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
         else f"it had gone on from {len(ended.past)} earlier runs of its own"
     )
     name = f" ({job.name} of {job.user})" if job.name else ""
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({BROKE[job.state]}) "
+    return finding.bad(
+        f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({BROKE[job.state]}) "
         f"{age_s:.0f} s ago, and nothing is queued behind it.",
         facts=(
             evidence,

@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from msgspec.structs import replace
-
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
@@ -56,10 +54,8 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
         return finding.unknown(f"there is a checkpoint of job {job_id} that its log did not announce")
     if not progress.step_known or progress.step <= checkpoint.step or progress.last_increase_age_s > usual_s:
         return finding.unknown(f"job {job_id} makes no steps that could be saved")
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step "
+    return finding.bad(
+        f"Job {job_id} has not completed a checkpoint for {age_s:.0f} s, since step "
         f"{checkpoint.step}; it used to save every "
         f"{usual_s:.0f} s and is at step {progress.step} now. A crash would lose all of that.",
         facts=(

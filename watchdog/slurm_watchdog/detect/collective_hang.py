@@ -59,7 +59,7 @@ from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
@@ -177,10 +177,8 @@ def _spinning_finding(
     as before: it may be work that shows nothing of itself."""
     age_s = finding.duration_s
     place = job.progress.place if job.progress else "its start"
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit "
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit "
         f"{limit.seconds:.0f} s, {limit.reason}); "
         f"{_held_up_by(culprits, voted)}.",
         culprits=culprits,
@@ -218,10 +216,8 @@ def _finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: Loo
     named = "nobody is named"
     if seen.culprits:
         named = what_they_do(seen.culprits)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
         culprits=seen.culprits,
         facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
@@ -277,10 +273,8 @@ def _bad_finding(
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     error = _logged_error(job, culprits, window_s)
     held = process_on_storage(job)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} hangs {last}: {clock.words} "
+    return finding.bad(
+        f"Job {job.job.job_id} hangs {last}: {clock.words} "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
         culprits=culprits,
         facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),

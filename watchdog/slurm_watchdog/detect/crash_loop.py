@@ -56,7 +56,7 @@ def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
 
 def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
     job_id = job.job.job_id
-    finding = Finding(kind=SPEC.kind, subject=f"loop:{job_id}", truth=Truth.UNKNOWN, summary="", job_ids=(job_id,))
+    finding = SPEC.about(f"loop:{job_id}", "", job_id)
     if job.progress is not None and job.job.state == "RUNNING":
         highest = _highest(past)
         # After a restart the steps since the checkpoint are made again: only one that was never made is new.
@@ -140,11 +140,8 @@ def _bad_finding(
     where = f" Each run failed on {node}, and {contrast}: leave that node out." if node else ""
     at = _highest(runs)
     step = "before its first step" if at is None else f"at step {at} at the latest"
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        severity=Severity.CRITICAL,
-        summary=f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in "
+    return finding.bad(
+        f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in "
         f"{now - runs[0].began_at:.0f} s ended "
         f"{step}; {why}.{where} Hold it until somebody has looked.",
         culprits=culprits[-1:],

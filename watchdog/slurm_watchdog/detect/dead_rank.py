@@ -21,13 +21,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 MAX_DEAD_SHARE = 0.25
 """At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
@@ -88,10 +86,8 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
     error = last_error_before_end(job, first.process.rank, now)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
+    return finding.bad(
+        f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, "
         f"after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}",

@@ -15,13 +15,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, MountProbe
 from slurm_watchdog.model.past_runs import PastRun
@@ -235,24 +237,17 @@ def _place(places: dict[str, _FullDisk], node: str, probe: MountProbe) -> _FullD
 
 
 def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
-    finding = Finding(
-        kind=SPEC.kind, subject=key, truth=Truth.OK, summary=f"{place.name}{place.where} can be written to"
-    )
+    finding = SPEC.about(key, "", *place.jobs)
     if not place.evidence:
-        return finding
+        return finding.ok(f"{place.name}{place.where} can be written to")
     quota = all("uota" in line for line in place.evidence)
     nodes = sorted({c.node for c in place.culprits if c.node})
     jobs = f" It concerns job {', '.join(place.jobs[:8])}." if place.jobs else ""
     what = "The quota is used up on" if quota else "No space is left on"
     seen = f", seen on {', '.join(nodes[:8])}" if nodes and not place.where else ""
-    return Finding(
-        kind=finding.kind,
-        subject=key,
-        truth=Truth.BAD,
-        summary=f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is "
-        "written there is kept.",
-        job_ids=tuple(place.jobs),
-        severity=Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING,
+    severity = Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING
+    return replace(finding, severity=severity).bad(
+        f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
         culprits=tuple(_unique(place.culprits))[:16],
         facts=tuple(place.evidence[:8]),
         duration_s=max(0.0, place.since),

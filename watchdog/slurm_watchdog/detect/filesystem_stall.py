@@ -109,14 +109,10 @@ def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str,
         return replace(finding.ok(f"{filesystem.mount}: {state.scope}"), wanted=wanted)
     named = culprits(filesystem, blocked_for_s)
     one_node = state.scope is Scope.ONE_NODE
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=_sentence(filesystem, state, named),
-        severity=Severity.CRITICAL,
+    return replace(finding, wanted=wanted).bad(
+        _sentence(filesystem, state, named),
         culprits=named,
         facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
-        wanted=wanted,
         actionable=one_node and not _makes_steps(view, filesystem, finding.job_ids[0]),
         exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
     )

@@ -16,12 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from msgspec.structs import replace
-
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 
 MAX_ODD_SHARE = 0.25
 """More of a group than this share are no odd ones."""
@@ -73,10 +71,8 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         for each, clock_hz, usual_hz in slow
     )  # fmt: skip
     first, more = culprits[0], and_more(len(culprits))
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} "
+    return finding.bad(
+        f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} "
         "is slower than its peers: "
         f"{first.reason}.",
         culprits=culprits,

@@ -112,20 +112,17 @@ def _loud(view: ClusterView, events: tuple[SeenEvent, ...], recent_s: float) -> 
 
 def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
     hung = next((probe for probe in node.hung_probes if probe.probe == "nvml"), None)
-    bad = hung is not None and hung.seconds >= silent_for_s
-    seconds = 0.0 if hung is None else hung.seconds
-    return Finding(
-        kind=SPEC.kind,
-        subject=f"node:{node.name}",
-        truth=Truth.BAD if bad else Truth.OK if hung is None else Truth.UNKNOWN,
-        summary=f"The GPU driver on {node.name} has not answered for {seconds:.0f} s: a GPU there is in "
-        "trouble, and which one "
-        "cannot be asked any more."
-        if bad
-        else f"the GPU driver on {node.name} answers",
-        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {seconds:.0f} s"),) if bad else (),
-        facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",) if bad else (),
-        duration_s=seconds,
+    finding = SPEC.about(f"node:{node.name}", f"the GPU driver on {node.name} answers")
+    if hung is None:
+        return finding.ok(finding.summary)
+    if hung.seconds < silent_for_s:
+        return replace(finding, duration_s=hung.seconds)
+    return finding.bad(
+        f"The GPU driver on {node.name} has not answered for {hung.seconds:.0f} s: a GPU there is in trouble, "
+        "and which one cannot be asked any more.",
+        culprits=(Culprit(node=node.name, reason=f"NVML has not answered for {hung.seconds:.0f} s"),),
+        facts=(f"on {node.name}: dmesg | grep -i -e xid -e nvrm",),
+        duration_s=hung.seconds,
     )
 
 

@@ -91,10 +91,8 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
         return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
     culprits = tuple(_culprit(each, now) for each in quiet)
     first, more = culprits[0], and_more(len(culprits))
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
+    return finding.bad(
+        f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
         f"{first.reason}, while those of "
         f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
         culprits=culprits,

@@ -39,7 +39,7 @@ from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
 
 STACKS_FROM_SHARE = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
@@ -183,10 +183,8 @@ def _bad_finding(
     last_lines = last_words(job, first)
     how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
     error = last_error_before_end(job, first.process.rank, now)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
+    return finding.bad(
+        f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
         f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
@@ -244,10 +242,8 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     culprits = _named(dead)
     how = how_they_ended(job, [rank.process.rank for rank in dead], now)
     error = last_error_before_end(job, first.process.rank, now)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
+    return finding.bad(
+        f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
         f"{describe_all(culprits)} {how} after "
         f"{progress.place}{of}, and {rest}.{f' It said before: {error}.' if error else ''}",
         culprits=culprits[:NAMED],

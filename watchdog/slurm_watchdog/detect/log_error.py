@@ -25,7 +25,7 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
 
@@ -69,8 +69,8 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
     return findings
 
 
-def _finding(job_id: str, restarts: int, summary: str, truth: Truth = Truth.UNKNOWN) -> Finding:
-    return Finding(kind=SPEC.kind, subject=f"run:{job_id}.{restarts}", truth=truth, summary=summary, job_ids=(job_id,))
+def _finding(job_id: str, restarts: int, summary: str) -> Finding:
+    return SPEC.about(f"run:{job_id}.{restarts}", summary, job_id)
 
 
 # ---------------------------------------------------------------------------------------- a run that continues
@@ -139,7 +139,7 @@ def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits
 def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
     cause counts."""
-    finding = _finding(job_id, run.restarts, f"run {run.restarts} of job {job_id} has ended", Truth.OK)
+    finding = _finding(job_id, run.restarts, "").ok(f"run {run.restarts} of job {job_id} has ended")
     age_s = view.now - run.ended_at
     if run.touched_at is not None:
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
@@ -166,7 +166,7 @@ def _is_named(cause: Cause | None) -> bool:
 
 def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
     job = ended.job
-    finding = _finding(job.job_id, job.restarts, f"job {job.job_id} is {job.state}", Truth.OK)
+    finding = _finding(job.job_id, job.restarts, "").ok(f"job {job.job_id} is {job.state}")
     age_s = view.now - ended.ended_at
     if job.state not in FAILED:
         return finding
@@ -185,10 +185,8 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
     if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
-        return replace(
-            finding,
-            truth=Truth.BAD,
-            summary=f"{ended_so}: that is Slurm's word, its log does not say why.",
+        return finding.bad(
+            f"{ended_so}: that is Slurm's word, its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
             duration_s=age_s,
@@ -249,11 +247,8 @@ def _bad_finding(
                 f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"
             )
     more = f"{cause.followed} more lines of errors followed" if cause.followed else ""
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        severity=Severity.CRITICAL,
-        summary=f"{what}; {explanation}: {shortened(cause.error.line, 200)}",
+    return finding.bad(
+        f"{what}; {explanation}: {shortened(cause.error.line, 200)}",
         culprits=named,
         facts=tuple(fact for fact in (*facts, *work_lost(run), cause.error.line, more) if fact),
         duration_s=max(0.0, duration_s),

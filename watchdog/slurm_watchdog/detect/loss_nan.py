@@ -11,11 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from msgspec.structs import replace
-
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +42,8 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         return finding.ok(f"the loss of job {job_id} is a number")
     first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
     good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} "
-        f"times in a row{good}.",
+    return finding.bad(
+        f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
         facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
         duration_s=max(0.0, now - first.at),
     )

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 WINDOW = 100
 """Losses before the newest ones that say what is usual."""
@@ -50,10 +48,8 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
     if spike is None:
         return finding.ok(f"the loss of job {job_id} is {points[-1].loss:.4g}")
     first, usual = points[spike[0]], spike[1]
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
+    return finding.bad(
+        f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
         facts=(
             "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
         ),

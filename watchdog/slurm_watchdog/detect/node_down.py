@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
@@ -43,14 +45,9 @@ def detect(view: ClusterView) -> list[Finding]:
 def _node_finding(
     view: ClusterView, node: NodeView, slurm: SlurmNodeView, silent: bool, job_ids: tuple[str, ...]
 ) -> Finding:
-    finding = Finding(
-        kind=SPEC.kind,
-        subject=f"node:{node.name}",
-        truth=Truth.OK,
-        summary=f"Slurm has {node.name} as {slurm.state}",
-    )
+    finding = SPEC.about(f"node:{node.name}")
     if not is_lost(slurm.state) or is_away(slurm.state, slurm.runs_job):
-        return finding
+        return finding.ok(f"Slurm has {node.name} as {slurm.state}")
     age_s = view.now - node.reported_at
     quiet = silent or age_s > FRESH_S
     enough = LISTINGS if quiet else LISTINGS_REPORTING
@@ -65,13 +62,9 @@ def _node_finding(
     )
     jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
     reason = f" ({slurm.reason})" if slurm.reason else ""
-    return Finding(
-        kind=finding.kind,
-        subject=finding.subject,
-        truth=Truth.BAD,
-        summary=f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
-        job_ids=job_ids,
-        severity=Severity.CRITICAL if job_ids else Severity.WARNING,
+    severity = Severity.CRITICAL if job_ids else Severity.WARNING
+    return replace(finding, job_ids=job_ids, severity=severity).bad(
+        f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
         duration_s=age_s if silent else 0.0,

@@ -22,13 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
@@ -95,12 +97,8 @@ def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
     unsure = {(each.pid, each.start_ticks) for each in node.holders if each.orphan_for_s is None}
     keep = {f"{BEFORE}{node.name}/{pid}.{start_ticks}" for pid, start_ticks in unsure}
     return [
-        Finding(
-            kind=SPEC.kind,
-            subject=subject,
-            truth=Truth.OK,
-            summary="since an upgrade what one job left is one incident: this process is reported there, "
-            "if it is still there",
+        SPEC.about(subject).ok(
+            "since an upgrade what one job left is one incident: this process is reported there, if it is still there"
         )
         for subject in sorted(view.asked or ())
         if subject.startswith(f"{BEFORE}{node.name}/") and subject not in keep
@@ -112,14 +110,9 @@ def _holder_finding(subject: str, group: _Leftovers, back: set[str]) -> Finding:
         return _reported(subject, group, back)
     known = group.unknown or group.released
     whose, nodes = _whose(known[0][1], back), _node_names(known)
-    return Finding(
-        kind=SPEC.kind,
-        subject=subject,
-        truth=Truth.UNKNOWN if group.unknown else Truth.OK,
-        summary=f"whether processes {whose} still hold GPUs on {nodes} is not known"
-        if group.unknown
-        else f"no process {whose} holds a GPU on {nodes} any more",
-    )
+    if group.unknown:
+        return SPEC.about(subject, f"whether processes {whose} still hold GPUs on {nodes} is not known")
+    return SPEC.about(subject).ok(f"no process {whose} holds a GPU on {nodes} any more")
 
 
 def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
@@ -130,14 +123,10 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     names = _gpu_names([gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)])
     process_words = f"pid {first.pid} ({first.comm}), " if one else ""
     processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
-    return Finding(
-        kind=SPEC.kind,
-        subject=subject,
-        truth=Truth.BAD,
-        summary=f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still "
+    return replace(SPEC.about(subject), processes=processes).bad(
+        f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still "
         f"hold{'s' if one else ''} {names} on "
         f"{_node_names(held)}: {process_words}{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
-        severity=SPEC.severity,
         culprits=tuple(
             Culprit(
                 node=node.name,
@@ -151,7 +140,6 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
         ),
         facts=tuple(_facts(held, group.unknown)),
         duration_s=duration_s,
-        processes=processes,
         actionable=bool(processes),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from slurm_watchdog.analysis.slurm_nodes import share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16
@@ -38,24 +38,15 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
     many = silent >= settings.nodes and 100.0 * silent > settings.percent * known
     if not (everybody or many):
         unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
-        return [
-            Finding(
-                kind=SPEC.kind,
-                subject="cluster",
-                truth=Truth.UNKNOWN if unheard else Truth.OK,
-                summary=f"{known - silent - unheard} of {known} agents report",
-            )
-        ]
+        finding = SPEC.about("cluster", f"{known - silent - unheard} of {known} agents report")
+        return [finding if unheard else finding.ok(finding.summary)]
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
     mute = set(view.silent_nodes) - away
     missing = [node for node in view.nodes if node.name in mute]
     shortest_s = min(view.now - node.reported_at for node in missing)
     return [
-        Finding(
-            kind=SPEC.kind,
-            subject="cluster",
-            truth=Truth.BAD,
-            summary=f"{silent} of {known} agents are silent: the network, the power, or this machine's own link. "
+        SPEC.about("cluster").bad(
+            f"{silent} of {known} agents are silent: the network, the power, or this machine's own link. "
             "What happens there is unknown, and nothing is done about any job while it lasts.",
             culprits=tuple(
                 Culprit(node=node.name, reason=f"no report for {view.now - node.reported_at:.0f} s")

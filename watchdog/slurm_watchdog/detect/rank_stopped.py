@@ -53,10 +53,8 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
         return replace(finding, truth=truth, summary=f"{len(stopped)} ranks of job {job_id} are stopped")
     culprits = tuple(rank.culprit(f"{WORDS[rank.process.state]} for {seconds:.0f} s") for rank, seconds in long)
     first, more = culprits[0], and_more(len(culprits))
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is "
+    return finding.bad(
+        f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is "
         f"{first.reason}: the job waits for it.",
         culprits=culprits,
         facts=tuple(f"resume it on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),

@@ -14,15 +14,13 @@ from itertools import pairwise
 from math import sqrt
 from statistics import median
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
@@ -109,10 +107,8 @@ class Slowdown(Struct, frozen=True):
 
 def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
     percent = 100 * (slow.after_s / slow.before_s - 1)
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: "
+    return finding.bad(
+        f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: "
         f"{slow.before_s:.4g} s a step before, "
         f"{slow.after_s:.4g} s now.",
         facts=(

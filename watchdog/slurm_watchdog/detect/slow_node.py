@@ -119,10 +119,8 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
         return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way")
     more = and_more(len(named))
     first = next(sign for sign in odd if sign.node == named[0])
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
+    return finding.bad(
+        f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
         culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
         facts=tuple(f"{sign.node}: {sign.text}" for sign in odd[:12]),
         exclude_nodes=tuple(named),

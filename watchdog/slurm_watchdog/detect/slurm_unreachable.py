@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,26 +27,14 @@ def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
     silent = age_s >= settings.silent_for
     answered = view.slurm_age_s is not None and not view.slurm_excused
-    truth = Truth.BAD if silent else Truth.OK if answered else Truth.UNKNOWN
-    return [
-        Finding(
-            kind=SPEC.kind,
-            subject="slurm",
-            truth=truth,
-            summary=_summary(view, age_s)
-            if silent
-            else "Slurm answers"
-            if truth is Truth.OK
-            else "Slurm has not answered since this controller started, or stalled",
-            facts=(
-                "on this machine: scontrol ping; squeue",
-                "journalctl -u slurm-watchdog-controller says what it answered",
-            )
-            if silent
-            else (),
-            duration_s=age_s if silent else 0.0,
+    finding = SPEC.about("slurm", "Slurm has not answered since this controller started, or stalled")
+    if silent:
+        facts = (
+            "on this machine: scontrol ping; squeue",
+            "journalctl -u slurm-watchdog-controller says what it answered",
         )
-    ]
+        return [finding.bad(_summary(view, age_s), facts=facts, duration_s=age_s)]
+    return [finding.ok("Slurm answers") if answered else finding]
 
 
 def _summary(view: ClusterView, age_s: float) -> str:

@@ -120,12 +120,16 @@ class DetectorSpec:
 
     def about_job(self, job_id: str, summary: str = "") -> Finding:
         """A finding about a running job: UNKNOWN until the detector says more."""
+        return self.about(f"job:{job_id}", summary, job_id)
+
+    def about(self, subject: str, summary: str = "", *job_ids: str) -> Finding:
+        """A finding about whatever it is: UNKNOWN until the detector says more."""
         return Finding(
             kind=self.kind,
-            subject=f"job:{job_id}",
+            subject=subject,
             truth=Truth.UNKNOWN,
             summary=summary,
-            job_ids=(job_id,),
+            job_ids=job_ids,
             severity=self.severity,
         )
 

@@ -167,10 +167,8 @@ def _without_steps(
     objection = stepless_runs.objection_to_hang(job, clock, tuple(dumped), now)
     if objection:
         return finding.unknown(f"{clock.words}, and {objection}")
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
+    return finding.bad(
+        f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
         f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
@@ -205,10 +203,8 @@ def _before_the_first_step(
         return finding.unknown(f"{none}; {seen.why}")
     if seen.in_collective and job.log.grew_age_s < limit_s / 2:
         return finding.unknown(f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase "
+    return finding.bad(
+        f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase "
         f"{job.phase or 'starting'}), and its "
         f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_culprit_words(seen.culprits)}.",
         culprits=seen.culprits,
@@ -256,10 +252,8 @@ def _where(voted: Vote, ranks: int) -> str:
 def _bad_finding(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -> Finding:
     progress = job.progress
     assert progress is not None
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
+    return finding.bad(
+        f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),

@@ -177,10 +177,8 @@ def _wedged_finding(
 ) -> Finding:
     more = f" (and so are {len(named) - 1} more)" if len(named) > 1 else ""
     culprits_text = f"; {what_they_do(named[:1])}{more}" if named else ""
-    return replace(
-        finding,
-        truth=Truth.BAD,
-        summary=f"Job {job.job.job_id} {what} and does not end: {why}{culprits_text}.",
+    return finding.bad(
+        f"Job {job.job.job_id} {what} and does not end: {why}{culprits_text}.",
         culprits=named,
         facts=(*facts, f"nothing is left to save: scancel {job.job.job_id} frees its nodes"),
     )

@@ -136,6 +136,28 @@ class Finding(Struct, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
     """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 
+    def bad(
+        self,
+        summary: str,
+        *,
+        culprits: tuple[Culprit, ...] = (),
+        facts: tuple[str, ...] = (),
+        duration_s: float | None = None,
+        actionable: bool | None = None,
+        exclude_nodes: tuple[str, ...] = (),
+    ) -> Finding:
+        """The same subject, with something wrong; `duration_s` and `actionable` stay as they are for None."""
+        return replace(
+            self,
+            truth=Truth.BAD,
+            summary=summary,
+            culprits=culprits,
+            facts=facts,
+            duration_s=self.duration_s if duration_s is None else duration_s,
+            actionable=self.actionable if actionable is None else actionable,
+            exclude_nodes=exclude_nodes,
+        )
+
     def ok(self, summary: str) -> Finding:
         """The same subject, with nothing wrong."""
         return replace(self, truth=Truth.OK, summary=summary)

@@ -8,9 +8,11 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.evidence.stacks import _Dump, _read_before, _thread_cpu_s, choose, parse_dump
+from slurm_watchdog.agent.evidence.stacks import _Dump, _thread_cpu_s, _undumped, _with_facts, choose, parse_dump
 from slurm_watchdog.agent.evidence.tool import Ran
+from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -38,6 +40,10 @@ DUMP = json.dumps(
 
 def process(pid: int, role: Role, rank: int | None) -> Process:
     return Process(pid=pid, start_ticks=pid, job_id="4", role=role, comm="python", state="S", uid=1000, rank=rank)
+
+
+def this_process() -> Process:
+    return replace(process(os.getpid(), Role.RANK, 0), start_ticks=read_stat(os.getpid()).start_ticks)
 
 
 def test_a_dump_of_py_spy() -> None:
@@ -106,14 +112,13 @@ def test_the_main_thread_of_a_process_has_its_own_cpu_time_in_each_dump() -> Non
     the main thread."""
     end = time.process_time() + 0.3
     helper = threading.Thread(target=lambda: [None for _ in iter(lambda: time.process_time() > end, True)])
-    before = _read_before(os.getpid())
+    begun = _undumped(this_process(), "n1")
+    before = _with_facts(begun)
     helper.start()
     helper.join()
-    after = _read_before(os.getpid())
+    after = _with_facts(begun)
     assert after.cpu_s - before.cpu_s >= 0.2
     assert (after.main_cpu_s or 0.0) - (before.main_cpu_s or 0.0) <= 0.1
-    dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", WorkerState(), before=after)
-    assert dump.stack().main_cpu_s == after.main_cpu_s
 
 
 def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> None:
@@ -127,7 +132,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
         done.wait(20)
 
     train = threading.Thread(target=burn, name="TrainingThread(worker)")
-    before = _read_before(os.getpid())
+    before = _with_facts(_undumped(this_process(), "n1"))
     train.start()
     try:
         thread = {
@@ -136,7 +141,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
             "os_thread_id": train.native_id,
             "thread_name": train.name,
         }
-        dump = _Dump(process(os.getpid(), Role.RANK, 0), "n1", WorkerState(own_uid=os.getuid()), before=before)
+        dump = _Dump(this_process(), WorkerState(own_uid=os.getuid()), before)
         while _thread_cpu_s(os.getpid(), train.native_id or 0) < 0.2:  # type: ignore[operator]
             time.sleep(0.02)
         dump.finish(
@@ -149,5 +154,5 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
     finally:
         done.set()
         train.join()
-    trained_s = dump.stack().main_cpu_s
+    trained_s = dump.stack.main_cpu_s
     assert trained_s is not None and 0.2 <= trained_s <= 0.5

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from slurm_watchdog.agent.workers.answer_types import KnownFootprint
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.checkpoint_layouts import Candidate, has_zip_end
 
 MAX_FILES = 2000
@@ -47,11 +48,7 @@ class Footprint:
 
     def equals(self, known: KnownFootprint) -> bool:
         """Whether nothing has changed since the scan before."""
-        return (self.files, self.size_bytes, self.newest_ns) == (
-            known.files,
-            known.size_bytes,
-            known.newest_ns,
-        )
+        return (self.files, self.size_bytes, self.newest_ns) == (known.files, known.size_bytes, known.newest_ns)
 
 
 def stat_of(name: str, where: int) -> os.stat_result | None:
@@ -62,21 +59,16 @@ def stat_of(name: str, where: int) -> os.stat_result | None:
         return None
 
 
-def read_small(name: str, where: int) -> tuple[str, int] | None:
+def read_small(name: str, where: int | None, flags: int = FILE_FLAGS) -> tuple[str, int] | None:
     """Text and time (nanoseconds since the epoch) of a small file; None if it is not there or no plain file."""
     try:
-        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+        with opened(name, flags, where) as fd:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            return os.read(fd, MAX_SMALL).decode(errors="replace"), found.st_mtime_ns
     except OSError:
         return None
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        return os.read(fd, MAX_SMALL).decode(errors="replace"), found.st_mtime_ns
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def marker_is_whole(name: str, where: int) -> bool:
@@ -91,15 +83,10 @@ def marker_is_whole(name: str, where: int) -> bool:
 
 def _read_tail(name: str, where: int) -> bytes:
     try:
-        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+        with opened(name, FILE_FLAGS, where) as fd:
+            return os.pread(fd, 16, max(0, os.fstat(fd).st_size - 16))
     except OSError:
         return b""
-    try:
-        return os.pread(fd, 16, max(0, os.fstat(fd).st_size - 16))
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 def files_are_whole(names: tuple[str, ...], where: int) -> bool | None:
@@ -110,23 +97,18 @@ def files_are_whole(names: tuple[str, ...], where: int) -> bool | None:
 
 def _file_is_whole(name: str, where: int) -> bool | None:
     try:
-        fd = os.open(name, FILE_FLAGS, dir_fd=where)
+        with opened(name, FILE_FLAGS, where) as fd:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
+                return False
+            head = os.pread(fd, 8, 0)
+            if head.startswith(b"PK\x03\x04"):
+                return found.st_size > 22 and has_zip_end(os.pread(fd, 22, found.st_size - 22))
+            if name.endswith(".safetensors"):
+                return _safetensors_is_whole(fd, int.from_bytes(head, "little"), found.st_size)
+            return None
     except OSError:
         return False
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size == 0:
-            return False
-        head = os.pread(fd, 8, 0)
-        if head.startswith(b"PK\x03\x04"):
-            return found.st_size > 22 and has_zip_end(os.pread(fd, 22, found.st_size - 22))
-        if name.endswith(".safetensors"):
-            return _safetensors_is_whole(fd, int.from_bytes(head, "little"), found.st_size)
-        return None
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def _safetensors_is_whole(fd: int, header_bytes: int, size_bytes: int) -> bool | None:
@@ -144,33 +126,22 @@ def may_settle(name: str, where: int) -> bool:
     leftover of a crash does not change any more, either.
     """
     try:
-        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+        with opened(name, DIRECTORY_FLAGS, where) as fd:
+            names = _first_names(fd)
+            archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
+            unfinished = any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names)
+            return not unfinished and files_are_whole(tuple(archives), fd) is not False
     except OSError:
         return False
-    try:
-        names = _first_names(fd)
-        if any(each.endswith((SHARD, ".tmp", ".part", ".incomplete")) for each in names):
-            return False
-        archives = [each for each in names if each.endswith(_ARCHIVES)][:MAX_NAMES]
-        return files_are_whole(tuple(archives), fd) is not False
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def has_shards(name: str, where: int) -> bool:
     """Whether a directory holds shards of PyTorch DCP."""
     try:
-        fd = os.open(name, DIRECTORY_FLAGS, dir_fd=where)
+        with opened(name, DIRECTORY_FLAGS, where) as fd:
+            return any(each.endswith(SHARD) for each in _first_names(fd))
     except OSError:
         return False
-    try:
-        return any(each.endswith(SHARD) for each in _first_names(fd))
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def _first_names(fd: int) -> list[str]:

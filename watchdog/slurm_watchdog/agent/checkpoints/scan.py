@@ -39,6 +39,7 @@ from slurm_watchdog.agent.workers.answer_types import (
 from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.checkpoint_layouts import (
     TRACKED_NAMES,
@@ -85,16 +86,11 @@ def _read_clock(job: str, path: str, mount: str, this: Scan) -> ScannedClock:
         real, inside = files.resolve(path, mount, this.others)
         if not inside:
             return replace(row, moved=real)
-        where = os.open(os.path.dirname(real), DIRECTORY_FLAGS)
-    except OSError:
-        return row  # not there yet, or not to be read
-    try:
         candidate = Candidate("clock", (os.path.basename(real),), True)
-        found = files.take_footprint(candidate, where, MAX_FOOTPRINT_FILES, this.check_time)
-    except TooLongError:
-        return row
-    finally:
-        os.close(where)
+        with opened(os.path.dirname(real), DIRECTORY_FLAGS) as where:
+            found = files.take_footprint(candidate, where, MAX_FOOTPRINT_FILES, this.check_time)
+    except (OSError, TooLongError):
+        return row  # not there yet, or not to be read
     return replace(row, at_ns=found.newest_ns, size_bytes=found.size_bytes) if found.newest_ns else row
 
 
@@ -126,11 +122,8 @@ def _size(complete: Assessed, this: Scan, known: KnownSize | None) -> KnownSize:
     """The bytes of a checkpoint: added up once for each."""
     if known is not None and (known.path, known.at_ns) == (complete.path, complete.at_ns):
         return known
-    where = os.open(os.path.dirname(complete.path), DIRECTORY_FLAGS)
-    try:
+    with opened(os.path.dirname(complete.path), DIRECTORY_FLAGS) as where:
         total = files.take_footprint(complete.candidate, where, MAX_FILES, this.check_time)
-    finally:
-        os.close(where)
     return KnownSize(complete.path, complete.at_ns, total.size_bytes if total.whole else None)
 
 
@@ -168,8 +161,7 @@ def _latest(paths: list[str], this: Scan) -> list[str]:
 def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[str]]:
     """The assessed candidates of one directory, and the paths of the other directories in it. Raises OSError."""
     prefix = directory.rstrip("/")
-    where = os.open(directory, DIRECTORY_FLAGS)
-    try:
+    with opened(directory, DIRECTORY_FLAGS) as where:
         entries, cut = _list(where, prefix, this)
         tracked = _read_trackers(where, prefix, this)
         if cut:
@@ -180,8 +172,6 @@ def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[
             assess(where, prefix, candidate, tracked, this) for candidate in _newest_of_each(candidates, tracked)
         ]
         assessed.append(_read_tag(where, prefix, entries, candidates))
-    finally:
-        os.close(where)
     found = [
         each
         for each in assessed
@@ -266,18 +256,8 @@ def _tracked_names(where: int, tracked: list[Tracked]) -> list[str]:
 
 def _read_given_tracker(job: str, path: str, wall: float) -> ScannedTracker | None:
     """A tracker file that the configuration names; None where there is none yet, or it says no step."""
-    try:
-        fd = os.open(path, files.FILE_FLAGS & ~os.O_NOFOLLOW)
-    except OSError:
+    read = files.read_small(path, None, files.FILE_FLAGS & ~os.O_NOFOLLOW)
+    step = parse_tracker(read[0]) if read is not None else None
+    if read is None or step is None:
         return None
-    try:
-        it = os.fstat(fd)
-        text = os.read(fd, files.MAX_SMALL).decode(errors="replace") if stat.S_ISREG(it.st_mode) else ""
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    step = parse_tracker(text)
-    if step is None:
-        return None
-    return ScannedTracker(job=job, path=path, step=step, age_s=max(0.0, wall - it.st_mtime))
+    return ScannedTracker(job=job, path=path, step=step, age_s=max(0.0, wall - read[1] / 1e9))

@@ -16,15 +16,12 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence.sockets import Tables, choose
-from slurm_watchdog.agent.proc.entry import parse_stat
-from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.proc.system_call import parse_syscall
+from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_links, read_stat, read_words
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.answer_types import ProcessState
 from slurm_watchdog.agent.workers.request_types import ReadProcessStates
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
-from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 
 MAX_THREADS: Final = 1024
@@ -32,7 +29,6 @@ MAX_THREADS: Final = 1024
 MAX_SHOWN: Final = 16
 """Threads that are told one by one: the main thread, and those that wait for a disk, a file or a debugger."""
 MAX_STACK: Final = 24
-MAX_FILES: Final = 4096
 MAX_SILENT_FILES: Final = 32
 STATUS_LINES: Final = (
     "Threads", "VmRSS", "VmSwap", "Cpus_allowed_list", "Mems_allowed_list", "TracerPid", "SigPnd", "ShdPnd", "SigBlk",
@@ -68,7 +64,7 @@ def _read_process(
 ) -> ProcessState:
     found = ProcessState(pid=pid, lock=locks.get(pid))
     try:
-        stat = parse_stat(read_file(f"/proc/{pid}/stat"))
+        stat = read_stat(pid)
     except (OSError, ValueError):
         return ProcessState(pid=pid, error=ENDED)
     if stat.start_ticks != start_ticks:
@@ -92,11 +88,10 @@ def _with_threads(found: ProcessState) -> ProcessState:
     names = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
     shown: list[ThreadState] = []
     for name in names[:MAX_THREADS]:
-        base = f"/proc/{pid}/task/{name}"
         try:
-            stat = parse_stat(read_file(f"{base}/stat"))
+            stat = read_stat(f"{pid}/task/{name}")
             if int(name) == pid or (stat.state in "DTtR" and len(shown) < MAX_SHOWN):
-                shown.append(_thread(base, int(name), stat.comm, stat.state))
+                shown.append(_thread(f"/proc/{pid}/task/{name}", int(name), stat.comm, stat.state))
         except (OSError, ValueError):  # it ended
             continue
     shown.sort(key=lambda thread: (thread.thread_id != pid, thread.state != "D", thread.thread_id))
@@ -105,27 +100,9 @@ def _with_threads(found: ProcessState) -> ProcessState:
 
 def _thread(base: str, thread_id: int, comm: str, state: str) -> ThreadState:
     return ThreadState(
-        thread_id=thread_id,
-        comm=comm,
-        state=state,
-        wchan=_text(f"{base}/wchan"),
-        syscall=_syscall(base),
-        kernel_stack=parse_kernel_stack(_text(f"{base}/stack") or ""),
-    )
-
-
-def _text(path: str) -> str | None:
-    try:
-        text = read_file(path).decode(errors="replace")
-    except OSError:
-        return None
-    return text if text not in ("", "0") else None
-
-
-def _syscall(base: str) -> str | None:
-    text = _text(f"{base}/syscall")
-    call = parse_syscall(text.encode()) if text else None
-    return name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else None
+        thread_id=thread_id, comm=comm, state=state, wchan=read_words(f"{base}/wchan"), syscall=read_call_name(base),
+        kernel_stack=parse_kernel_stack(read_words(f"{base}/stack") or ""),
+    )  # fmt: skip
 
 
 def parse_kernel_stack(text: str) -> tuple[str, ...]:
@@ -161,31 +138,17 @@ def _with_status(found: ProcessState) -> ProcessState:
 def _with_files(found: ProcessState, tables: Tables, silent: frozenset[str]) -> ProcessState:
     """Descriptors by the names of their links alone: no file is touched."""
     pid = found.pid
-    inodes: set[int] = set()
-    paths: list[str] = []
-    for name in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)[:MAX_FILES]:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:["):
-            inodes.add(int(target[8:-1]))
-        elif target.startswith("/"):
-            paths.append(target)
+    _, targets = read_links(f"/proc/{pid}/fd")
+    inodes = {int(target[8:-1]) for target in targets if target.startswith("socket:[")}
     sockets: tuple[tuple[SocketState, ...], int] = choose(inodes, tables.of(pid)) if inodes else ((), 0)
-    silent_files: list[str] = []
-    if silent:
-        mounts = read_mounts(pid)
-        for path in dict.fromkeys(paths):
-            mount = mount_of(path, mounts)
-            if mount is not None and mount.point in silent:
-                silent_files.append(path)
-    return replace(
-        found,
-        sockets=sockets[0],
-        sockets_seen=sockets[1],
-        silent_files=tuple(silent_files[:MAX_SILENT_FILES]),
-    )
+    mounts = read_mounts(pid) if silent else ()
+    on_silent = []
+    for path in dict.fromkeys(target for target in targets if silent and target.startswith("/")):
+        mount = mount_of(path, mounts)
+        if mount is not None and mount.point in silent:
+            on_silent.append(path)
+    files = tuple(on_silent[:MAX_SILENT_FILES])
+    return replace(found, sockets=sockets[0], sockets_seen=sockets[1], silent_files=files)
 
 
 def parse_locks(text: str) -> list[tuple[int, str, str, int]]:
@@ -203,18 +166,13 @@ def parse_locks(text: str) -> list[tuple[int, str, str, int]]:
 
 
 def _read_locks() -> dict[int, LockWait]:
-    text = ""
     try:
         text = Path("/proc/locks").read_text()
     except OSError:
-        pass
+        return {}
     waits = {}
     for pid, kind, file, holder in parse_locks(text):
-        comm = _text(f"/proc/{holder}/comm") if holder > 0 else None
-        waits[pid] = LockWait(
-            kind=kind,
-            file=file,
-            holder_pid=holder if holder > 0 else None,
-            holder=comm.strip() if comm else None,
-        )
+        known = holder if holder > 0 else None
+        comm = read_words(f"/proc/{known}/comm") if known is not None else None
+        waits[pid] = LockWait(kind=kind, file=file, holder_pid=known, holder=comm)
     return waits

@@ -14,21 +14,22 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
-from slurm_watchdog.agent.proc.system_call import parse_state_and_cpu, parse_syscall
+from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
+from slurm_watchdog.agent.proc.system_call import parse_io_bytes
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
-from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.observations import Process, Role
 
@@ -44,7 +45,7 @@ PY_SPY_ADDRESS_SPACE = 160 << 20
 (measured)."""
 PY_SPY_PROCESSES = 192
 """Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
-
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
 """Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
@@ -121,23 +122,9 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
     return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
 
 
-@dataclass(frozen=True)
-class Before:
-    """What the kernel says of a process just before its dump; None: it may not be read."""
-
-    start_ticks: int | None = None
-    state: str | None = None
-    wchan: str | None = None
-    syscall: str | None = None
-    cpu_s: float = 0.0
-    main_cpu_s: float | None = None
-    io_bytes: int | None = None
-    resident_bytes: int | None = None
-
-
 def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[ProcessStack]:
     """A ProcessStack for each process, in their order."""
-    dumps = [_Dump(each, request.node, worker) for each in request.processes]
+    dumps = [_Dump(each, worker, _undumped(each, request.node)) for each in request.processes]
     end, py_spy = clock.monotonic() + request.budget_s, find_py_spy()
     missing = "py-spy was not found: it belongs into the environment of slurm-watchdog" if py_spy is None else None
     wanted = (dump for dump in dumps if dump.begin(end, missing))
@@ -150,7 +137,7 @@ def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[Process
 
     for number, ran in enumerate(run_tools(jobs())):
         started[number].finish(ran)
-    return [dump.stack() for dump in dumps]
+    return [dump.stack for dump in dumps]
 
 
 @dataclass
@@ -158,27 +145,24 @@ class _Dump:
     """One process that is dumped."""
 
     process: Process
-    node: str
     worker: WorkerState
-    error: str | None = None
-    threads: tuple[ThreadStack, ...] = ()
-    before: Before = Before()
+    stack: ProcessStack
+    """The answer, as far as it is known."""
 
     def begin(self, end: float, missing: str | None = None) -> bool:
         """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
+        self.stack = replace(self.stack, error=self._why_not(end) or missing)
+        return self.stack.error is None
+
+    def _why_not(self, end: float) -> str | None:
         if (refusal := self._refusal()) is not None:
-            self.error = refusal
-            return False
-        self.before = _read_before(self.process.pid)
-        if self.before.start_ticks != self.process.start_ticks:
-            self.error = "the process has ended"
-        elif self.before.state in ("Z", "X"):
-            self.error = "the process is dead (a zombie)"
-        elif clock.monotonic() >= end:
-            self.error = "no time was left for it"
-        else:
-            self.error = missing
-        return self.error is None
+            return refusal
+        self.stack = _with_facts(self.stack)
+        if self.stack.state is None:
+            return "the process has ended"
+        if self.stack.state in ("Z", "X"):
+            return "the process is dead (a zombie)"
+        return "no time was left for it" if clock.monotonic() >= end else None
 
     def _refusal(self) -> str | None:
         try:
@@ -198,78 +182,61 @@ class _Dump:
     def finish(self, ran: Ran) -> None:
         """Parses what py-spy has printed; nothing of a program that the process has become meanwhile and that is
         another user's."""
-        if (refusal := self._refusal()) is not None:
-            self.error = refusal
-        elif ran.problem is not None:
-            self.error = f"py-spy: {ran.problem}"
-        elif ran.code != 0:
+        problem = self._refusal()
+        if problem is None and ran.problem is not None:
+            problem = f"py-spy: {ran.problem}"
+        elif problem is None and ran.code != 0:
             lines = [line.strip() for line in ran.errors.decode(errors="replace").splitlines() if line.strip()]
-            self.error = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
-        else:
-            try:
-                self.threads = parse_dump(ran.out)
-            except ValueError as problem:
-                self.error = str(problem)
-            trains = next((each for each in self.threads if re.match(TRAINING_THREAD, each.name)), None)
-            if trains is not None:
-                cpu_s = _thread_cpu_s(self.process.pid, trains.thread_id)
-                self.before = replace(self.before, main_cpu_s=cpu_s)
-
-    def stack(self) -> ProcessStack:
-        """The answer."""
-        process, before = self.process, self.before
-        return ProcessStack(
-            node=self.node,
-            pid=process.pid,
-            start_ticks=process.start_ticks,
-            job_id=process.job_id,
-            role=process.role,
-            rank=process.rank,
-            local_rank=process.local_rank,
-            threads=self.threads,
-            error=self.error,
-            state=before.state,
-            wchan=before.wchan,
-            syscall=before.syscall,
-            cpu_s=before.cpu_s,
-            main_cpu_s=before.main_cpu_s,
-            io_bytes=before.io_bytes,
-            resident_bytes=before.resident_bytes,
-        )
+            problem = f"py-spy: {'; '.join(lines[:3])[:300] or f'exit code {ran.code}'}"
+        if problem is not None:
+            self.stack = replace(self.stack, error=problem)
+            return
+        try:
+            threads = parse_dump(ran.out)
+        except ValueError as error:
+            self.stack = replace(self.stack, error=str(error))
+            return
+        self.stack = replace(self.stack, threads=threads)
+        trains = next((each for each in threads if re.match(TRAINING_THREAD, each.name)), None)
+        if trains is not None:
+            self.stack = replace(self.stack, main_cpu_s=_thread_cpu_s(self.process.pid, trains.thread_id))
 
 
-def _read_before(pid: int) -> Before:
-    found = Before()
+def _undumped(process: Process, node: str) -> ProcessStack:
+    return ProcessStack(
+        node=node, pid=process.pid, start_ticks=process.start_ticks, job_id=process.job_id, role=process.role,
+        rank=process.rank, local_rank=process.local_rank,
+    )  # fmt: skip
+
+
+def _with_facts(stack: ProcessStack) -> ProcessStack:
+    """With what the kernel says of its process just before the dump; without a state where that has ended, and
+    without what may not be read."""
+    pid = stack.pid
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        state, ticks = parse_state_and_cpu(stat)
-        found = replace(
-            found, state=state, start_ticks=int(stat[stat.rindex(b")") + 2 :].split(b" ", 20)[19]),
-            cpu_s=ticks / os.sysconf("SC_CLK_TCK"), main_cpu_s=_thread_cpu_s(pid, pid),
+        stat = read_stat(pid)
+        if stat.start_ticks != stack.start_ticks:
+            return stack
+        cpu_s = stat.cpu_ticks / CLOCK_TICKS
+        stack = replace(stack, state=stat.state, cpu_s=cpu_s, main_cpu_s=_thread_cpu_s(pid, pid))
+        pages = int(read_file(f"/proc/{pid}/statm").split()[1])
+        return replace(
+            stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
+            wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"),
         )  # fmt: skip
-        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-        found = replace(found, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid))
-        wchan = Path(f"/proc/{pid}/wchan").read_text()
-        found = replace(found, wchan=wchan if wchan not in ("", "0") else None)
-        call = parse_syscall(Path(f"/proc/{pid}/syscall").read_bytes())
-        if call is not None and call.number >= 0:
-            found = replace(found, syscall=name_of(call.number, os.uname().machine))
     except (OSError, ValueError, IndexError):
-        pass  # what is missing stays None
-    return found
+        return stack
 
 
 def _thread_cpu_s(pid: int, thread_id: int) -> float | None:
     try:
-        _, ticks = parse_state_and_cpu(Path(f"/proc/{pid}/task/{thread_id}/stat").read_bytes())
-    except (OSError, ValueError, IndexError):
+        return read_stat(f"{pid}/task/{thread_id}").cpu_ticks / CLOCK_TICKS
+    except (OSError, ValueError):
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _read_io(pid: int) -> int | None:
     try:
-        lines = Path(f"/proc/{pid}/io").read_bytes().split()
-        return int(lines[1]) + int(lines[3])
-    except (OSError, ValueError, IndexError):
+        return parse_io_bytes(read_file(f"/proc/{pid}/io"))
+    except (OSError, ValueError):
         return None

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import stat
+from contextlib import suppress
 
 import msgspec
 
@@ -19,6 +20,7 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.kill_switch import compose_line, parse_line
@@ -38,6 +40,7 @@ MAX_CONTENT = 64 * 1024
 MAX_LEFT = 5000
 """Rounds of emptying a directory: as many as it may be deep, where a filesystem of 4,000 inodes is mounted for it."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory:
@@ -75,12 +78,8 @@ def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory
 def _lies_on(directory: str, point: str) -> bool:
     """Whether what this name leads to lies on the mount at `point`: a part of it may be a link to somewhere
     else. True where the kernel does not say."""
-    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
-            number = next((line.split()[1] for line in file if line.startswith("mnt_id:")), None)
-    finally:
-        os.close(fd)
+    with opened(directory, os.O_PATH | os.O_DIRECTORY) as fd, open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+        number = next((line.split()[1] for line in file if line.startswith("mnt_id:")), None)
     found = [mount.point for mount in read_mounts() if str(mount.number) == number]
     return not found or found == [point]
 
@@ -111,16 +110,14 @@ def _statx_now(path: str) -> None:
 
 def _write_block(directory: str, node: str) -> None:
     name = None
-    where = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as where:
         try:
             fd = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=where)
         except OSError as problem:
             if problem.errno not in NO_TMPFILE:
                 raise
             name = f".slurm-watchdog-probe.{node}.{os.getpid()}"
-            flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_RDWR | os.O_CLOEXEC
-            fd = os.open(name, flags, 0o600, dir_fd=where)
+            fd = os.open(name, _NEW_FILE | os.O_RDWR, 0o600, dir_fd=where)
         try:
             os.write(fd, BLOCK)
             os.fsync(fd)
@@ -130,8 +127,6 @@ def _write_block(directory: str, node: str) -> None:
             os.close(fd)
             if name is not None:
                 os.unlink(name, dir_fd=where)
-    finally:
-        os.close(where)
 
 
 def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
@@ -142,37 +137,25 @@ def write_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     """
     directory, name = os.path.split(request.path)
     data = compose_line(msgspec.structs.asdict(request)).encode()
-    where = open_directory(directory)
-    try:
+    with closing(open_directory(directory)) as where:
         temporary = f".{name}.{request.node}.{os.getpid()}"
-        flags = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
         _forget(temporary, where)
-        fd = os.open(temporary, flags, 0o644, dir_fd=where)
-        try:
-            os.write(fd, data)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _create(temporary, where, data)
         try:
             os.link(temporary, name, src_dir_fd=where, dst_dir_fd=where, follow_symlinks=False)
         except FileExistsError:
             if not _is_ours(name, where, data):
                 raise FileExistsError(errno.EEXIST, "a kill switch that is not ours is there", request.path) from None
         except (PermissionError, NotImplementedError):  # no hard links on this filesystem
-            _create_directly(name, where, flags, data)
+            _create(name, where, data)
         finally:
             _forget(temporary, where)
-    finally:
-        os.close(where)
 
 
-def _create_directly(name: str, where: int, flags: int, data: bytes) -> None:
-    fd = os.open(name, flags, 0o644, dir_fd=where)
-    try:
+def _create(name: str, where: int, data: bytes) -> None:
+    with opened(name, _NEW_FILE | os.O_WRONLY, where, 0o644) as fd:
         os.write(fd, data)
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
@@ -182,17 +165,11 @@ def remove_kill_switch(request: KillSwitch, worker: WorkerState) -> None:
     Afterwards our switch is gone. Another one in its place belongs to its writer, who wants the job to end.
     """
     directory, name = os.path.split(request.path)
-    try:
-        where = open_directory(directory)
-    except (FileNotFoundError, NotADirectoryError):  # also a link: we wrote below a directory
-        return
-    try:
-        if _is_ours(name, where, compose_line(msgspec.structs.asdict(request)).encode()):
+    data = compose_line(msgspec.structs.asdict(request)).encode()
+    # NotADirectoryError: also for a link; we wrote below a directory.
+    with suppress(FileNotFoundError, NotADirectoryError), closing(open_directory(directory)) as where:
+        if _is_ours(name, where, data):
             _forget(name, where)
-    except FileNotFoundError:
-        return
-    finally:
-        os.close(where)
 
 
 def _is_ours(name: str, where: int, data: bytes) -> bool:
@@ -207,29 +184,16 @@ def _is_ours(name: str, where: int, data: bytes) -> bool:
 
 def _content(name: str, where: int) -> bytes | None:
     """What the file holds; None if it is no file at all, but a link, a socket or a directory: not ours."""
-    try:
-        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
-    except OSError as problem:
-        if problem.errno in (errno.ELOOP, errno.ENXIO):
-            return None
-        raise
-    try:
+    with opened(name, os.O_PATH | os.O_NOFOLLOW, where) as found:
         if not stat.S_ISREG(os.fstat(found).st_mode):
             return None
-        fd = os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(found)
-    try:
-        return os.read(fd, MAX_CONTENT)
-    finally:
-        os.close(fd)
+        with opened(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK) as fd:
+            return os.read(fd, MAX_CONTENT)
 
 
 def _forget(name: str, where: int) -> None:
-    try:
+    with suppress(FileNotFoundError):
         os.unlink(name, dir_fd=where)
-    except FileNotFoundError:
-        pass
 
 
 def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
@@ -239,21 +203,13 @@ def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
     write. Raises OSError.
     """
     os.makedirs(request.base, mode=0o755, exist_ok=True)
-    base = os.open(request.base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
+    with opened(request.base, _DIRECTORY) as base:
+        with suppress(FileExistsError):
             os.mkdir(request.name, 0o755, dir_fd=base)
-        except FileExistsError:
-            pass
-        inner = os.open(request.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
-        try:
+        with opened(request.name, _DIRECTORY, base) as inner:
             if os.fstat(inner).st_uid != request.uid:
                 os.fchmod(inner, 0o755)  # before it is his: then only he may
                 os.fchown(inner, request.uid, -1)
-        finally:
-            os.close(inner)
-    finally:
-        os.close(base)
 
 
 def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
@@ -263,10 +219,11 @@ def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
     No link is followed, and nothing recursive: what lies deeper is moved up first, however deep it is. Raises OSError.
     """
     try:
-        where = _open_own(request.name, os.open(request.base, _DIRECTORY))
+        with opened(request.base, _DIRECTORY) as base:
+            where = _open_own(request.name, base)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with closing(where):
         for _ in range(MAX_LEFT):
             names = os.listdir(where)
             if not names:
@@ -274,8 +231,6 @@ def empty_directory(request: SwitchDirectory, worker: WorkerState) -> None:
             for name in names:
                 _remove_or_lift(name, where)
         raise OSError(errno.ENOTEMPTY, f"after {MAX_LEFT} rounds there is something left in it")
-    finally:
-        os.close(where)
 
 
 def _remove_or_lift(name: str, where: int) -> None:
@@ -288,30 +243,21 @@ def _remove_or_lift(name: str, where: int) -> None:
     except (IsADirectoryError, PermissionError):
         pass
     try:
-        inner = _open_own(name, os.dup(where))
+        inner = _open_own(name, where)
     except (FileNotFoundError, NotADirectoryError):
         return
-    try:
+    with closing(inner):
         for each in os.listdir(inner):
             os.rename(each, f"left.{os.urandom(8).hex()}", src_dir_fd=inner, dst_dir_fd=where)
-    finally:
-        os.close(inner)
     os.rmdir(name, dir_fd=where)
 
 
 def _open_own(name: str, where: int) -> int:
-    """The directory `name` of `where`, which is closed, opened up for its owner, who may have closed it.
-    Raises OSError."""
-    try:
-        found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=where)
-    finally:
-        os.close(where)
-    try:
+    """The directory `name` of `where`, opened up for its owner, who may have closed it. Raises OSError."""
+    with opened(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, where) as found:
         if os.fstat(found).st_uid == os.geteuid():
             os.chmod(f"/proc/self/fd/{found}", 0o700)
         return os.open(f"/proc/self/fd/{found}/.", _DIRECTORY)
-    finally:
-        os.close(found)
 
 
 def remove_directory(request: SwitchDirectory, worker: WorkerState) -> None:

@@ -13,6 +13,8 @@ import os
 import stat
 from typing import Final
 
+from slurm_watchdog.base.descriptors import closing
+
 MAX_LINKS: Final = 40  # MAXSYMLINKS, linux/namei.h
 _STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 KINDS: Final = {
@@ -28,22 +30,16 @@ class StrangeFileError(OSError):
 def open_log(path: str) -> int:
     """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind
     somebody else's link."""
-    where = _walk(path, follow_last=True)
-    try:
+    with closing(_walk(path, follow_last=True)) as where:
         check_regular(os.fstat(where))
         # The same file once more, whatever its name stands for by now.
         return os.open(f"/proc/self/fd/{where}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    finally:
-        os.close(where)
 
 
 def open_directory(path: str) -> int:
     """A directory, for work below it; its own name is no link. Raises OSError."""
-    where = _walk(path, follow_last=False)
-    try:
+    with closing(_walk(path, follow_last=False)) as where:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where)
-    finally:
-        os.close(where)
 
 
 def check_regular(about: os.stat_result) -> None:
@@ -77,17 +73,14 @@ def _walk(path: str, follow_last: bool) -> int:
                 os.close(where)
                 where = inner
                 continue
-            try:
+            with closing(inner):
                 links += 1
                 if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 if about.st_uid not in (0, os.geteuid()):
-                    raise StrangeFileError(
-                        None, f"a link on its way ({part!r}) is uid {about.st_uid}'s: it is not followed"
-                    )
+                    text = f"a link on its way ({part!r}) is uid {about.st_uid}'s: it is not followed"
+                    raise StrangeFileError(None, text)
                 target = os.readlink("", dir_fd=inner)
-            finally:
-                os.close(inner)
             parts = [each for each in target.split("/") if each not in ("", ".")] + parts
             if target.startswith("/"):
                 os.close(where)

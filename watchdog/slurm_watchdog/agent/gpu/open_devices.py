@@ -7,22 +7,15 @@ import os
 import re
 from typing import Final
 
+from slurm_watchdog.agent.proc.files import read_links
+
 DEVICES: Final = "/dev/nvidia"
 """What the name of a GPU's device begins with; its number follows. nvidiactl, nvidia-uvm and nvidia-caps are no GPU."""
-MAX_LINKS: Final = 4096
-"""Of one process; a GPU's descriptors are among the first that a program opens."""
 
 
 def links_of(pid: int, thread: int) -> tuple[int, list[str]]:
     """How many files are open, and the names of those that could be read. Raises OSError."""
-    directory = f"/proc/{pid}/task/{thread}/fd"
-    names, found = os.listdir(directory)[:MAX_LINKS], []
-    for name in names:
-        try:
-            found.append(os.readlink(f"{directory}/{name}"))
-        except OSError:
-            continue
-    return len(names), found
+    return read_links(f"/proc/{pid}/task/{thread}/fd")
 
 
 def other_thread(pid: int) -> int:

@@ -17,11 +17,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
     faults,
+    int32,
     is_storage,
     is_waiting_for_storage,
     parse_finished_calls,
@@ -29,6 +32,7 @@ from slurm_watchdog.agent.proc.system_call import (
     parse_switches,
     parse_syscall,
 )
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import (
     COUNTED,
     FD_ARGUMENT,
@@ -227,7 +231,7 @@ class BlockedThreads:
             return None
         path = None
         if name in FD_ARGUMENT:
-            path = self.file_of(pid, thread, _int32(call.args[FD_ARGUMENT[name]]))
+            path = self.file_of(pid, thread, int32(call.args[FD_ARGUMENT[name]]))
             if state == "S" and not is_storage(path):
                 return None
         where = self.read(f"{task}/wchan").decode(errors="replace")
@@ -251,31 +255,10 @@ class BlockedThreads:
 
 def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """From one directory: walking the whole path for each thread would cost a tenth more."""
-    try:
-        directory = os.open(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
+    with suppress(OSError), opened(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY) as directory:
         for thread in threads:
-            line = _read_call(directory, thread)
-            if line:
-                yield thread, line
-    finally:
-        os.close(directory)
-
-
-def _read_call(directory: int, thread: int) -> bytes:
-    """Empty if the thread ended, or is another user's."""
-    try:
-        fd = os.open(f"{thread}/syscall", os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 512)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
+            with suppress(OSError):  # it ended, or is another user's
+                yield thread, read_file(f"{thread}/syscall", directory)
 
 
 def _list_threads(pid: int) -> list[int]:
@@ -295,9 +278,3 @@ def _file_of(pid: int, thread: int, number: int) -> str | None:
         return os.readlink(f"/proc/{pid}/fd/{number}")
     except OSError:
         return None
-
-
-def _int32(value: int) -> int:
-    """The register holds a C int: its upper half means nothing (AT_FDCWD is -100)."""
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value

@@ -4,25 +4,61 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 
 from slurm_watchdog.agent.proc.entry import Stat, parse_stat
 from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
+from slurm_watchdog.agent.proc.system_call import parse_syscall
+from slurm_watchdog.base.descriptors import opened
+from slurm_watchdog.knowledge.syscalls import name_of
 
 MAX_KEPT = 48
 """Descriptors of /proc kept open: three for each of the ranks of a full node."""
+MAX_LINKS = 4096
+"""Open files of one process that are looked at."""
 
 
-def read_file(path: str) -> bytes:
-    """A small file of /proc, whole, without the cost of a file object. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def read_file(path: str, where: int | None = None) -> bytes:
+    """A small file of /proc, whole, without the cost of a file object; `path` may be relative to an open directory
+    `where`, for walking a long path costs a tenth more. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=where)
     try:
         return os.read(fd, 8192)
     finally:
         os.close(fd)
 
 
-def read_stat(pid: int) -> Stat:
-    """Raises OSError and ValueError."""
+def read_words(path: str) -> str | None:
+    """The text of such a file; None where it can't be read, is empty, or says 0 as `wchan` does for nothing."""
+    try:
+        text = read_file(path).decode(errors="replace").strip("\0\n")
+    except OSError:
+        return None
+    return text if text not in ("", "0") else None
+
+
+def read_call_name(place: str) -> str | None:
+    """The name of the system call that a process or thread, by its directory in /proc, is in; None where it is in
+    none, or can't be looked at."""
+    call = parse_syscall((read_words(f"{place}/syscall") or "").encode())
+    return name_of(call.number, os.uname().machine) if call is not None and call.number >= 0 else None
+
+
+def read_links(directory: str) -> tuple[int, list[str]]:
+    """How many links a directory of /proc has (files that are open), and where those lead that could be read.
+
+    Raises OSError.
+    """
+    with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as where:
+        names, found = os.listdir(where)[:MAX_LINKS], []
+        for name in names:
+            with suppress(OSError):  # closed meanwhile
+                found.append(os.readlink(name, dir_fd=where))
+        return len(names), found
+
+
+def read_stat(pid: int | str) -> Stat:
+    """Of a process, or of the thread `PID/task/THREAD`. Raises OSError and ValueError."""
     return parse_stat(read_file(f"/proc/{pid}/stat"))
 
 

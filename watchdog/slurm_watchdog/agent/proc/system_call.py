@@ -103,6 +103,12 @@ def parse_state_and_cpu(stat: bytes) -> tuple[str, int]:
     return fields[0].decode(), int(fields[11]) + int(fields[12])
 
 
+def int32(value: int) -> int:
+    """The register holds a C int: its upper half means nothing (AT_FDCWD is -100)."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
 def is_storage(path: str | None) -> bool:
     """Whether a descriptor's name is a file or directory on some filesystem: no pipe, socket, device, kernel table."""
     return path is not None and path.startswith("/") and not path.startswith(NOT_STORAGE)

@@ -10,6 +10,7 @@ import errno
 import os
 import pwd
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 
 from msgspec.structs import replace
 
@@ -18,7 +19,7 @@ from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
 from slurm_watchdog.agent.proc.process_facts import as_slurm_job
-from slurm_watchdog.agent.proc.system_call import CallTarget, parse_syscall
+from slurm_watchdog.agent.proc.system_call import CallTarget, int32, parse_syscall
 from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
@@ -31,6 +32,7 @@ from slurm_watchdog.agent.workers.request_types import (
     ResolveCalls,
 )
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge import collective_timeouts
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
@@ -157,11 +159,11 @@ def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
         if read_stat(pid).start_ticks != began:
             raise OSError(errno.ESRCH, "it is another process now")
         if not path.startswith("/"):
-            at = _int32(args[directory]) if directory is not None else -100
+            at = int32(args[directory]) if directory is not None else -100
             base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
             path = os.path.normpath(f"{strip_deleted(base)}/{path}")
     elif syscall in FD_ARGUMENT:
-        path = os.readlink(f"/proc/{pid}/fd/{_int32(args[FD_ARGUMENT[syscall]])}")
+        path = os.readlink(f"/proc/{pid}/fd/{int32(args[FD_ARGUMENT[syscall]])}")
     if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
         return CallTarget(path)
     return mount_target(path, read_mounts(pid))
@@ -184,16 +186,13 @@ def _read_path(pid: int, pointer: int) -> str:
     """The C string at `pointer` in the memory of `pid`, read page by page so that the page behind its end is
     not touched."""
     data = b""
-    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
         while len(data) < MAX_PATH and b"\0" not in data:
             at = pointer + len(data)
             chunk = os.pread(fd, 4096 - at % 4096, at)
             if not chunk:
                 break
             data += chunk
-    finally:
-        os.close(fd)
     return data.split(b"\0")[0].decode(errors="replace")
 
 
@@ -212,20 +211,13 @@ def list_open_logs(request: ListOpenLogs, worker: WorkerState) -> dict[str, list
     found: dict[str, list[str]] = {}
     for job_id, pid, thorough in request.processes:
         paths = found.setdefault(job_id, [])
-        try:
+        with suppress(OSError):  # it ended, or may not be looked into
             check_process(pid, worker)
-            directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            for fd in os.listdir(directory)[:MAX_FDS] if thorough else ("1", "2"):
-                path = _log_path(pid, directory, fd)
-                if path and path not in paths:
-                    paths.append(path)
-        except OSError:
-            continue  # it ended
-        finally:
-            os.close(directory)
+            with opened(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY) as directory:
+                for fd in os.listdir(directory)[:MAX_FDS] if thorough else ("1", "2"):
+                    path = _log_path(pid, directory, fd)
+                    if path and path not in paths:
+                        paths.append(path)
     return found
 
 
@@ -255,8 +247,3 @@ def parse_fd_flags(text: bytes) -> int:
 def _read(path: str, limit: int) -> bytes:
     with open(path, "rb") as file:
         return file.read(limit)
-
-
-def _int32(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value

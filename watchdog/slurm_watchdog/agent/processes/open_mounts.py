@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final
 
+from slurm_watchdog.agent.proc.files import read_links
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
+from slurm_watchdog.agent.proc.system_call import is_storage
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, read_mounts, strip_deleted
-from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
-
-MAX_FDS: Final = 4096
 
 
 def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, list[str]]:
@@ -46,19 +44,8 @@ def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, 
 
 def open_paths(pid: int) -> dict[str, None]:
     """Names of the files that a process has open. Raises OSError."""
-    directory = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        paths: dict[str, None] = {}
-        for name in os.listdir(directory)[:MAX_FDS]:
-            try:
-                path = os.readlink(name, dir_fd=directory)
-            except OSError:
-                continue  # closed meanwhile
-            if path.startswith("/") and not path.startswith(NOT_STORAGE):
-                paths[strip_deleted(path)] = None
-        return paths
-    finally:
-        os.close(directory)
+    _, targets = read_links(f"/proc/{pid}/fd")
+    return dict.fromkeys(strip_deleted(path) for path in targets if is_storage(path))
 
 
 def points_of(paths: Iterable[str], table: tuple[Mount, ...], own: tuple[Mount, ...]) -> list[str]:

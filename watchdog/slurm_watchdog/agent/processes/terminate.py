@@ -22,9 +22,10 @@ from typing import Final
 import msgspec
 
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
-from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat, parse_stat
-from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat
+from slurm_watchdog.agent.proc.files import read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.process_facts import parse_cgroup, parse_stepd
+from slurm_watchdog.agent.processes.owner import parse_uids
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess
 from slurm_watchdog.agent.workers.worker_state import WorkerState
@@ -140,7 +141,7 @@ def _has_ended(handle: int, wait_s: float = 0.0) -> bool:
 def _read_state(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
     """Whether it is there, whether it holds what it held, and where it hangs."""
     try:
-        is_it = read_stat_of(wanted.pid).start_ticks == wanted.start_ticks
+        is_it = read_stat(wanted.pid).start_ticks == wanted.start_ticks
         state, wchan = _most_stuck(wanted.pid) if is_it else ("", "")
     except (OSError, ValueError):
         return ProcessEnd(gone=True) if _has_ended(handle) else ProcessEnd()
@@ -165,7 +166,7 @@ def _has_let_go(wanted: ProcessToEnd, state: str) -> bool:
 def held(wanted: ProcessToEnd) -> tuple[int, set[int]]:
     """How many files it has open, and the numbers of the GPUs among them. Raises OSError."""
     pid = wanted.pid
-    thread = pid if read_stat_of(pid).state not in ("Z", "X") else other_thread(pid)
+    thread = pid if read_stat(pid).state not in ("Z", "X") else other_thread(pid)
     count, names = links_of(pid, thread)
     if count and not names:
         raise PermissionError(errno.EACCES, "its open files may not be looked at")
@@ -178,18 +179,14 @@ def _most_stuck(pid: int) -> tuple[str, str]:
     found: tuple[int, str, int] | None = None
     for name in os.listdir(f"/proc/{pid}/task")[:MAX_THREADS]:
         try:
-            state = parse_stat(read_file(f"/proc/{pid}/task/{name}/stat")).state
+            state = read_stat(f"{pid}/task/{name}").state
         except (OSError, ValueError):
             continue
         row = (_STUCK.find(state) % (len(_STUCK) + 1), state, int(name))
         found = row if found is None else min(found, row)
     if found is None:
         raise ProcessLookupError(f"process {pid} has no thread")
-    try:
-        wchan = read_file(f"/proc/{pid}/task/{found[2]}/wchan").decode(errors="replace").strip("\0\n")
-    except OSError:
-        wchan = ""
-    return found[1], "" if wchan == "0" else wchan
+    return found[1], read_words(f"/proc/{pid}/task/{found[2]}/wchan") or ""
 
 
 # ------------------------------------------------------------------------------------------ may it be ended
@@ -198,7 +195,7 @@ def _most_stuck(pid: int) -> tuple[str, str]:
 def check(wanted: ProcessToEnd) -> None:
     """Whether this process may get a signal, by what /proc says at this moment. Raises NotEndedError,
     OSError, ValueError."""
-    stat = read_stat_of(wanted.pid)
+    stat = read_stat(wanted.pid)
     if stat.start_ticks != wanted.start_ticks:
         raise NotEndedError("its number belongs to another process by now")
     if (refusal := refusal_as(wanted.uid)) is not None:
@@ -245,7 +242,7 @@ def _processes() -> Iterator[tuple[int, Stat]]:
     for name in os.listdir("/proc"):
         if name.isdecimal():
             try:
-                yield int(name), read_stat_of(int(name))
+                yield int(name), read_stat(int(name))
             except (OSError, ValueError):
                 continue  # it ended
 
@@ -293,16 +290,10 @@ def _step_above(pid: int, processes: dict[int, Stat], steps: dict[int, str | Non
     return None
 
 
-def read_stat_of(pid: int) -> Stat:
-    """Raises OSError and ValueError."""
-    return parse_stat(read_file(f"/proc/{pid}/stat"))
-
-
 def _uids(pid: int) -> tuple[int, ...]:
     """Real, effective, saved and file-system user. Raises OSError, ValueError."""
-    for line in read_file(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"Uid:"):
-            return tuple(int(word) for word in line.split()[1:5])
+    if uids := parse_uids(read_file(f"/proc/{pid}/status")):
+        return uids
     raise ValueError("no user is given")
 
 

@@ -11,14 +11,15 @@ import os
 from contextlib import ExitStack
 from typing import Final
 
-from slurm_watchdog.agent.proc.system_call import parse_syscall
+from slurm_watchdog.agent.gpu.open_devices import links_of
+from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process
 from slurm_watchdog.agent.workers.answer_types import OpenDevices, ThreadCall, ThreadFacts
 from slurm_watchdog.agent.workers.request_types import ReadThreads
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 
-MAX_FDS: Final = 4096
 DEVICES: Final = "/dev/"
 _MACHINE: Final = os.uname().machine
 _IDLE: Final = idle_numbers(_MACHINE)
@@ -49,12 +50,8 @@ def _read(
         return None
 
 
-def _text(path: str, where: int | None = None) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=where)
-    try:
-        return os.read(fd, 8192).decode("latin-1")
-    finally:
-        os.close(fd)
+def _text(path: str, where: int) -> str:
+    return read_file(path, where).decode("latin-1")
 
 
 def _call(pid: int, thread: int, where: int) -> ThreadCall:
@@ -68,7 +65,7 @@ def _call(pid: int, thread: int, where: int) -> ThreadCall:
     link = None
     if name in FD_ARGUMENT:
         try:
-            link = os.readlink(f"../fd/{_int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
+            link = os.readlink(f"../fd/{int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
         except OSError:
             pass  # it was closed meanwhile
     return ThreadCall(line, _text(f"{thread}/wchan", where), _text(f"{thread}/io", where), link)
@@ -80,22 +77,8 @@ def _is_in_d(thread: int, where: int) -> bool:
 
 
 def _devices(pid: int, thread: int) -> OpenDevices:
-    directory = f"/proc/{pid}/task/{thread}/fd"
-    names = os.listdir(directory)[:MAX_FDS]
-    found = set()
-    for name in names:
-        try:
-            target = os.readlink(f"{directory}/{name}")
-        except OSError:
-            continue
-        if target.startswith(DEVICES):
-            found.add(target)
-    return OpenDevices(len(names), tuple(sorted(found)))
-
-
-def _int32(value: int) -> int:
-    value &= 0xFFFFFFFF
-    return value - (1 << 32) if value >= 1 << 31 else value
+    count, names = links_of(pid, thread)
+    return OpenDevices(count, tuple(sorted({name for name in names if name.startswith(DEVICES)})))
 
 
 OF_ANYBODY: Final = frozenset({"devices"})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.actuate.requeue import refusal
+from slurm_watchdog.actuate.answered import answered
 from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import COMES, HOLDS_NODES
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
 
+@answered
 async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
     """Cancels the run of `fence`, and no other. Done when Slurm does not show it running any more."""
     try:
@@ -18,31 +19,19 @@ async def cancel(client: SlurmClient, fence: Fence) -> Outcome:
     except (SlurmUnavailable, SlurmRefused) as error:
         return OperationOutcome.UNKNOWN, f"nothing was sent: {error}"
     if before is None or before.restarts != fence.restarts:
-        return (
-            OperationOutcome.UNKNOWN,
-            "nothing was sent: the job is not the run that the decision was about",
-        )
-    try:
-        await client.cancel(fence.job_id)
-        after = await client.read_job(fence.job_id)
-    except SlurmRefused as error:
-        return refusal(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+        return OperationOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
+    await client.cancel(fence.job_id)
+    after = await client.read_job(fence.job_id)
     if after is not None and after.state in COMES:
         return OperationOutcome.UNKNOWN, f"Slurm still shows it {after.state}"
     return OperationOutcome.DONE, "cancelled"
 
 
+@answered
 async def hold(client: SlurmClient, job_id: str) -> Outcome:
     """Keeps a job that waits from starting."""
-    try:
-        await client.hold(job_id)
-        after = await client.read_job(job_id)
-    except SlurmRefused as error:
-        return refusal(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+    await client.hold(job_id)
+    after = await client.read_job(job_id)
     if after is None or not after.held:
         return OperationOutcome.UNKNOWN, "Slurm does not show it held"
     return OperationOutcome.DONE, "held"
@@ -53,6 +42,7 @@ def mark_of(decision: Decision) -> str:
     return f"slurm-watchdog-resubmit={decision.id}"
 
 
+@answered
 async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[str]) -> Outcome:
     """Submits the script of the decision's job again: held, behind the old job, with our mark in its comment."""
     assert decision.fence is not None
@@ -60,26 +50,13 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
     try:
         job = await client.read_job(job_id)
         script = await client.read_script(job_id)
-    except SlurmRefused as error:
-        return refusal(error)
     except SlurmUnavailable as error:
         return OperationOutcome.UNKNOWN, f"nothing was submitted: {error}"
     if job is None or job.restarts != decision.fence.restarts:
-        return (
-            OperationOutcome.UNKNOWN,
-            "nothing was submitted: the job is not the run that the decision was about",
-        )
-    submission = Submission(
-        script=script,
-        options=options_for(job, exclude, mark_of(decision)),
-        like=job_id,
-        uid=job.uid,
-        workdir=job.workdir or "/",
-    )
+        return OperationOutcome.UNKNOWN, "nothing was submitted: the job is not the run that the decision was about"
+    options, workdir = options_for(job, exclude, mark_of(decision)), job.workdir or "/"
     try:
-        new = await client.submit(submission)
-    except SlurmRefused as error:
-        return refusal(error)
+        new = await client.submit(Submission(script=script, options=options, like=job_id, uid=job.uid, workdir=workdir))
     except SlurmUnavailable as error:
         return OperationOutcome.UNKNOWN, f"it may have been submitted: {error}"
     return OperationOutcome.DONE, f"submitted again as job {new}, held"

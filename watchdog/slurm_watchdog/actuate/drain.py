@@ -6,31 +6,28 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from slurm_watchdog.actuate.answered import answered
 from slurm_watchdog.model.actions import OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 
+@answered
 async def drain(client: SlurmClient, nodes: Sequence[str], reason: str, note: Callable[[SlurmNode], None]) -> Outcome:
     """Drains `nodes`; `note` gets each as Slurm has it afterwards. One that is out already keeps its reason."""
     done, left = [], []
-    try:
-        for name in nodes:
-            before = await client.read_node(name)
-            if before is None or is_drained(before.state):
-                why = "Slurm does not know it" if before is None else f"drained already: {before.reason}"
-                left.append(f"{name} ({why})")
-                continue
-            await client.drain_node(name, reason)
-            after = await client.read_node(name)
-            if after is not None and after.reason.startswith(reason):
-                note(after)
-            done.append(name)
-    except SlurmRefused as error:
-        return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+    for name in nodes:
+        before = await client.read_node(name)
+        if before is None or is_drained(before.state):
+            why = "Slurm does not know it" if before is None else f"drained already: {before.reason}"
+            left.append(f"{name} ({why})")
+            continue
+        await client.drain_node(name, reason)
+        after = await client.read_node(name)
+        if after is not None and after.reason.startswith(reason):
+            note(after)
+        done.append(name)
     words = [f"drained: {', '.join(done)}"] if done else []
     words += [f"left as it is: {', '.join(left)}"] if left else []
     return (OperationOutcome.DONE if done else OperationOutcome.SKIPPED), "; ".join(words)

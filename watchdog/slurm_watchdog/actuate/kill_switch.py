@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 
 from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome
 from slurm_watchdog.model.kill_switch import compose_line
@@ -23,59 +24,34 @@ def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str |
 async def write(ask: Ask, decision: Decision, deadline_s: float) -> Outcome:
     """Done when every node of the job has it: a trainer polls it on whichever node it likes."""
     assert decision.fence is not None
-    assert decision.kill_switch is not None
-    path, fence = decision.kill_switch, decision.fence
-    results = await asyncio.gather(
-        *(
-            ask(
-                node,
-                WriteKillSwitch(
-                    id=uuid.uuid4().hex,
-                    job_id=decision.process_job_id or fence.job_id,
-                    restarts=fence.restarts,
-                    path=path,
-                    uid=decision.kill_switch_uid or 0,
-                    content=decision.kill_switch_content,
-                    expires_s=deadline_s,
-                ),
-                deadline_s,
-            )
-            for node in decision.nodes
-        )
-    )
-    return _sum_up(decision, results, f"{path} written")
+    command = partial(WriteKillSwitch, restarts=decision.fence.restarts)
+    return await _ask_nodes(ask, decision, decision.nodes, command, deadline_s, "written")
 
 
 async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadline_s: float) -> Outcome:
     """Done when it is gone from every node. A silent node is passed over only where the path names the run,
     so that the file can never be taken for the next run's."""
     assert decision.fence is not None
-    assert decision.kill_switch is not None
-    path, fence = decision.kill_switch, decision.fence
+    fence, path = decision.fence, decision.kill_switch or ""
     harmless = f"{decision.process_job_id or fence.job_id}.{fence.restarts}" in path
     nodes = [node for node in decision.nodes if node in reporting or not harmless]
-    results = await asyncio.gather(
-        *(
-            ask(
-                node,
-                RemoveKillSwitch(
-                    id=uuid.uuid4().hex,
-                    job_id=decision.process_job_id or fence.job_id,
-                    path=path,
-                    uid=decision.kill_switch_uid or 0,
-                    content=decision.kill_switch_content,
-                    expires_s=deadline_s,
-                ),
-                deadline_s,
-            )
-            for node in nodes
-        )
-    )
-    return _sum_up(decision, results, f"{path} removed")
+    return await _ask_nodes(ask, decision, nodes, RemoveKillSwitch, deadline_s, "removed")
 
 
-def _sum_up(decision: Decision, results: list[CommandResult], done: str) -> Outcome:
+async def _ask_nodes(
+    ask: Ask, decision: Decision, nodes: Iterable[str], command: Callable[..., Command], deadline_s: float, what: str
+) -> Outcome:
+    """The same command to each of `nodes`, at once; `what` is then true of the file."""
+    assert decision.fence is not None
+    assert decision.kill_switch is not None
+    job_id = decision.process_job_id or decision.fence.job_id
+    same = {
+        "job_id": job_id, "path": decision.kill_switch, "uid": decision.kill_switch_uid or 0,
+        "content": decision.kill_switch_content, "expires_s": deadline_s,
+    }  # fmt: skip
+    requests = (ask(node, command(id=uuid.uuid4().hex, **same), deadline_s) for node in nodes)
+    results = await asyncio.gather(*requests)
     errors = [f"{result.error}" for result in results if not result.ok]
     if errors:
         return OperationOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
-    return OperationOutcome.DONE, f"{done} on {len(results)} of {len(decision.nodes)} nodes"
+    return OperationOutcome.DONE, f"{decision.kill_switch} {what} on {len(results)} of {len(decision.nodes)} nodes"

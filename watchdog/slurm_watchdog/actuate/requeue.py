@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_watchdog.actuate.answered import answered, refusal
 from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 
+@answered
 async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bool) -> Outcome:
     """Puts the run of `fence`, and no other, back into the queue, held.
 
@@ -17,17 +19,12 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     """
     try:
         before = await client.read_job(fence.job_id)
-    except SlurmRefused as error:
-        return refusal(error)
     except SlurmUnavailable as error:
         return OperationOutcome.UNKNOWN, f"nothing was sent: {error}"
     if before is not None and before.unsure:
         return OperationOutcome.UNKNOWN, f"nothing was sent: {before.unsure}"
     if before is None or before.restarts != fence.restarts or before.start_at != fence.start_at:
-        return (
-            OperationOutcome.UNKNOWN,
-            "nothing was sent: the job is not the run that the decision was about",
-        )
+        return OperationOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
     if not only_unfinished and before.state == "CANCELLED":
         return OperationOutcome.FAILED, "the job was cancelled in the meantime: it is not run again"
     try:
@@ -35,8 +32,6 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
         after = await client.read_job(fence.job_id)
     except SlurmRefused as error:
         return await _ended_meanwhile(client, fence, error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
     if after is not None and after.restarts == fence.restarts:
         return OperationOutcome.UNKNOWN, f"Slurm did not requeue it: the job is {after.state}"
     return OperationOutcome.DONE, "requeued and held"
@@ -55,38 +50,22 @@ async def _ended_meanwhile(client: SlurmClient, fence: Fence, said: SlurmRefused
     return refusal(said)
 
 
-def refusal(error: SlurmRefused) -> Outcome:
-    """A no for good ends the operation; one that the job's next state may lift is tried again."""
-    return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
-
-
+@answered
 async def exclude(client: SlurmClient, job_id: str, nodes: Sequence[str]) -> Outcome:
     """Gives the pending job its whole new list of excluded nodes (Slurm replaces the old one)."""
-    try:
-        await client.set_excluded_nodes(job_id, nodes)
-        after = await client.read_job(job_id)
-    except SlurmRefused as error:
-        return refusal(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+    await client.set_excluded_nodes(job_id, nodes)
+    after = await client.read_job(job_id)
     missing = set(nodes) - set(after.excluded_nodes if after else ())
     if missing:
-        return (
-            OperationOutcome.UNKNOWN,
-            f"Slurm does not show {', '.join(sorted(missing))} among the excluded nodes",
-        )
+        return OperationOutcome.UNKNOWN, f"Slurm does not show {', '.join(sorted(missing))} among the excluded nodes"
     return OperationOutcome.DONE, f"excluded: {', '.join(nodes)}"
 
 
+@answered
 async def release(client: SlurmClient, job_id: str) -> Outcome:
     """Lets the held job run again."""
-    try:
-        await client.release(job_id)
-        after = await client.read_job(job_id)
-    except SlurmRefused as error:
-        return refusal(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+    await client.release(job_id)
+    after = await client.read_job(job_id)
     if after is not None and after.held:
         return OperationOutcome.UNKNOWN, "Slurm still holds the job"
     return OperationOutcome.DONE, "released"

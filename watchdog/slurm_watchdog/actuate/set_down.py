@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from slurm_watchdog.actuate.answered import answered
 from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.stuck_node import why_not
-from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.client import SlurmClient
 
 
+@answered
 async def set_down(
     client: SlurmClient,
     fence: Fence,
@@ -31,25 +33,20 @@ async def set_down(
     Everything is read again just before; `skipped`: nothing was sent, and nothing is to be sent.
     """
     done: list[str] = []
-    try:
-        for name in nodes:
-            view = await client.read_view()
-            node = await client.read_node(name)
-            job = next((job for job in view.jobs if job.job_id == fence.job_id), None)
-            why = objection(job, node, view, fence, unkillable=job is not None and unkillable(job, name))
-            if why or node is None:
-                outcome = OperationOutcome.DONE if done else OperationOutcome.SKIPPED
-                return outcome, f"{name} is left as it is: {why}" + (f"; DOWN: {', '.join(done)}" if done else "")
-            await client.set_node_down(name, reason)
-            after = await client.read_node(name)
-            if after is None or not after.reason.startswith(reason[:40]):
-                return OperationOutcome.UNKNOWN, f"Slurm does not show {name} with our reason"
-            note(after)
-            done.append(name)
-    except SlurmRefused as error:
-        return (OperationOutcome.FAILED if error.terminal else OperationOutcome.UNKNOWN), str(error)
-    except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, str(error)
+    for name in nodes:
+        view = await client.read_view()
+        node = await client.read_node(name)
+        job = next((job for job in view.jobs if job.job_id == fence.job_id), None)
+        why = objection(job, node, view, fence, unkillable=job is not None and unkillable(job, name))
+        if why or node is None:
+            outcome = OperationOutcome.DONE if done else OperationOutcome.SKIPPED
+            return outcome, f"{name} is left as it is: {why}" + (f"; DOWN: {', '.join(done)}" if done else "")
+        await client.set_node_down(name, reason)
+        after = await client.read_node(name)
+        if after is None or not after.reason.startswith(reason[:40]):
+            return OperationOutcome.UNKNOWN, f"Slurm does not show {name} with our reason"
+        note(after)
+        done.append(name)
     return OperationOutcome.DONE, f"set DOWN: {', '.join(done)}"
 
 

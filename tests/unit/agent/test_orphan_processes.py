@@ -147,18 +147,13 @@ def test_a_list_older_than_its_process_accuses_nobody(node: Node) -> None:
     assert node.rows_after(gpus=with_list(pid, 1)) == ()
 
 
-def test_where_links_may_not_be_read_an_old_process_on_the_list_counts_and_a_young_one_does_not(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_links_may_not_be_read_an_old_process_on_the_list_counts_and_a_young_one_does_not(node: Node) -> None:
     pid = node.add(node.start("0"), "7")
-    real = os.listdir
 
-    def refuse(path: str) -> list[str]:
-        if str(path).endswith("/fd"):
-            raise PermissionError(13, "Permission denied", path)
-        return real(path)
+    def refuse(pid: int, thread: int) -> tuple[int, list[str]]:
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    node.holders.links_of = refuse
     assert node.rows_after(gpus=with_list(pid, 1)) == ()
     entry = node.table.pop(pid)
     long_ago = entry.known.start_ticks - int((NVML_AGE_S + 60) * os.sysconf("SC_CLK_TCK"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 
@@ -11,3 +13,11 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     Values are trees, made once and never changed, so none can be part of a cycle: the collector of cycles
     need not walk over the millions of them that a large cluster has.
     """
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def only(kind: type[S], value: S) -> S:
+    """The fields of `kind`, of a value of a type that extends it."""
+    return kind(**{name: getattr(value, name) for name in kind.__struct_fields__})

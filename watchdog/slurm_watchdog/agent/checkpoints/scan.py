@@ -64,7 +64,7 @@ def scan_checkpoints(request: ScanCheckpoints, worker: WorkerState) -> ScannedCh
     rows = []
     for job, directory, memory in request.directories:
         this = Scan(now, wall, end, None if memory is None else memory.footprints, others)
-        row = ScannedDirectory(job=job, directory=directory, memory=memory)
+        row = ScannedDirectory(job_id=job, directory=directory, memory=memory)
         try:
             real, inside = files.resolve(directory, request.mount, others)
             row = _scan_directory(real, this, row) if inside else replace(row, moved=real)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -27,6 +28,7 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ScanCheckpoints
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import mount_of
+from slurm_watchdog.base.structs import only
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
 
 MAX_DIRECTORIES = 8
@@ -54,8 +56,7 @@ class _Place:
     """One directory or tracker of one job. `path` is where it lies, `reported` what of it was reported last."""
 
     path: str
-    tracker: bool
-    clock: bool
+    kind: Literal["directory", "tracker", "clock"]
     due: float
     row: Checkpoint
     at: float = 0.0
@@ -102,7 +103,7 @@ class CheckpointSchedule:
             if job_id in hurry:
                 place.due = min(place.due, place.asked_at + SOON_S)
         self._ask(now, deadline_s)
-        rows = tuple(self._row(place, now) for place in self._places.values() if not place.tracker and not place.clock)
+        rows = tuple(self._row(place, now) for place in self._places.values() if place.kind == "directory")
         events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
         self._events = []
         return rows, events
@@ -115,7 +116,7 @@ class CheckpointSchedule:
     # -- where -------------------------------------------------------------------------------------------------
 
     def _note_places(self, now: float, directories: Mapping[str, Iterable[str]]) -> None:
-        wanted: dict[Key, str] = {}
+        wanted: dict[Key, Literal["directory", "tracker", "clock"]] = {}
         for job_id, paths in directories.items():
             for path in list(dict.fromkeys(paths))[:MAX_DIRECTORIES]:
                 wanted[job_id, path] = "directory"
@@ -128,7 +129,7 @@ class CheckpointSchedule:
         for key, kind in wanted.items():
             if key not in self._places:
                 row = Checkpoint(job_id=key[0], directory=key[1], error="not read yet")
-                self._places[key] = _Place(key[1], kind == "tracker", kind == "clock", now, row)
+                self._places[key] = _Place(key[1], kind, now, row)
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._recent = {key: event for key, event in self._recent.items() if key in wanted}
 
@@ -149,17 +150,14 @@ class CheckpointSchedule:
         for (child, uid, mount), keys in plan.items():
             if child in self._asked:
                 continue
+            places = [(job, self._places[job, named]) for job, named in keys]
             request = ScanCheckpoints(
                 mount=mount,
                 others=sorted({m.point for m in self.logs.mounts if _is_below(m.point, mount)}),
                 budget_s=BUDGET_S,
-                directories=[
-                    (job, self._places[job, named].path, self._places[job, named].memory)
-                    for job, named in keys
-                    if not self._places[job, named].tracker and not self._places[job, named].clock
-                ],
-                trackers=[(job, path) for job, path in keys if self._places[job, path].tracker],
-                clocks=[(job, self._places[job, path].path) for job, path in keys if self._places[job, path].clock],
+                directories=[(job, place.path, place.memory) for job, place in places if place.kind == "directory"],
+                trackers=[(job, place.path) for job, place in places if place.kind == "tracker"],
+                clocks=[(job, place.path) for job, place in places if place.kind == "clock"],
             )
             then = partial(self._apply, child, now, tuple(keys))
             if self.probes.ask(child, request, deadline_s, now, then, uid) is not None:
@@ -173,26 +171,25 @@ class CheckpointSchedule:
         for key in keys:
             if key in self._places:
                 place = self._places[key]
-                every_s = min(CLOCK_S, self.interval_s) if place.clock else self.interval_s
+                every_s = min(CLOCK_S, self.interval_s) if place.kind == "clock" else self.interval_s
                 place.asked_at, place.due = asked_at, asked_at + every_s
         if answer.value is None:
             for key in () if answer.timed_out else keys:
                 if key in self._places:
                     self._fail(self._places[key], asked_at, answer.error or "")
             return  # one that hangs shows in every row, for as long as it does
-        directories = {(each.job, each.directory): each for each in answer.value.directories}
+        directories = {(each.job_id, each.directory): each for each in answer.value.directories}
         trackers = {(each.job, each.path): each for each in answer.value.trackers}
         clocks = {(each.job, each.path): each for each in answer.value.clocks}
         for key in keys:
-            if key not in self._places:
+            if (place := self._places.get(key)) is None:
                 continue
-            place = self._places[key]
             at = (key[0], place.path)
-            if place.clock and at in clocks:
+            if place.kind == "clock" and at in clocks:
                 self._apply_clock(key, place, asked_at, clocks[at])
-            elif place.tracker and at in trackers:
+            elif place.kind == "tracker" and at in trackers:
                 self._apply_tracker(key, place, asked_at, trackers[at])
-            elif not place.clock and not place.tracker and at in directories:
+            elif place.kind == "directory" and at in directories:
                 self._apply_directory(key, place, asked_at, directories[at])
 
     def _fail(self, place: _Place, at: float, error: str) -> None:
@@ -209,11 +206,7 @@ class CheckpointSchedule:
         # A new place is compared from its second scan on; what was there at the first has its true age.
         first, since_s = place.scanned_at is None, at - (place.scanned_at or at)
         place.memory, place.scanned_at, place.at = found.memory, at, at
-        place.row = Checkpoint(
-            job_id=key[0], directory=key[1], layout=found.layout, step=found.step, path=found.path,
-            age_s=found.age_s, size_bytes=found.size_bytes, writing_step=found.writing_step,
-            writing=found.writing, writing_bytes=found.writing_bytes, error=found.error,
-        )  # fmt: skip
+        place.row = replace(only(Checkpoint, found), directory=key[1])
         if found.writing:
             place.due = at + min(SOON_S, self.interval_s)
         newest = (found.path, found.step, found.at_ns)
@@ -246,8 +239,7 @@ class CheckpointSchedule:
             kind=EventKind.PROGRESS, job_id=key[0], source=key[1], age_s=0.0, count=found.at_ns / 1e9,
             pattern=CLOCK_PATTERN, backlog=first,
         )  # fmt: skip
-        self._events.append((at, event))
-        del self._events[: -4 * MAX_PLACES]
+        self._keep(at, event)
 
     def _move(self, place: _Place, at: float, path: str) -> None:
         """The directory is named through a link to another mount: its child is asked, at once."""
@@ -259,12 +251,14 @@ class CheckpointSchedule:
             place.path, place.due = path, at
 
     def _add_event(self, key: Key, at: float, source: str, step: int | None, age_s: float, pattern: str) -> None:
-        event = Event(
-            kind=EventKind.CHECKPOINT, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern
-        )  # fmt: skip
+        kind = EventKind.CHECKPOINT
+        event = Event(kind=kind, job_id=key[0], source=source, step=step, age_s=age_s, pattern=pattern)
+        self._keep(at, event)
+        self._recent[key] = (at, event)
+
+    def _keep(self, at: float, event: Event) -> None:
         self._events.append((at, event))
         del self._events[: -4 * MAX_PLACES]
-        self._recent[key] = (at, event)
 
     def _aged(self, place: _Place, now: float) -> Checkpoint:
         age_s = place.row.age_s

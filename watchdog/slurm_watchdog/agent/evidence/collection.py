@@ -104,15 +104,16 @@ class Collection:
         self.left_out = sum(1 for p in self.processes if p.role is not Role.HELPER) - len(self.chosen)
         self._unseen = list(self.chosen)
         self._end = self.began + max(10.0, self.command.expires_s) - END_MARGIN_S
-        todo: dict[str, Callable[[float], bool]] = {
+        kernel_log = LastKernelLines(self.sources.kernel_log)
+        self._todo = {
             "processes": self._ask_processes,
-            "settings": self._ask_settings,
+            "settings": partial(self._ask_part, "settings", NODE, ReadNodeSettings(), self._settings.extend),
             "files": self._ask_files,
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
+            "kernel log": partial(self._ask_part, "kernel log", KERNEL, kernel_log, self._kernel_lines.extend),
         }
-        self._todo = todo
-        if self.sources.kernel_log:
-            self._todo["kernel log"] = self._ask_kernel_log
+        if not self.sources.kernel_log:
+            del self._todo["kernel log"]
 
     def advance(self, now: float) -> NodeEvidence | None:
         """Asks what can be asked now; the answer when everything has come, or its time is over."""
@@ -194,24 +195,19 @@ class Collection:
         if self._unseen and self.sources.probes.rename(PROCESSES, f"evidence:{culprit.pid}"):
             self._todo["processes"] = self._ask_processes
 
-    def _ask_settings(self, now: float) -> bool:
-        return self._ask(NODE, ReadNodeSettings(), now, self._apply_settings)
+    def _ask_part(
+        self, part: str, key: str, request: Request[Value], keep: Callable[[Value], object], now: float, uid: int = -1
+    ) -> bool:
+        """One question whose answer goes to `keep`; an error becomes a sentence of the answer."""
 
-    def _apply_settings(self, answer: Answer[list[tuple[str, str]]]) -> None:
-        self._settings = answer.value or []
-        self._done("settings", answer)
+        def then(answer: Answer[Value]) -> None:
+            self._out.discard(part)
+            if answer.error is not None:
+                self._problems.append(f"{part}: {answer.error}")
+            if answer.value is not None:
+                keep(answer.value)
 
-    def _ask_kernel_log(self, now: float) -> bool:
-        return self._ask(KERNEL, LastKernelLines(self.sources.kernel_log), now, self._apply_kernel_log)
-
-    def _apply_kernel_log(self, answer: Answer[list[str]]) -> None:
-        self._kernel_lines = answer.value or []
-        self._done("kernel log", answer)
-
-    def _done(self, part: str, answer: Answer[Any]) -> None:
-        self._out.discard(part)
-        if answer.error is not None:
-            self._problems.append(f"{part}: {answer.error}")
+        return self._ask(key, request, now, then, uid)
 
     # -- logs and files ----------------------------------------------------------------------------------------
 
@@ -230,11 +226,10 @@ class Collection:
             self._out.discard(f"log {key}")
             return True
         request = LastLines([(self.command.job_id, path) for path in paths])
-        return self._ask(key, request, now, partial(self._apply_log, key), self.uid)
+        return self._ask_part(f"log {key}", key, request, self._keep_logs, now, self.uid)
 
-    def _apply_log(self, key: str, answer: Answer[list[LogEnd]]) -> None:
-        self._done(f"log {key}", answer)
-        for each in answer.value or ():
+    def _keep_logs(self, ends: list[LogEnd]) -> None:
+        for each in ends:
             if each.error is not None:
                 self._problems.append(f"log {each.path}: {each.error}")
             elif each.lines:
@@ -265,15 +260,13 @@ class Collection:
             max_age_s=oldest_s + 60.0,
             pids=[process.pid for process in self.chosen],
         )
-        return self._ask(f"evidence:{owner}", request, now, self._apply_files, self.uid)
+        return self._ask_part("files", f"evidence:{owner}", request, self._keep_files, now, self.uid)
 
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
 
-    def _apply_files(self, answer: Answer[LeftoverFiles]) -> None:
-        self._done("files", answer)
-        found = answer.value or LeftoverFiles()
+    def _keep_files(self, found: LeftoverFiles) -> None:
         self._files += found.flight_recorder
         if not found.core:
             return

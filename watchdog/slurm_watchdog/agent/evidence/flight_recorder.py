@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.model.evidence import FoundFile
 
 PREFIX_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -68,7 +69,7 @@ def _read(path: str, uid: int, max_age_s: float, max_bytes: int, wall: float) ->
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    try:
+    with closing(fd):
         about = os.fstat(fd)
         age_s = wall - about.st_mtime
         if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s > max_age_s:
@@ -81,8 +82,6 @@ def _read(path: str, uid: int, max_age_s: float, max_bytes: int, wall: float) ->
             error = f"{len(packed)} bytes compressed are too many to be sent: it stays where it is"
             return replace(each, error=error)
         return replace(each, content=packed)
-    finally:
-        os.close(fd)
 
 
 def _whole(fd: int) -> bytes:

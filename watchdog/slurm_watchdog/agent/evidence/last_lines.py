@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import deque
 from typing import Final
 
 from slurm_watchdog.agent.files.safe_open import open_log
@@ -12,6 +13,7 @@ from slurm_watchdog.agent.logs.follow import FollowMemory
 from slurm_watchdog.agent.workers.answer_types import LogEnd
 from slurm_watchdog.agent.workers.request_types import LastKernelLines, LastLines
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
 LOG_BYTES: Final = 64 * 1024
@@ -38,12 +40,9 @@ def last_lines(request: LastLines, worker: WorkerState) -> list[LogEnd]:
 
 
 def _end_of(path: str, open_fd: int) -> list[str]:
-    fd = os.dup(open_fd) if open_fd >= 0 else open_log(path)
-    try:
+    with closing(os.dup(open_fd) if open_fd >= 0 else open_log(path)) as fd:
         size = os.fstat(fd).st_size
         return clean_end(os.pread(fd, LOG_BYTES, max(0, size - LOG_BYTES)), whole=size <= LOG_BYTES)
-    finally:
-        os.close(fd)
 
 
 def clean_end(data: bytes, whole: bool) -> list[str]:
@@ -62,9 +61,8 @@ def last_kernel_lines(request: LastKernelLines, worker: WorkerState) -> list[str
     knowledge names as a fault: evidence is for the job's owner, who may not read the others.
     """
     restricted = is_restricted()
-    fd = os.open(request.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found: list[str] = []
-    try:
+    found: deque[str] = deque(maxlen=KERNEL_LINES)
+    with opened(request.path, os.O_RDONLY | os.O_NONBLOCK) as fd:
         for _ in range(MAX_RECORDS):
             try:
                 data = os.read(fd, BUFFER_BYTES)
@@ -77,14 +75,9 @@ def last_kernel_lines(request: LastKernelLines, worker: WorkerState) -> list[str
             if not data:
                 break
             line = parse_record(data.decode(errors="replace"))
-            if restricted and line is not None and not is_of_a_fault(data):
-                continue
-            if line is not None:
+            if line is not None and (not restricted or is_of_a_fault(data)):
                 found.append(line)
-                del found[:-KERNEL_LINES]
-    finally:
-        os.close(fd)
-    return found
+    return list(found)
 
 
 def is_restricted(path: str = "/proc/sys/kernel/dmesg_restrict") -> bool:

@@ -184,7 +184,7 @@ def _bound(news: dict[Key, News]) -> None:
 
 def _row(key: Key, tail: LogFollower, reader: LogFollower, news: News, now: float) -> FollowedFile:
     return FollowedFile(
-        job=key[0], path=key[1], error=tail.error, events=tuple(news[0]), dropped=news[1],
+        job_id=key[0], path=key[1], error=tail.error, events=tuple(news[0]), dropped=news[1],
         growth_age_s=None if reader.grown_at is None else max(0.0, now - reader.grown_at),
         offset=reader.place.position if reader.fd >= 0 and reader.place is not None else None,
         lag_bytes=reader.lag_bytes, skipped_bytes=tail.skipped_bytes, framework=reader.framework,

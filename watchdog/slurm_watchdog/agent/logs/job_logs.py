@@ -26,6 +26,7 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ListMounts
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount, MountNews, mount_of
+from slurm_watchdog.base.structs import only
 from slurm_watchdog.knowledge.ray_train import WorkerRank, speaker_of
 from slurm_watchdog.model.kill_switch import HEARTBEAT, heartbeat_beside
 from slurm_watchdog.model.observations import BY_SLURM, Event, EventKind, LogFile, Process
@@ -282,17 +283,15 @@ class JobLogs:
             return  # timed out: rows say so while it hangs, and what it read comes with its next answer
         self._taken[answer.key] = news.token
         for each in news.files:
-            key = (each.job, each.path)
-            row = LogFile(
-                job_id=each.job, path=each.path, growth_age_s=each.growth_age_s, error=each.error,
-                offset=each.offset, lag_bytes=each.lag_bytes, skipped_bytes=each.skipped_bytes,
-                framework=each.framework or (self._rows[key][0].framework if key in self._rows else None),
-            )  # fmt: skip
+            key = (each.job_id, each.path)
+            row = only(LogFile, each)
+            if row.framework is None and key in self._rows:
+                row = replace(row, framework=self._rows[key][0].framework)
             self._rows[key] = (row, asked_at)
-            self._set_seats(self.jobs.get(each.job), each.seats)
+            self._set_seats(self.jobs.get(each.job_id), each.seats)
             self.dropped += each.dropped
             for event in each.events:
-                self._add_event(asked_at, self._of_rank(replace(event, job_id=each.job, source=each.path)))
+                self._add_event(asked_at, self._of_rank(replace(event, job_id=each.job_id, source=each.path)))
         for job_id, pattern, paths in news.globs:
             if job_id in self.jobs and pattern in self.jobs[job_id].found:
                 self.jobs[job_id].found[pattern] = list(paths)
@@ -308,10 +307,8 @@ class JobLogs:
 
     def _set_seats(self, job: FollowedJob | None, rows: tuple[tuple[int, int, int, int], ...]) -> None:
         if job is not None and rows and rows != job.said:
-            job.said, job.seats = (
-                rows,
-                {pid: WorkerRank(rank, local, size) for pid, rank, local, size in rows},
-            )
+            job.said = rows
+            job.seats = {pid: WorkerRank(rank, local, size) for pid, rank, local, size in rows}
 
     def _drop_excess(self) -> None:
         excess = len(self._events) - MAX_WAITING_EVENTS

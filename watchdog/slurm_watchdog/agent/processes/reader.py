@@ -37,6 +37,7 @@ from slurm_watchdog.agent.processes.identity_cache import (
 )
 from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.processes.process_row import describe
+from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.ray_train import WorkerRank
@@ -52,7 +53,6 @@ OTHERS_EVERY = 3
 """Ticks between two looks at the system call of a process that is no rank and not in D."""
 SWITCHES_EVERY = 12
 """Ticks between two looks at the context switches of a rank."""
-CAP_SYS_PTRACE = 19  # linux/capability.h
 MAX_DIRECTORIES = 8
 """Of checkpoints, for one job."""
 
@@ -340,8 +340,7 @@ class ProcessReader:
 def may_look_into_all(status: bytes) -> bool:
     """Whether a process with this /proc/PID/status has CAP_SYS_PTRACE: it may read the environment of every
     other one."""
-    lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
-    return bool(int(lines.get(b"CapEff", b"0"), 16) >> CAP_SYS_PTRACE & 1)
+    return bool(parse_capabilities(status) >> CAP_SYS_PTRACE & 1)
 
 
 def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:

@@ -29,6 +29,7 @@ from slurm_watchdog.agent.processes.owner import parse_uids
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.request_types import SignalProcess
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
@@ -86,10 +87,8 @@ def end(wanted: ProcessToEnd, how: str) -> ProcessEnd:
         handle = os.pidfd_open(wanted.pid)
     except ProcessLookupError:
         return ProcessEnd(gone=True)
-    try:
+    with closing(handle):
         return _end(handle, wanted, how)
-    finally:
-        os.close(handle)
 
 
 def _end(handle: int, wanted: ProcessToEnd, how: str) -> ProcessEnd:

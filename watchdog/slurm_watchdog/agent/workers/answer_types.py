@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
-from slurm_watchdog.model.observations import Event, MigInstance
+from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, MigInstance
 
 
 class IdentifiedProcess(Struct, frozen=True, kw_only=True):
@@ -93,20 +93,12 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     lock: LockWait | None = None
 
 
-class FollowedFile(Struct, frozen=True, kw_only=True):
+class FollowedFile(LogFile, frozen=True, kw_only=True):
     """One log file: what is new in it, and how far it was read."""
 
-    job: str
-    path: str
-    growth_age_s: float | None = None
-    error: str | None = None
     events: tuple[Event, ...] = ()
     """Without job and source."""
     dropped: int = 0
-    offset: int | None = None
-    lag_bytes: int = 0
-    skipped_bytes: int = 0
-    framework: str | None = None
     seats: tuple[tuple[int, int, int, int], ...] = ()
     """(pid, rank, local rank, world size), where Ray says it."""
 
@@ -165,25 +157,15 @@ class CheckpointMemory(Struct, frozen=True, kw_only=True):
     size: KnownSize | None = None
 
 
-class ScannedDirectory(Struct, frozen=True, kw_only=True):
+class ScannedDirectory(Checkpoint, frozen=True, kw_only=True):
     """One directory of checkpoints: its newest complete one, and the one that is being written."""
 
-    job: str
-    directory: str
     memory: CheckpointMemory | None = None
-    error: str | None = None
     moved: str | None = None
     """Where the directory lies, if that is another mount: then nothing was read."""
     was_read: bool = False
-    layout: str | None = None
-    step: int | None = None
-    path: str | None = None
     at_ns: int = 0
-    age_s: float | None = None
-    size_bytes: int | None = None
-    writing: bool = False
-    writing_step: int | None = None
-    writing_bytes: int | None = None
+    """When `path` was complete, by the filesystem's clock."""
 
 
 class ScannedTracker(Struct, frozen=True, kw_only=True):

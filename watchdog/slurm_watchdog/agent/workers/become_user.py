@@ -56,10 +56,15 @@ def capabilities() -> int:
     """The effective capabilities of this process, a bit each; 0 where they can't be read."""
     try:
         with open("/proc/self/status", "rb") as file:
-            lines = dict(line.split(b":", 1) for line in file if b":" in line)
-        return int(lines.get(b"CapEff", b"0"), 16)
+            return parse_capabilities(file.read())
     except (OSError, ValueError):
         return 0
+
+
+def parse_capabilities(status: bytes) -> int:
+    """CapEff in the text of /proc/PID/status, 0 where it is missing. Raises ValueError."""
+    lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
+    return int(lines.get(b"CapEff", b"0"), 16)
 
 
 HELPERS: Final = {

@@ -168,22 +168,18 @@ class CheckpointSchedule:
     def _apply(self, child: str, asked_at: float, keys: tuple[Key, ...], answer: Answer[ScannedCheckpoints]) -> None:
         """The answer of a child about `keys`."""
         self._asked.discard(child)
-        for key in keys:
-            if key in self._places:
-                place = self._places[key]
-                every_s = min(CLOCK_S, self.interval_s) if place.kind == "clock" else self.interval_s
-                place.asked_at, place.due = asked_at, asked_at + every_s
+        places = [(key, self._places[key]) for key in keys if key in self._places]
+        for _, place in places:
+            every_s = min(CLOCK_S, self.interval_s) if place.kind == "clock" else self.interval_s
+            place.asked_at, place.due = asked_at, asked_at + every_s
         if answer.value is None:
-            for key in () if answer.timed_out else keys:
-                if key in self._places:
-                    self._fail(self._places[key], asked_at, answer.error or "")
+            for _, place in () if answer.timed_out else places:
+                self._fail(place, asked_at, answer.error or "")
             return  # one that hangs shows in every row, for as long as it does
         directories = {(each.job_id, each.directory): each for each in answer.value.directories}
         trackers = {(each.job, each.path): each for each in answer.value.trackers}
         clocks = {(each.job, each.path): each for each in answer.value.clocks}
-        for key in keys:
-            if (place := self._places.get(key)) is None:
-                continue
+        for key, place in places:
             at = (key[0], place.path)
             if place.kind == "clock" and at in clocks:
                 self._apply_clock(key, place, asked_at, clocks[at])

@@ -803,3 +803,8 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
         said = " ".join(wall.texts()) + wall.everything()
         assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))
         assert len(wall.posts) <= len(whole.posts) + 2
+
+
+def test_the_log_channel_writes_plain_text_where_slack_has_escapes(caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(LogNotifier().post({"text": "rank 0 hangs in &lt;module&gt; (a &amp;&amp; b.py)"}))
+    assert caplog.messages == ["message: rank 0 hangs in <module> (a && b.py)"]

@@ -168,8 +168,10 @@ def _print_hints(incident: Incident) -> None:
 
 def _when(pieces: list[Evidence]) -> str:
     """The first and the last of them, seen from the incident; older controllers do not say it."""
-    said = list(dict.fromkeys(each.taken for each in (pieces[0], pieces[-1]) if each.taken))
-    return f", {' to '.join(said)}" if said else ""
+    first, last = pieces[0].taken, pieces[-1].taken
+    if first and last and first != last:
+        return f", the first {first}, the last {last}"
+    return f", {first or last}" if first or last else ""
 
 
 def _print_evidence(each: Evidence) -> None:

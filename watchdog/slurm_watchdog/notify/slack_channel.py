@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import logging
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
@@ -242,8 +243,8 @@ class LogNotifier:
     threads = False
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """Log the first sentences of the message."""
-        LOG.warning("message: %s", message.get("text", ""))
+        """Log the first sentences of the message, without Slack's `&lt;` for `<`."""
+        LOG.warning("message: %s", html.unescape(message.get("text", "")))
         return None
 
     async def revise(self, thread: str, message: Payload) -> None:

@@ -135,6 +135,16 @@ def test_of_a_requeued_run_the_cause_is_told_under_its_own_number() -> None:
     assert (before.truth, before.subject) == (Truth.BAD, "run:7.0")
 
 
+@pytest.mark.parametrize(("ago_s", "rises", "truth"), [(90.0, 2, Truth.OK), (90.0, 1, Truth.BAD), (30.0, 2, Truth.BAD)])
+def test_end_of_a_run_is_over_when_the_next_one_makes_steps_and_is_reported_for_a_minute_at_least(
+    ago_s: float, rises: int, truth: Truth
+) -> None:
+    before = past(*KEY_ERROR, ended_at=NOW - ago_s)
+    trains = progress(1.0, rises=rises)
+    view = job(job=slurm_job(restarts=1), progress=trains, run_age_s=ago_s, past=(before,))
+    assert detect(cluster(view), Settings(), CollectiveHang())[1].truth is truth
+
+
 def test_the_run_that_completes_or_waits_freezes_what_was_said_of_it() -> None:
     completing = job(job=slurm_job(state="COMPLETING"), errors=errors(*KEY_ERROR))
     (finding,) = detect(cluster(waiting=(completing,)), Settings(), CollectiveHang())

@@ -219,9 +219,7 @@ def test_a_cause_takes_over_the_message_of_what_it_explains_and_closes_it(journa
 
 
 @pytest.mark.parametrize("guard", ["blind", "evidence", "busy"])
-def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stands_is(
-    journal: Journal, guard: str
-) -> None:
+def test_a_verdict_that_turns_within_a_minute_is_not_sent_and_one_that_stands_is(journal: Journal, guard: str) -> None:
     wall, passing = Wall(), replace(DECISION, id="d0", verdict=Verdict.SUPPRESSED, by=guard)
 
     async def go() -> None:
@@ -235,7 +233,7 @@ def test_a_verdict_that_turns_within_half_a_minute_is_not_sent_and_one_that_stan
         await told.run_until_empty()
         assert f"guard: {guard}" not in wall.everything()
         told.notifier.decided(INCIDENT, passing)
-        told.now += 31.0
+        told.now += 61.0
         told.notifier.release()
         await told.run_until_empty()
         assert f"guard: {guard}" in wall.everything()

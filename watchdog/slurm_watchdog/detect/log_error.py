@@ -40,6 +40,12 @@ LAST_WORDS_S = 6.0
 not named yet gets so long."""
 
 
+LEAST_REPORTED_S = 60.0
+"""An end is reported for so long also where the next run makes steps at once: nobody would see why it ended."""
+RISES = 2
+"""Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogError:
     """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names
@@ -49,7 +55,9 @@ class LogError:
         3.0,
         "Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
     )
-    recent: float = span(600.0, "A run that has ended is reported for so long.")
+    recent: float = span(
+        600.0, "A run that has ended is reported for so long, or until the next run of the job makes steps."
+    )
 
 
 def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list[Finding]:
@@ -61,7 +69,8 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
         if not job.past or job.job.state == "COMPLETING":
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
-        findings += [_past_finding(job.job.job_id, run, view, settings) for run in job.past if run.errors]
+        again = _trains_again(job, limits)
+        findings += [_past_finding(job.job.job_id, run, view, settings, again) for run in job.past if run.errors]
     for ended in view.ended:
         findings += [_past_finding(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
         if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
@@ -136,15 +145,24 @@ def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits
 # ---------------------------------------------------------------------------------------- a run that is over
 
 
-def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
+def _trains_again(job: JobView, limits: LimitSettings) -> bool:
+    """Whether the present run of the job was seen to make steps."""
+    return makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
+
+
+def _past_finding(
+    job_id: str, run: PastRun, view: ClusterView, settings: LogError, trains_again: bool = False
+) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
-    cause counts."""
+    cause counts. `trains_again`: the present run makes steps, so that the end of this one is over, too."""
     finding = _finding(job_id, run.restarts, "").ok(f"run {run.restarts} of job {job_id} has ended")
     age_s = view.now - run.ended_at
     if run.touched_at is not None:
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
         return finding.ok(f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
+    if trains_again and age_s > LEAST_REPORTED_S:
+        return finding.ok(f"run {run.restarts} of job {job_id} has ended, and the job makes steps again")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
         return finding.unknown("its last words may be on their way")
@@ -230,7 +248,7 @@ def _bad_finding(
     if cause.how:
         explanation = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
     elif cause.only_consequence:
-        explanation = f"no line says why; the first of what follows is {cause.words}"
+        explanation = f"no line says why, and the first error is a consequence: {cause.words}"
         if cause.rank is not None:
             explanation = f"no line says why; {_rank_words(cause)} ended first: {cause.words}"
         if cause.suspects:

@@ -53,7 +53,7 @@ LEGACY_CHANNEL = "people"
 MAX_LEGACY_MESSAGES = 10
 """Messages of an older release that are still sent: two minutes' worth at five a minute."""
 ROWS_AT_ONCE = 5000
-HOLD_BACK_S = 30.0
+HOLD_BACK_S = 60.0
 """A decision by a transient guard is announced only if no other decision replaces it within this time."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
 """Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or

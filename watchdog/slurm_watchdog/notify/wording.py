@@ -68,8 +68,10 @@ def opened_message(incident: Incident) -> Message:
     """An incident fires: what is wrong, since when, who, and the evidence."""
     since = f" Noticed after {duration(incident.detected_after_s)}." if incident.detected_after_s else ""
     who = tuple(culprit_line(incident, index) for index in range(len(incident.culprits)))
+    what = with_subject(incident, incident.summary)
+    stop = "" if not since or what.endswith((".", "!", "?", "…")) else "."
     return Message(
-        sentence=f"{SEVERITY_WORDS[incident.severity]}: {with_subject(incident, incident.summary)}{since}",
+        sentence=f"{SEVERITY_WORDS[incident.severity]}: {what}{stop}{since}",
         evidence=who + incident.facts,
         todo=next_step(incident, "All evidence: {}. Keep the watchdog from acting: slurm-watchdog pause"),
     )

@@ -27,7 +27,8 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.diagnose.stacks.verdict import StackGroup, StackVerdict
+    from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
+    from slurm_watchdog.diagnose.stacks.wording import StackGroup
     from slurm_watchdog.model.incidents import Culprit
     from slurm_watchdog.parse.stacks.dump import Dump
 

@@ -19,7 +19,7 @@ from statistics import median
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 MAX_ODD_SHARE = 0.25
 """More of a group than this share are no odd ones."""
@@ -64,12 +64,9 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
     slow.sort(key=lambda each: each[1] / each[2])
     culprits = tuple(
-        Culprit(
-            node=each.view.node, rank=each.rank, pid=each.pid, gpu_uuid=each.view.gpu.uuid,
-            reason=f"{clock_hz / 1e6:.0f} MHz under load, its peers {usual_hz / 1e6:.0f} MHz{_why(each)}",
-        )
+        each.culprit(f"{clock_hz / 1e6:.0f} MHz under load, its peers {usual_hz / 1e6:.0f} MHz{_why(each)}")
         for each, clock_hz, usual_hz in slow
-    )  # fmt: skip
+    )
     first, more = culprits[0], and_more(len(culprits))
     return finding.bad(
         f"The GPU of rank {first.rank} on {first.node} ({first.gpu_uuid}){more} of job {job_id} "

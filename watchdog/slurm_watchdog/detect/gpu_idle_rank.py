@@ -144,14 +144,7 @@ def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | Non
 
 
 def _culprit(each: RankGpu, now: float) -> Culprit:
-    idle_s = now - (each.view.idle_since or now)
-    return Culprit(
-        node=each.view.node,
-        rank=each.rank,
-        pid=each.pid,
-        gpu_uuid=each.view.gpu.uuid,
-        reason=f"has been idle for {idle_s:.0f} s",
-    )
+    return each.culprit(f"has been idle for {now - (each.view.idle_since or now):.0f} s")
 
 
 def _fact(each: RankGpu) -> str:

@@ -139,14 +139,7 @@ def _culprits(odd: list[Sign], node: str) -> list[Culprit]:
 
 
 def _culprit(sign: Sign) -> Culprit:
-    gpu = sign.gpu
-    return Culprit(
-        node=sign.node,
-        rank=None if gpu is None else gpu.rank,
-        pid=None if gpu is None else gpu.pid,
-        gpu_uuid=None if gpu is None else gpu.view.gpu.uuid,
-        reason=sign.text,
-    )
+    return Culprit(node=sign.node, reason=sign.text) if sign.gpu is None else sign.gpu.culprit(sign.text)
 
 
 # ---------------------------------------------------------------------------------------- signs of GPUs

@@ -98,33 +98,33 @@ def _verdict(
     blocked_for_s: float,
     limit_s: float | None,
 ) -> Diagnosis:
-    job_id, place = job.job.job_id, _after(job)
+    name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
-        return replace(base, summary=f"No ranks of job {job_id} are known: who belongs to it cannot be said.")
+        return replace(base, summary=f"No ranks of job {job.job.job_id} are known: who belongs to it cannot be said.")
     dead = [rank for rank in job.ranks if not rank.alive]
     if dead and living and _is_over(job, voted, living):
-        return _left_over(job_id, place, base, voted, living)
+        return _left_over(f"{name} is over", place, base, voted, living)
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
     if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
-        return replace(
-            base, is_hang=True, kind="lingering_job", culprits=_named(dead, "is gone"),
-            summary=f"Job {job_id} lost {describe_all(_named(dead, 'is gone'))}{place}; "
-                f"{_count(len(living), 'rank lives', 'ranks live')} on.",
-        )  # fmt: skip
+        named, live_on = _named(dead, "is gone"), _count(len(living), "rank lives", "ranks live")
+        return _hangs(base, "lingering_job", f"{name} lost {describe_all(named)}{place}; {live_on} on.", named)
     stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
-        return _by_filesystem(job_id, place, base, stuck[0])
+        kind = "filesystem_outage" if stuck[0].scope == Scope.OUTAGE else "filesystem_stall"
+        return _hangs(base, kind, f"{name} makes no progress{place}: {stuck[0].summary}.", stuck[0].blocked)
     steady = _makes_steps(job, limit_s)
     if steady is not None:
-        return replace(base, is_hang=False, kind="progressing", summary=f"Job {job_id} makes progress: {steady}.")
-    stopped = [rank for rank in living if rank.process.state in ("T", "t")]
+        return replace(base, is_hang=False, kind="progressing", summary=f"{name} makes progress: {steady}.")
+    why = "is stopped (by a signal or a debugger)"
+    stopped = _named([rank for rank in living if rank.process.state in ("T", "t")], why)
     if stopped:
-        why = "is stopped (by a signal or a debugger)"
-        return replace(
-            base, is_hang=True, kind="rank_stopped", culprits=_named(stopped, why),
-            summary=f"Job {job_id} makes no progress{place}: {describe_all(_named(stopped, why))} {why}.",
-        )  # fmt: skip
-    return _by_vote(job, place, base, voted)
+        text = f"{name} makes no progress{place}: {describe_all(stopped)} {why}."
+        return _hangs(base, "rank_stopped", text, stopped)
+    return _by_vote(job, name, place, base, voted)
+
+
+def _hangs(base: Diagnosis, kind: str, summary: str, culprits: tuple[Culprit, ...]) -> Diagnosis:
+    return replace(base, is_hang=True, kind=kind, culprits=culprits, summary=summary)
 
 
 def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
@@ -134,23 +134,17 @@ def _is_over(job: JobView, voted: Vote, living: Sequence[ProcessView]) -> bool:
     return has_ended(job) or torn_down == len(living)
 
 
-def _left_over(job_id: str, place: str, base: Diagnosis, voted: Vote, living: Sequence[ProcessView]) -> Diagnosis:
+def _left_over(over: str, place: str, base: Diagnosis, voted: Vote, living: Sequence[ProcessView]) -> Diagnosis:
     """The training is over, and some of its ranks stay: they are the ones to look at, unless they still save."""
     if voted.moving or voted.checkpointing:
-        return replace(
-            base, is_hang=False, kind="busy",
-            summary=f"Job {job_id} is over{place}: what is left of it still saves or moves.",
-        )  # fmt: skip
+        saves = f"{over}{place}: what is left of it still saves or moves."
+        return replace(base, is_hang=False, kind="busy", summary=saves)
     standing: dict[int | None, VoteGroup] = {rank: group for group in voted.groups for rank in group.ranks}
-    named = tuple(
-        r.culprit(_still(standing.get(r.process.rank)))
-        for r in living[:MAX_NAMED]
-    )  # fmt: skip
-    return replace(
-        base, is_hang=None if voted.moving is None else True, kind="wedged_teardown",
-        culprits=() if voted.moving is None else named,
-        summary=f"Job {job_id} is over and does not end{place}: {describe_all(named)} {named[0].reason}.",
-    )  # fmt: skip
+    named = tuple(r.culprit(_still(standing.get(r.process.rank))) for r in living[:MAX_NAMED])
+    text = f"{over} and does not end{place}: {describe_all(named)} {named[0].reason}."
+    if voted.moving is None:
+        return replace(base, kind="wedged_teardown", summary=text)
+    return _hangs(base, "wedged_teardown", text, named)
 
 
 def _still(group: VoteGroup | None) -> str:
@@ -163,70 +157,40 @@ def _steps_since(job: JobView, seconds: float) -> bool:
     return job.progress is not None and job.progress.age_s < seconds
 
 
-def _by_filesystem(job_id: str, place: str, base: Diagnosis, first: FilesystemVerdict) -> Diagnosis:
-    kind = "filesystem_outage" if first.scope == Scope.OUTAGE else "filesystem_stall"
-    summary = f"Job {job_id} makes no progress{place}: {first.summary}."
-    return replace(base, is_hang=True, kind=kind, culprits=first.blocked, summary=summary)
-
-
-def _by_vote(job: JobView, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
-    job_id = job.job.job_id
+def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
     if not voted.groups:
-        return replace(base, summary=f"Job {job_id}{place}: no stack of any rank could be had, so nothing can be said.")
-    if voted.missing:
+        return replace(base, summary=f"{name}{place}: no stack of any rank could be had, so nothing can be said.")
+    if voted.missing or voted.moving is None:
         few = ", ".join(map(str, voted.missing[:6]))
-        return replace(
-            base,
-            summary=f"Job {job_id}{place}: the stacks of rank {few} are missing, so no rank is "
-            "identified as the cause.",
-        )
-    if voted.moving is None:
-        return replace(
-            base,
-            summary=f"Job {job_id}{place}: the dumps do not show whether its ranks move, so no rank is "
-            "identified as the cause.",
-        )
+        why = f"the stacks of rank {few} are missing" if few else "the dumps do not show whether its ranks move"
+        return replace(base, summary=f"{name}{place}: {why}, so no rank is identified as the cause.")
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
-    if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
-        one = voted.outside[0]
-        return replace(
-            base, is_hang=False, kind="busy",
-            summary=f"Job {job_id}{place}: {what_they_do((one,))} and still moves or computes; {waiting} for it.",
-        )  # fmt: skip
-    if voted.moving:
-        return replace(
-            base, is_hang=False, kind="busy", summary=f"Job {job_id}{place}: its ranks still move or compute."
-        )
-    if voted.checkpointing:
-        return replace(
-            base, is_hang=False, kind="busy", culprits=(),
-            summary=f"Job {job_id}{place}: a checkpoint or a transfer is under way, which may take its "
-                f"time; {waiting}.",
-        )  # fmt: skip
-    if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
-        return replace(
-            base, is_hang=False, kind="busy",
-            summary=f"Job {job_id}{place}: an evaluation or a compilation is under way, which may take "
-                f"its time; {waiting}.",
-        )  # fmt: skip
+    busy = _busy(job, voted, waiting)
+    if busy:
+        return replace(base, is_hang=False, kind="busy", summary=f"{name}{place}: {busy}.")
     culprits = with_what_holds(job, (*voted.outside, *voted.undumped))
     if culprits and voted.waiting:
-        return replace(
-            base, is_hang=True, kind="collective_hang", culprits=culprits[:MAX_NAMED],
-            summary=f"Job {job_id} hangs{place}: {what_they_do(culprits)}; {waiting} for "
-                f"{'them' if len(culprits) > 1 else 'it'}.",
-        )  # fmt: skip
+        text = f"{what_they_do(culprits)}; {waiting} for {'them' if len(culprits) > 1 else 'it'}"
+        return _hangs(base, "collective_hang", f"{name} hangs{place}: {text}.", culprits[:MAX_NAMED])
     if voted.waiting:
         rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
-        return replace(
-            base, is_hang=True, kind="collective_hang",
-            summary=f"Job {job_id} hangs{place}: {waiting} in a collective{rest}, so nobody is named.",
-        )  # fmt: skip
-    return replace(
-        base,
-        kind="stalled_progress",
-        summary=f"Job {job_id}{place}: nothing moves, and no rank waits in a collective.",
-    )
+        text = f"{name} hangs{place}: {waiting} in a collective{rest}, so nobody is named."
+        return _hangs(base, "collective_hang", text, ())
+    nothing = f"{name}{place}: nothing moves, and no rank waits in a collective."
+    return replace(base, kind="stalled_progress", summary=nothing)
+
+
+def _busy(job: JobView, voted: Vote, waiting: str) -> str:
+    """What its ranks are busy with; empty if they are not seen to be."""
+    if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
+        return f"{what_they_do(voted.outside)} and still moves or computes; {waiting} for it"
+    if voted.moving:
+        return "its ranks still move or compute"
+    if voted.checkpointing:
+        return f"a checkpoint or a transfer is under way, which may take its time; {waiting}"
+    if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
+        return f"an evaluation or a compilation is under way, which may take its time; {waiting}"
+    return ""
 
 
 def _after(job: JobView) -> str:

@@ -53,31 +53,13 @@ class Place(StrEnum):
     OTHER = "runs elsewhere"
 
 
-CLASSES: Final[dict[Place, str]] = {
-    Place.COLLECTIVE: "collective",
+CLASSES: Final[dict[Place, str]] = {place: place.name.lower() for place in Place} | {
     Place.P2P: "pipeline",
-    Place.RENDEZVOUS: "rendezvous",
-    Place.DATALOADER: "dataloader",
-    Place.CHECKPOINT: "checkpoint",
-    Place.TEARDOWN: "teardown",
-    Place.DEBUGGER: "debugger",
-    Place.LOCK: "lock",
-    Place.QUEUE: "queue",
-    Place.BACKWARD: "backward",
     Place.DEVICE: "device_wait",
-    Place.NETWORK: "network",
-    Place.FILESYSTEM: "filesystem",
-    Place.COMPILATION: "compilation",
     Place.PREPARATION: "data_preparation",
-    Place.TOKENIZER: "tokenizer",
-    Place.IMPORT: "import",
-    Place.SUBPROCESS: "subprocess",
-    Place.SLEEP: "sleep",
     Place.COLLECTING: "garbage_collection",
     Place.SIGNAL: "signal_handler",
     Place.REMOTE: "ray",
-    Place.GIL: "gil",
-    Place.CRASH: "crash",
     Place.OTHER: "working",
 }
 """The word for a place in `group-stacks --json`."""

@@ -126,6 +126,11 @@ class RankGpu(Struct, frozen=True, kw_only=True):
     pid: int
     view: GpuView
 
+    def culprit(self, reason: str) -> Culprit:
+        """It, named as a cause for this reason."""
+        gpu = self.view
+        return Culprit(node=gpu.node, rank=self.rank, pid=self.pid, gpu_uuid=gpu.gpu.uuid, reason=reason)
+
 
 class StepTime(Struct, frozen=True, kw_only=True):
     """How long the steps up to `step` took, each."""

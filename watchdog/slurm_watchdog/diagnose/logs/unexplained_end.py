@@ -128,14 +128,8 @@ def _of_lost(case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[Fo
     first = next((error for error in felt if error.line == suspects.line), felt[0])
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0]
-    summary = (
-        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
-        f"{shortened(first.text, 200)}; no line says why, {_suspected(suspects)}"
-    )
-    return LogVerdict(
-        first.name, first.line, first.source, sentence(summary), case.ranks.host_of(Who(), rank), rank, first.text,
-        followed=len(felt_errors) - 1, missing=suspects.ranks, suspected=suspects.reason, explained=False,
-    )  # fmt: skip
+    nothing = f"no line says why, {_suspected(suspects)}"
+    return _felt(case, first, felt_errors, nothing, case.ranks.host_of(Who(), rank), rank, suspects)
 
 
 def _suspected(suspects: Suspects | None) -> str:
@@ -264,26 +258,11 @@ def _of_own_call(case: LogCase, first: FoundError, rank: int | None, felt_errors
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
     case.role[id(first)] = "cause"
-    rank_text = rank_words(rank, host)
-    summary = (
-        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
-        f"{shortened(first.text, 200)}; {rank_text} alone says that its own call of CUDA failed"
-    )
-    return LogVerdict(
-        first.name,
-        first.line,
-        first.source,
-        sentence(summary),
-        host,
-        rank,
-        first.text,
-        followed=len(felt_errors) - 1,
-        explained=False,
-    )
+    alone = f"{rank_words(rank, host)} alone says that its own call of CUDA failed"
+    return _felt(case, first, felt_errors, alone, host, rank)
 
 
 def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundError]) -> LogVerdict:
-    host = _lost_daemon(first)
     own = {
         case.ranks.rank_of(error.who)
         for error in felt_errors
@@ -291,19 +270,25 @@ def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundEr
     }
     if len(own) == 1 and None not in own:
         return _of_own_call(case, first, own.pop(), felt_errors)
-    summary = (
-        f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): "
-        f"{shortened(first.text, 200)}; that follows from something else, "
-        "and no line says from what"
-    )
+    host = _lost_daemon(first)
+    suspect = f"; {host} is suspect, for it is its daemon that was lost" if host else ""
+    says = f"that follows from something else, and no line says from what{suspect}"
+    return _felt(case, first, felt_errors, says, host)
+
+
+def _felt(
+    case: LogCase,
+    first: FoundError,
+    felt_errors: Sequence[FoundError],
+    beside: str,
+    host: str | None,
+    rank: int | None = None,
+    suspects: Suspects | None = None,
+) -> LogVerdict:
+    """What `first` says, and `beside` it what else is known: no line says why."""
+    said = f"{log_table().means[first.name]}{after_step(case)} (line {first.line}): {shortened(first.text, 200)}"
     return LogVerdict(
-        first.name,
-        first.line,
-        first.source,
-        sentence(summary + (f"; {host} is suspect, for it is its daemon that was lost" if host else "")),
-        host,
-        None,
-        first.text,
-        followed=len(felt_errors) - 1,
-        explained=False,
-    )
+        first.name, first.line, first.source, sentence(f"{said}; {beside}"), host, rank, first.text,
+        followed=len(felt_errors) - 1, missing=suspects.ranks if suspects else (),
+        suspected=suspects.reason if suspects else "", explained=False,
+    )  # fmt: skip

@@ -40,7 +40,7 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     odd_one,
     suspects,
 )
-from slurm_watchdog.diagnose.stacks.wording import class_word, culprit_words, fold, group_places
+from slurm_watchdog.diagnose.stacks.wording import StackGroup, class_word, culprit_words, fold, group_places
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump
@@ -55,17 +55,6 @@ STARTUP_S: Final = 3600.0
 MAX_CULPRITS: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
-
-
-class StackGroup(Struct, frozen=True, kw_only=True):
-    """Ranks that stand in the same frames."""
-
-    place: Place
-    frames: tuple[str, ...]
-    members: tuple[Culprit, ...]
-    """Who they are; `reason` is empty."""
-    threads: tuple[tuple[str, int], ...] = ()
-    """Other threads of these ranks by what they are for."""
 
 
 class StackVerdict(Struct, frozen=True, kw_only=True):
@@ -95,7 +84,6 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
     """What the dumps say. Given every dump that could be read, in any order."""
     given = given or Options()
     case = case_of(assign_ranks(dumps, given.ranks), given, [dump.command for dump in dumps if dump.command])
-    groups = group_places(case.places, case.cast)
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
     suspects = {(each.node, each.rank, each.pid) for each in culprits}
@@ -106,7 +94,7 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
         ranks=case.cast.world or len(case.cast.ranks),
         dumped=len(case.places),
         missing=case.missing,
-        groups=tuple(StackGroup(place=g[0], frames=g[1], members=g[2], threads=g[3]) for g in groups),
+        groups=group_places(case.places, case.cast),
         is_hang=is_hang,
         cls=cls,
         culprits=culprits,
@@ -249,12 +237,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting:
         others = next(collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd))
-        sentence = (
-            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective "
-            f"({collective_of(odd)}) than the {len(case.waiting) - 1} "
-            f"others ({others}): the calls do not match, in {call_of(odd.frames[0])}."
-        )
-        return True, "collective_mismatch", (odd,), sentence
+        return _mismatch(case, odd, f"{len(case.waiting) - 1} others ({others})")
     by_topology = _by_topology(case) if not starting else None
     if by_topology is not None:
         return by_topology
@@ -291,12 +274,7 @@ def _by_topology(case: StackCase) -> _Ruling | None:
             for p in case.waiting
             if p is not odd and case.topology.tensor_group(p.rank) == case.topology.tensor_group(odd.rank)
         )
-        sentence = (
-            f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective "
-            f"({collective_of(odd)}) than the {case.topology.tensor - 1} "
-            f"others of its tensor-parallel group ({peers}): the calls do not match, in {call_of(odd.frames[0])}."
-        )
-        return True, "collective_mismatch", (odd,), sentence
+        return _mismatch(case, odd, f"{case.topology.tensor - 1} others of its tensor-parallel group ({peers})")
     late = late_replica(case.waiting, case.topology)
     if late:
         ranks = ", ".join(str(p.rank) for p in late[:16])
@@ -307,6 +285,14 @@ def _by_topology(case: StackCase) -> _Ruling | None:
         )
         return True, CLASSES[Place.P2P], (), sentence
     return None
+
+
+def _mismatch(case: StackCase, odd: RankPlace, others: str) -> _Ruling:
+    sentence = (
+        f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than "
+        f"the {others}: the calls do not match, in {call_of(odd.frames[0])}."
+    )
+    return True, "collective_mismatch", (odd,), sentence
 
 
 def _lost(case: StackCase) -> Culprit | None:

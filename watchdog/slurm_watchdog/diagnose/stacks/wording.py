@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.places import (
     RankPlace,
@@ -24,7 +25,16 @@ from slurm_watchdog.model.observations import Role
 
 MAX_FRAMES = 40
 
-GroupRow = tuple[Place, tuple[str, ...], tuple[Culprit, ...], tuple[tuple[str, int], ...]]
+
+class StackGroup(Struct, frozen=True, kw_only=True):
+    """Ranks that stand in the same frames."""
+
+    place: Place
+    frames: tuple[str, ...]
+    members: tuple[Culprit, ...]
+    """Who they are; `reason` is empty."""
+    threads: tuple[tuple[str, int], ...] = ()
+    """Other threads of these ranks by what they are for."""
 
 
 def place_words(place: Place, *, many: bool = False) -> str:
@@ -83,13 +93,13 @@ def fold(ranks: Sequence[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def group_places(places: Sequence[RankPlace], found: RankAssignment) -> list[GroupRow]:
+def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[StackGroup, ...]:
     """Ranks that stand in the same functions, the largest group first."""
     by_key: dict[tuple[Place, tuple[str, ...]], list[RankPlace]] = {}
     for each in places:
         by_key.setdefault((each.place, frames_key(each)), []).append(each)
     stacks = {_identity(each.dumps[-1]): each.dumps[-1] for each in found.ranks if each.dumps}
-    rows: list[GroupRow] = []
+    groups: list[StackGroup] = []
     for (place, _), members in by_key.items():
         members.sort(key=lambda p: (p.rank if p.rank >= 0 else 1 << 40, p.node, p.pid))
         shown = [
@@ -100,8 +110,10 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> list[Gro
             Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None) for p in members
         )
         threads = Counter(role for p in members if p.key in stacks for role in _roles(stacks[p.key]))
-        rows.append((place, min(shown)[:MAX_FRAMES], who, tuple(sorted(threads.items()))))
-    return sorted(rows, key=lambda row: (-len(row[2]), row[0], row[1]))
+        groups.append(
+            StackGroup(place=place, frames=min(shown)[:MAX_FRAMES], members=who, threads=tuple(sorted(threads.items())))
+        )
+    return tuple(sorted(groups, key=lambda group: (-len(group.members), group.place, group.frames)))
 
 
 def _identity(stack: ProcessStack) -> tuple[str, int, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, check_template, refuse, split_address
+from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, address_problems, template_problems
 
 
 class Agent(Section):
@@ -81,13 +82,11 @@ class Agent(Section):
         "paths with {job_id} {user} {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out.",
     )
 
-    @model_validator(mode="after")
-    def _checks(self) -> Agent:
-        problems: list[str] = []
+    def problems(self) -> Iterator[str]:
         if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
-            problems.append(f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}")
+            yield f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
         if self.metrics_listen:
-            split_address(self.metrics_listen, problems, "agent.metrics_listen")
+            yield from address_problems(self.metrics_listen, "agent.metrics_listen")
         places = {
             "state_directory": self.state_directory,
             "kernel_log": self.kernel_log,
@@ -95,13 +94,10 @@ class Agent(Section):
         }
         for name, path in places.items():
             if path and not path.startswith("/"):
-                problems.append(f"agent.{name}: must be an absolute path or empty, got {path!r}")
+                yield f"agent.{name}: must be an absolute path or empty, got {path!r}"
         for index, mount in enumerate(self.mount_probe_write):
             if not mount.startswith("/"):
-                problems.append(
-                    f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
-                )
+                yield f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
+        allowed = {"job_id", "user", "workdir", "node"}
         for index, template in enumerate(self.log_patterns):
-            check_template(template, {"job_id", "user", "workdir", "node"}, f"agent.log_patterns[{index}]", problems)
-        refuse(problems)
-        return self
+            yield from template_problems(template, allowed, f"agent.log_patterns[{index}]")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, refuse, split_address
+from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, address_problems
 
 
 class Controller(Section):
@@ -53,14 +54,10 @@ class Controller(Section):
     )
     evidence_per_user: Bytes = Field(512 * 1024**2, description="… and no more of the jobs of one user.")
 
-    @model_validator(mode="after")
-    def _checks(self) -> Controller:
-        problems: list[str] = []
-        split_address(self.listen, problems, "controller.listen")
+    def problems(self) -> Iterator[str]:
+        yield from address_problems(self.listen, "controller.listen")
         if self.page_listen:
-            split_address(self.page_listen, problems, "controller.page_listen")
-        refuse(problems)
-        return self
+            yield from address_problems(self.page_listen, "controller.page_listen")
 
 
 class Slurm(Section):

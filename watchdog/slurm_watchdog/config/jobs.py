@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from collections.abc import Iterator
 
-from slurm_watchdog.config.types import Section, check_template, refuse
+from pydantic import Field
+
+from slurm_watchdog.config.types import Section, template_problems
 from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
 
@@ -54,31 +56,26 @@ class Jobs(Section):
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
 
-    @model_validator(mode="after")
-    def _checks(self) -> Jobs:
-        problems: list[str] = []
-        check_template(self.kill_switch, {"job_id", "restarts", "user", "workdir"}, "jobs.kill_switch", problems)
+    def problems(self) -> Iterator[str]:
+        places = {"job_id", "user", "workdir"}
+        of_switch = list(template_problems(self.kill_switch, {*places, "restarts"}, "jobs.kill_switch"))
         if "{job_id}" not in self.kill_switch:
-            problems.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
+            of_switch.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
         for index, prefix in enumerate(self.kill_switch_prefixes):
             if (problem := problem_of_prefix(prefix, hidden=True)) is not None:
-                problems.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
-        if not problems and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
-            problems.append(f"jobs.kill_switch: {problem}")
-        for index, template in enumerate(self.checkpoint_trackers):
-            check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_trackers[{index}]", problems)
-        for index, template in enumerate(self.checkpoint_directories):
-            check_template(template, {"job_id", "user", "workdir"}, f"jobs.checkpoint_directories[{index}]", problems)
-        for index, template in enumerate(self.progress_files):
-            check_template(template, {"job_id", "user", "workdir"}, f"jobs.progress_files[{index}]", problems)
+                of_switch.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
+        if not of_switch and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
+            of_switch.append(f"jobs.kill_switch: {problem}")
+        yield from of_switch
+        for name in ("checkpoint_trackers", "checkpoint_directories", "progress_files"):
+            for index, template in enumerate(getattr(self, name)):
+                yield from template_problems(template, places, f"jobs.{name}[{index}]")
         if len(self.progress_patterns) > MAX_PATTERNS:
-            problems.append(f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns")
+            yield f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns"
         for index, pattern in enumerate(self.progress_patterns):
             problem = problem_of(pattern)
             if problem is not None:
-                problems.append(f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}")
-        refuse(problems)
-        return self
+                yield f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}"
 
 
 def _misplaced(template: str, prefixes: list[str]) -> str | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from slurm_watchdog.config.types import Seconds, Section, Span, refuse
+from slurm_watchdog.config.types import Seconds, Section, Span
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
 
 
-def check_address(url: str, where: str, problems: list[str]) -> None:
+def url_problems(url: str, where: str) -> Iterator[str]:
     """https, or http where tokens and texts don't leave this machine's network by accident: on the loopback address."""
     try:
         parts = urlsplit(url)
@@ -22,7 +23,7 @@ def check_address(url: str, where: str, problems: list[str]) -> None:
         host, parts = None, urlsplit("")
     local = parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1")
     if not (parts.scheme == "https" and host) and not local:
-        problems.append(f"{where}: must be an https:// address, got {url!r}")
+        yield f"{where}: must be an https:// address, got {url!r}"
 
 
 class Slack(Section):
@@ -52,25 +53,19 @@ class Slack(Section):
         "for), such as 1h; 0s = never.",
     )
 
-    @model_validator(mode="after")
-    def _checks(self) -> Slack:
-        problems: list[str] = []
+    def problems(self) -> Iterator[str]:
         if self.token_file and self.webhook_url_file:
-            problems.append("notify.slack.token_file: name a token or a webhook, not both")
+            yield "notify.slack.token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
-            problems.append("notify.slack.channel: required with token_file: where the bot writes")
-        check_address(self.api_url, "notify.slack.api_url", problems)
+            yield "notify.slack.channel: required with token_file: where the bot writes"
+        yield from url_problems(self.api_url, "notify.slack.api_url")
         for key, value in self.mentions.items():
             if not _MENTION_KEY.fullmatch(key):
-                problems.append(f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}")
+                yield f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
             if not _MENTION_ID.fullmatch(value):
-                problems.append(
-                    f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
-                )
+                yield f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
         if 0 < self.pulse < 60:
-            problems.append("notify.slack.pulse: must be 0s or at least 1min")
-        refuse(problems)
-        return self
+            yield "notify.slack.pulse: must be 0s or at least 1min"
 
 
 class Webhook(Section):
@@ -92,16 +87,12 @@ class Alertmanager(Section):
         60.0, description="What fires is sent again so often; below Alertmanager's resolve_timeout of 5 min."
     )
 
-    @model_validator(mode="after")
-    def _checks(self) -> Alertmanager:
-        problems: list[str] = []
+    def problems(self) -> Iterator[str]:
         for index, url in enumerate(self.urls):
             if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-                problems.append(f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}")
+                yield f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}"
         if self.repeat > 240:
-            problems.append("notify.alertmanager.repeat: must be below 4min, or alerts end in between")
-        refuse(problems)
-        return self
+            yield "notify.alertmanager.repeat: must be below 4min, or alerts end in between"
 
 
 class Notify(Section):

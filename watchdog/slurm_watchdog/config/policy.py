@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, refuse
+from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.rungs import problem_of
@@ -138,39 +139,31 @@ class Policy(Section):
         "{partition: debug, job_name: 'test-*'}, mode: observe}].",
     )
 
-    @model_validator(mode="after")
-    def _checks(self) -> Policy:
-        problems: list[str] = []
+    def problems(self) -> Iterator[str]:
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
-            _check_kind(kind, where, problems)
+            yield from _kind_problems(kind, where)
             if kind in KINDS and treatment.ladder and (why := why_ladder_unfit(kind, tuple(treatment.ladder))):
-                problems.append(f"{where}.ladder: {why}")
+                yield f"{where}.ladder: {why}"
         for index, override in enumerate(self.overrides):
             where = f"policy.overrides[{index}]"
             for kind in override.kinds:
-                _check_kind(kind, f"{where}.kinds", problems)
+                yield from _kind_problems(kind, f"{where}.kinds")
                 if kind in KINDS and override.ladder and (why := why_ladder_unfit(kind, tuple(override.ladder))):
-                    problems.append(f"{where}.ladder: {why}")
+                    yield f"{where}.ladder: {why}"
                 elif spec_of(kind).subject is Subject.PROCESS:
-                    problems.append(
+                    yield (
                         f"{where}.kinds: {kind} is about a process whose job is over, and an override "
                         "matches jobs: write it to policy.kinds"
                     )
             if override.ladder and not override.kinds:
-                problems.append(
-                    f"{where}.kinds: name the kinds that this ladder answers; one for all of them cannot be right"
-                )
-        refuse(problems)
-        return self
+                yield f"{where}.kinds: name the kinds that this ladder answers; one for all of them cannot be right"
 
 
-def _check_kind(kind: str, where: str, problems: list[str]) -> None:
+def _kind_problems(kind: str, where: str) -> Iterator[str]:
     from difflib import get_close_matches
 
     if kind not in KINDS:
         close = get_close_matches(kind, KINDS, n=1)
-        problems.append(
-            f"{where}: {kind[:60]!r} is no kind of incident"
-            + (f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(KINDS)}")
-        )
+        known = f"; did you mean {str(close[0])!r}?" if close else f"; known: {', '.join(KINDS)}"
+        yield f"{where}: {kind[:60]!r} is no kind of incident{known}"

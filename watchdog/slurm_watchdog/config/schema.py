@@ -7,7 +7,9 @@ easily confused. In Python every duration is seconds and every size is bytes.
 
 from __future__ import annotations
 
-from pydantic import Field, PrivateAttr, model_validator
+from collections.abc import Iterator
+
+from pydantic import Field, PrivateAttr
 
 from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.controller import Controller, Slurm
@@ -16,7 +18,7 @@ from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.security import LOOPBACK, Security, problems_of
-from slurm_watchdog.config.types import Mode, Seconds, Section, Span, refuse, split_address
+from slurm_watchdog.config.types import Mode, Seconds, Section, Span, split_address
 from slurm_watchdog.knowledge.site_rows import SiteText
 
 
@@ -102,34 +104,22 @@ class Config(Section):
         config._site_texts = texts
         return config
 
-    @model_validator(mode="after")
-    def _checks_across_fields(self) -> Config:
-        problems: list[str] = []
-        problems += problems_of(self.security, self.agent.controller_url)
-        page_host = (
-            split_address(self.controller.page_listen, [], "controller.page_listen")[0]
-            if self.controller.page_listen
-            else ""
-        )
+    def problems(self) -> Iterator[str]:
+        yield from problems_of(self.security, self.agent.controller_url)
+        page_host, _ = split_address(self.controller.page_listen)
         if page_host and page_host not in LOOPBACK and not self.security.page_token_file:
-            problems.append(
+            yield (
                 "security.page_token_file: required because controller.page_listen is not the loopback address "
                 f"({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"
             )
         if self.controller.report_lifetime < 2 * self.agent.interval:
-            problems.append(
-                "controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way"
-            )
+            yield "controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way"
         if self.controller.agent_silent_after < 2 * self.agent.interval:
-            problems.append("controller.agent_silent_after: must be at least twice agent.interval")
+            yield "controller.agent_silent_after: must be at least twice agent.interval"
         for kind, treatment in self.policy.kinds.items():
             own = getattr(getattr(self.detectors, kind, None), "mode", None)
             if own is not None and treatment.mode is not None and own != treatment.mode:
-                problems.append(
-                    f"policy.kinds.{kind}.mode: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
-                )
-        refuse(problems)
-        return self
+                yield f"policy.kinds.{kind}.mode: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
 
     def mode_of(self, kind: str) -> Mode:
         """The mode that holds for incidents of `kind`: its detector's own, otherwise the top-level one."""

@@ -7,9 +7,10 @@ every duration is seconds and every size is bytes.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -72,31 +73,45 @@ def _read_off(value: object) -> object:
 Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
 
 
-def split_address(address: str, problems: list[str], where: str) -> tuple[str, int]:
-    """Host and port of `host:port`; adds a sentence to `problems` and returns ("", 0) if it is none."""
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`; ("", 0) if it is none."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        problems.append(f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}")
         return "", 0
     return host.strip("[]"), int(port)
 
 
-def refuse(problems: list[str]) -> None:
+def address_problems(address: str, where: str) -> Iterator[str]:
+    if split_address(address) == ("", 0):
+        yield f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}"
+
+
+def refuse(problems: Iterable[str]) -> None:
     """Each a key and a sentence about it: `_explain` takes them apart again."""
-    if problems:
-        raise ValueError("\n".join(problems))
+    found = "\n".join(problems)
+    if found:
+        raise ValueError(found)
 
 
-def check_template(template: str, allowed: set[str], where: str, problems: list[str]) -> None:
+def template_problems(template: str, allowed: set[str], where: str) -> Iterator[str]:
     if not template.startswith(("/", "{workdir}")):
-        problems.append(f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}")
+        yield f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}"
     for name in re.findall(r"\{([^}]*)\}", template):
         if name not in allowed:
             known = " ".join("{" + each + "}" for each in sorted(allowed))
-            problems.append(f"{where}: unknown placeholder {{{name}}}; known: {known}")
+            yield f"{where}: unknown placeholder {{{name}}}; known: {known}"
 
 
 class Section(BaseModel):
     """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
+
+    def problems(self) -> Iterable[str]:
+        """What is wrong across its options: a key and a sentence each."""
+        return ()
+
+    @model_validator(mode="after")
+    def _checks(self) -> Self:
+        refuse(self.problems())
+        return self

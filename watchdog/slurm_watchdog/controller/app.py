@@ -210,7 +210,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     if isinstance(identity, OwnUser):
         await agents.start_unix(identity.socket, BACKLOG)
     else:
-        host, port = split_address(config.controller.listen, [], "controller.listen")
+        host, port = split_address(config.controller.listen)
         await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_socket.make_app(controller), access_log=None)
     await local.setup()
@@ -219,7 +219,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     if config.controller.page_listen:
         page = web.AppRunner(make_page(controller, page_token), access_log=None)
         await page.setup()
-        host, port = split_address(config.controller.page_listen, [], "controller.page_listen")
+        host, port = split_address(config.controller.page_listen)
         try:
             await web.TCPSite(page, host, port).start()
         except OSError as error:

@@ -74,7 +74,7 @@ def why_not(config: Config, running: Config) -> list[str]:
 
 def why_not_address(address: str) -> str | None:
     """Why nobody can listen at `HOST:PORT`; None: one can."""
-    host, port = split_address(address, [], "")
+    host, port = split_address(address)
     try:
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:

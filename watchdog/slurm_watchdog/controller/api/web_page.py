@@ -73,7 +73,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
 
 def _guarded(listen: str, token: str) -> Any:
     """Who may come in, and what every answer says to the browser."""
-    host, _ = split_address(listen, [], "controller.page_listen")
+    host, _ = split_address(listen)
     only_here = host in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
 

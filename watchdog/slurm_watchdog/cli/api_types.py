@@ -71,6 +71,10 @@ class Job(Answer, frozen=True, kw_only=True):
     checkpoint_step: int | None = None
     health: JobHealth | None = None
 
+    @property
+    def has_lost_rank(self) -> bool:
+        return self.ranks is not None and self.ranks_alive is not None and self.ranks_alive < self.ranks
+
 
 class IncidentCounts(Answer, frozen=True, kw_only=True):
     firing: int = 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, json_option, print_json
 from slurm_watchdog.cli.terminal import clean, count, sentence
 
@@ -83,7 +84,6 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
       slurm-watchdog ca init
       slurm-watchdog ca init --directory /srv/watchdog-ca --name 'cluster two'
     """
-    from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
 
     with reported_errors(as_json):
@@ -132,7 +132,6 @@ def issue(
       slurm-watchdog ca issue --controller mgmt --controller mgmt.cluster.example.org --controller 10.0.0.1
       slurm-watchdog ca issue --client prometheus
     """
-    from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
 
     names = expand(nodes)
@@ -178,7 +177,6 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
       slurm-watchdog ca renew --within 60
       slurm-watchdog ca renew 'node[017-018]'
     """
-    from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
     from slurm_watchdog.identity.secret_files import IdentityError
 
@@ -218,7 +216,6 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
       slurm-watchdog ca revoke node017
       slurm-watchdog ca revoke 'node[017-018]' && cp /etc/slurm-watchdog/ca/ca.crl /etc/slurm-watchdog/tls/
     """
-    from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
     from slurm_watchdog.identity.secret_files import IdentityError
 
@@ -245,7 +242,6 @@ def list_(directory: str, as_json: bool) -> None:
       slurm-watchdog ca list
       slurm-watchdog ca list --json
     """
-    from slurm_watchdog.base import clock
     from slurm_watchdog.identity import certificate_authority
     from slurm_watchdog.identity.certificates import WARN_S, read_certificate
     from slurm_watchdog.identity.secret_files import CA_FILE

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.cli.api_types import Diagnosis, Hint, Suspect
 from slurm_watchdog.cli.terminal import fold_nodes, sentence, table
+
+if TYPE_CHECKING:
+    from slurm_watchdog.knowledge.remediation_hints import Hint as KnownHint
 
 MAX_FRAMES: Final = 4
 MAX_GROUPS: Final = 20
@@ -41,16 +45,17 @@ def print_diagnosis(found: Diagnosis) -> None:
         table(("RANKS", "WHICH", "NODES", "WHERE", "FRAMES, INNERMOST FIRST"), rows)
         if len(found.groups) > MAX_GROUPS:
             sentence(f"… and {len(found.groups) - MAX_GROUPS} smaller groups: --json has them")
-    _list("What differs", [each.line for each in found.differences])
-    _list("Filesystems", [each.summary for each in found.filesystems])
-    _list(
+    print_list("What differs", [each.line for each in found.differences])
+    print_list("Filesystems", [each.summary for each in found.filesystems])
+    print_list(
         "Could not be dumped",
         [f"{suspect_text(each)}: {each.reason or 'no reason given'}" for each in found.undumped],
     )
-    _list("Hints: what it usually is", [_advice(each) for each in found.hints])
+    print_list("Hints: what it usually is", [advice(each) for each in found.hints])
 
 
-def _advice(hint: Hint) -> str:
+def advice(hint: Hint | KnownHint) -> str:
+    """What it usually is, and what to try."""
     return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
 
 
@@ -60,7 +65,8 @@ def heading(text: str) -> None:
     sentence(text, "bold")
 
 
-def _list(title: str, lines: list[str]) -> None:
+def print_list(title: str, lines: Sequence[str]) -> None:
+    """A heading and a line each; nothing if there are none."""
     if not lines:
         return
     heading(title)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.doctor.cluster_rules import Undelivered, Unjudged
     from slurm_watchdog.doctor.finding import Advice
-    from slurm_watchdog.doctor.job_facts import SlurmSettings, WatchedJob
+    from slurm_watchdog.doctor.job_facts import JobFacts, WatchedJob
+    from slurm_watchdog.doctor.script import Script
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
@@ -143,10 +144,8 @@ def _node_name(config: Config) -> str:
 
 def examine_script(path: str, config: Config, torch: tuple[int, int] | None) -> tuple[Advice, ...]:
     """A script that is not submitted yet. Ends the process with code 2 if it can't be read."""
-    from slurm_watchdog.doctor import facts as read
     from slurm_watchdog.doctor.finding import examine
-    from slurm_watchdog.doctor.job_facts import JobFacts
-    from slurm_watchdog.doctor.script import parse_script, programs
+    from slurm_watchdog.doctor.script import parse_script
     from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     try:
@@ -156,27 +155,29 @@ def examine_script(path: str, config: Config, torch: tuple[int, int] | None) -> 
         sys.exit(EXIT_USAGE)
     script = parse_script(raw.decode(errors="replace"), "standard input" if path == "-" else path)
     directory = "." if path == "-" else os.path.dirname(os.path.abspath(path))
-    facts = JobFacts(
+    return examine(_facts_of(script, directory, config, torch), SCRIPT_RULES)
+
+
+def _facts_of(script: Script, directory: str, config: Config, torch: tuple[int, int] | None, **seen: Any) -> JobFacts:
+    from slurm_watchdog.doctor import facts as read
+    from slurm_watchdog.doctor.cluster_rules import settings_of
+    from slurm_watchdog.doctor.job_facts import JobFacts
+    from slurm_watchdog.doctor.script import programs
+
+    return JobFacts(
         script=script,
-        slurm=_slurm(config),
+        slurm=settings_of(read.read_slurm_config(config.slurm.bin_directory)[0]),
         torch=torch,
         read=read.read_programs(programs(script), directory),
         checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
         opt_out=config.jobs.opt_out_comment,
+        **seen,
     )
-    return examine(facts, SCRIPT_RULES)
 
 
 def _read(path: str) -> bytes:
     with Path(path).open("rb") as file:
         return file.read(MAX_SCRIPT_BYTES)
-
-
-def _slurm(config: Config) -> SlurmSettings:
-    from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.cluster_rules import settings_of
-
-    return settings_of(read.read_slurm_config(config.slurm.bin_directory)[0])
 
 
 def examine_job(
@@ -189,8 +190,7 @@ def examine_job(
     """A job that Slurm has, with what the controller sees of it."""
     from slurm_watchdog.doctor import facts as read
     from slurm_watchdog.doctor.finding import Advice, Level, examine
-    from slurm_watchdog.doctor.job_facts import JobFacts
-    from slurm_watchdog.doctor.script import parse_script, programs
+    from slurm_watchdog.doctor.script import parse_script
     from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     where = config.slurm.bin_directory
@@ -201,18 +201,11 @@ def examine_job(
     text, problem = read.read_script(where, job_id)
     submitted = read.read_submit_line(where, job_id)
     script = parse_script(text or "", f"script of job {job_id}", given=submitted or ())
-    facts = JobFacts(
-        script=script,
-        slurm=_slurm(config),
-        torch=torch,
-        read=read.read_programs(programs(script), job.get("WorkDir", "/")),
-        checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
-        comment=job.get("Comment", ""),
-        opt_out=config.jobs.opt_out_comment,
-        requeueable=job.get("Requeue") == "1",
-        options_known=submitted is not None,
-        watched=_watched(job_id, job, socket_path, config_file),
-    )
+    facts = _facts_of(
+        script, job.get("WorkDir", "/"), config, torch,
+        comment=job.get("Comment", ""), requeueable=job.get("Requeue") == "1",
+        options_known=submitted is not None, watched=_watched(job_id, job, socket_path, config_file),
+    )  # fmt: skip
     if text is None:
         unseen = Advice(rule="script", level=Level.UNKNOWN, sentence="The job's script can't be read: what it "
                         "lacks is not known.",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from slurm_watchdog.cli.diagnosis_text import advice, print_list
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -29,6 +30,7 @@ from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, tabl
 if TYPE_CHECKING:
     from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
     from slurm_watchdog.diagnose.stacks.wording import StackGroup
+    from slurm_watchdog.knowledge.remediation_hints import Hint
     from slurm_watchdog.model.incidents import Culprit
     from slurm_watchdog.parse.stacks.dump import Dump
 
@@ -291,7 +293,7 @@ def _document(verdict: StackVerdict) -> dict[str, Any]:
         "undumped": [_culprit_json(each) for each in verdict.undumped],
         "others": dict(verdict.others),
         "todo": list(verdict.todo),
-        "hints": _hints(verdict),
+        "hints": [hint.as_json() for hint in _hints(verdict)],
     }
 
 
@@ -305,15 +307,15 @@ def _culprit_json(each: Culprit) -> dict[str, Any]:
     return {"rank": each.rank, "host": each.node, "pid": each.pid, "reason": each.reason}
 
 
-def _hints(verdict: StackVerdict) -> list[dict[str, str]]:
+def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
     """What this usually is and what to try next, from the knowledge of the house. May be wrong for the case:
     it is said so."""
     from slurm_watchdog.knowledge.remediation_hints import hints_for
 
     if not verdict.is_hang:
-        return []
+        return ()
     text = "\n".join([verdict.summary, *(frame for group in verdict.groups[:GROUPS_SHOWN] for frame in group.frames)])
-    return [hint.as_json() for hint in hints_for(verdict.cls, text)]
+    return hints_for(verdict.cls, text)
 
 
 def _print(verdict: StackVerdict) -> None:
@@ -335,18 +337,8 @@ def _print(verdict: StackVerdict) -> None:
         sentence(f"… {len(verdict.groups) - GROUPS_SHOWN} more groups: --json has them")
     if verdict.others:
         sentence("Left out, for they hold no rank: " + ", ".join(f"{n} x {what}" for what, n in verdict.others) + ".")
-    if verdict.todo:
-        sentence("")
-        sentence("What to do next", "bold")
-    for each in verdict.todo:
-        sentence(f"- {each}")
-    hints = _hints(verdict)
-    if hints:
-        sentence("")
-        sentence("What it usually is (it may be something else here)", "bold")
-    for hint in hints:
-        where = f" ({hint['documented']})" if hint["documented"] else ""
-        sentence(f"- {hint['usually']} Try: {hint['try_next']}{where}")
+    print_list("What to do next", verdict.todo)
+    print_list("What it usually is (it may be something else here)", [advice(each) for each in _hints(verdict)])
 
 
 def _print_culprits(heading: str, people: Sequence[Culprit]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pwd
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
 if TYPE_CHECKING:
     from slurm_watchdog.knowledge.remediation_hints import Hint
+    from slurm_watchdog.model.incidents import Culprit as NamedCulprit
 
 STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
 HEADINGS = ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY")
@@ -166,8 +168,6 @@ def shown_state(each: Incident) -> str:
 
 
 def _row(each: Incident) -> tuple[str, ...]:
-    first = culprit_text(each.culprits[0]) if each.culprits else "nobody"
-    more = f" +{len(each.culprits) - 1}" if len(each.culprits) > 1 else ""
     last = each.decisions[-1] if each.decisions else None
     decided = "alert only" if last and last.action == "none" else f"{last.action} {last.verdict}" if last else "-"
     return (
@@ -177,13 +177,19 @@ def _row(each: Incident) -> tuple[str, ...]:
         each.job_id or "-",
         moment(each.opened_at) if each.opened_at is not None else "-",
         duration(each.detected_after_s),
-        f"{first}{more}",
+        named(each.culprits),
         decided + (f": {last.outcome}" if last and last.outcome else ""),
         each.summary,
     )
 
 
-def culprit_text(culprit: Culprit) -> str:
+def named(culprits: Sequence[Culprit | NamedCulprit]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" +{len(culprits) - 1}" if len(culprits) > 1 else ""
+    return culprit_text(culprits[0]) + more if culprits else "nobody"
+
+
+def culprit_text(culprit: Culprit | NamedCulprit) -> str:
     """`rank 2 (pid 4711 on n3)`, or what of it is known."""
     parts = [f"rank {culprit.rank}"] if culprit.rank is not None else []
     if culprit.pid is not None:

@@ -141,14 +141,8 @@ def _print(path: str, outcome: Outcome) -> None:
 
 
 def _row(incident: Incident, decisions: tuple[Decision, ...]) -> tuple[str, ...]:
-    from slurm_watchdog.cli.api_types import Culprit
-    from slurm_watchdog.cli.incidents import culprit_text
+    from slurm_watchdog.cli.incidents import named
 
-    named = [
-        culprit_text(Culprit(node=c.node, rank=c.rank, pid=c.pid, gpu_uuid=c.gpu_uuid, mount=c.mount))
-        for c in incident.culprits[:1]
-    ]
-    more = f" +{len(incident.culprits) - 1}" if len(incident.culprits) > 1 else ""
     return (
         incident.id,
         incident.state,
@@ -156,7 +150,7 @@ def _row(incident: Incident, decisions: tuple[Decision, ...]) -> tuple[str, ...]
         incident.job_ids[0] if incident.job_ids else "-",
         moment(incident.opened_at) if incident.opened_at >= DATED_FROM else f"{incident.opened_at:g} s",
         duration(incident.detected_after_s),
-        (named[0] if named else "nobody") + more,
+        named(incident.culprits),
         _done(incident, decisions),
         incident.summary,
     )

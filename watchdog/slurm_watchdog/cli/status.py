@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -179,8 +179,7 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
     try:
         while True:
-            code, lines = _poll_as_text(client, as_json)
-            lines()
+            code = _print_look(client, as_json)
             sleep(every_s)
     except KeyboardInterrupt:
         return code
@@ -189,25 +188,20 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
 
 
-def _poll_as_text(client: Client, as_json: bool) -> tuple[int, Callable[[], None]]:
-    """One look: its exit code, and what prints it as text or as one line of JSON."""
+def _print_look(client: Client, as_json: bool) -> int:
+    """One look, as text or as one line of JSON; its exit code."""
     try:
         answer, document = client.status()
     except ClientError as error:
-        failure = {"error": error.what, "next": error.todo}
-        said = f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {error.what}"
-        return EXIT_UNKNOWN, (lambda: click.echo(json.dumps(versioned(failure)))) if as_json else (
-            lambda: sentence(said)
-        )
-    code = exit_code(answer)
+        answer, document = None, {"error": error.what, "next": error.todo}
     if as_json:
-        return code, lambda: click.echo(json.dumps(versioned(document), ensure_ascii=True))
-
-    def print_text() -> None:
+        click.echo(json.dumps(versioned(document)))
+    elif answer is None:
+        sentence(f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {document['error']}")
+    else:
         _print(answer)
         click.echo()
-
-    return code, print_text
+    return EXIT_UNKNOWN if answer is None else exit_code(answer)
 
 
 def exit_code(answer: Status) -> int:
@@ -243,5 +237,4 @@ def health_of(job: Job) -> JobHealth:
 
 def _style(job: Job) -> str:
     """Red for a job that is in trouble or has lost a rank."""
-    lost = job.ranks is not None and job.ranks_alive is not None and job.ranks_alive < job.ranks
-    return "red" if lost else JOB_STYLES.get(health_of(job).level, "")
+    return "red" if job.has_lost_rank else JOB_STYLES.get(health_of(job).level, "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.cli.api_types import Job, OpenIncident, Status
-from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes, shown
+from slurm_watchdog.cli.terminal import clean, count, duration, fitting, fold_nodes, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,14 +93,9 @@ def style_of(job: Job) -> str:
     """Red: past its limit, or a rank is lost. Yellow: near its limit."""
     used = job.progress_age_s / job.limit_s if job.progress_age_s is not None and job.limit_s else 0.0
     level = "" if job.health is None else job.health.level
-    lost = job.ranks is not None and job.ranks_alive is not None and job.ranks_alive < job.ranks
-    return (
-        "red"
-        if used > 1 or lost or level == "critical"
-        else "yellow"
-        if used > LATE_RATIO or level in ("warning", "unknown")
-        else ""
-    )
+    if used > 1 or job.has_lost_rank or level == "critical":
+        return "red"
+    return "yellow" if used > LATE_RATIO or level in ("warning", "unknown") else ""
 
 
 def urgent_first(jobs: Sequence[Job]) -> list[Job]:
@@ -135,22 +130,6 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
             shown(job.checkpoint_step),
         )
     )
-
-
-def fitting(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that fit beside each other, in their order; the first two always."""
-    from rich.cells import cell_len
-
-    kept: list[int] = []
-    left = width
-    for column in COLUMN_PRIORITY:
-        cells = (HEADINGS[column], *(row[column] for row in rows))
-        needed = min(MAX_COLUMN_WIDTH, max(map(cell_len, cells))) + 3
-        if needed > left and len(kept) >= 2:
-            continue
-        kept.append(column)
-        left -= needed
-    return sorted(kept)
 
 
 def _lines(text: str, width: int) -> list[str]:
@@ -197,7 +176,7 @@ def frame(
     rows = max(1, height - LINES_AROUND_TABLE - len(parts))
     ranked = urgent_first(status.jobs)
     table = [job_row(job, history.step_times_s(job)) for job in ranked[:rows]]
-    columns = fitting(table, width)
+    columns = fitting(HEADINGS, table, COLUMN_PRIORITY, width, dict.fromkeys(COLUMN_PRIORITY, MAX_COLUMN_WIDTH + 3))
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for column in columns:
         drawn.add_column(HEADINGS[column], no_wrap=True, overflow="ellipsis")

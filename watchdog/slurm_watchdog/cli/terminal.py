@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
@@ -125,7 +125,7 @@ def table(
         click.echo(_plain([list(headings), *cells]))
         return
     if wanted:
-        kept = _fitting(headings, cells, wanted, console.width, wraps)
+        kept = fitting(headings, cells, wanted, console.width, {} if wraps is None else {wraps: LEAST_SENTENCE})
         sentences = None if wraps is None else headings[wraps]
         headings, cells = [headings[i] for i in kept], [[row[i] for i in kept] for row in cells]
     elif wraps is None and _needed(headings, cells) > console.width:
@@ -149,21 +149,22 @@ def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 3 for column in words)
 
 
-def _fitting(
+def fitting(
     headings: Sequence[str],
     cells: Sequence[Sequence[str]],
     wanted: Sequence[int],
     width: int,
-    wraps: int | None,
+    widest: Mapping[int, int],
 ) -> list[int]:
-    """The columns that fit beside each other, in their order; the first two of `wanted` always."""
+    """The columns that fit beside each other, in their order; the first two of `wanted` always. `widest` has
+    how wide some of them count at most."""
     from rich.cells import cell_len
 
     kept: list[int] = []
     left = width
     for column in wanted:
-        needed = max(cell_len(headings[column]), *(cell_len(row[column]) for row in cells)) + 3
-        needed = min(needed, LEAST_SENTENCE) if column == wraps else needed
+        needed = max(map(cell_len, (headings[column], *(row[column] for row in cells)))) + 3
+        needed = min(needed, widest.get(column, needed))
         if needed <= left or len(kept) < 2:
             kept.append(column)
             left -= needed

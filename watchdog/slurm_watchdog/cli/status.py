@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -179,7 +179,9 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
     try:
         while True:
-            code = _print_look(client, as_json)
+            answer, document = _look(client)
+            code = EXIT_UNKNOWN if answer is None else exit_code(answer)  # before it is printed: then comes Ctrl-C
+            _print_look(answer, document, as_json)
             sleep(every_s)
     except KeyboardInterrupt:
         return code
@@ -188,12 +190,15 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
         return code
 
 
-def _print_look(client: Client, as_json: bool) -> int:
-    """One look, as text or as one line of JSON; its exit code."""
+def _look(client: Client) -> tuple[Status | None, Any]:
+    """The status, and the document that says it or why there is none."""
     try:
-        answer, document = client.status()
+        return client.status()
     except ClientError as error:
-        answer, document = None, {"error": error.what, "next": error.todo}
+        return None, {"error": error.what, "next": error.todo}
+
+
+def _print_look(answer: Status | None, document: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(versioned(document)))
     elif answer is None:
@@ -201,7 +206,6 @@ def _print_look(client: Client, as_json: bool) -> int:
     else:
         _print(answer)
         click.echo()
-    return EXIT_UNKNOWN if answer is None else exit_code(answer)
 
 
 def exit_code(answer: Status) -> int:

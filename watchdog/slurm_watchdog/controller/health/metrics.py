@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -25,6 +26,10 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.notification import Delivery
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
+PREFIX = "slurm_watchdog_"
+M = TypeVar("M", Gauge, Counter)
+Series = tuple[Gauge, tuple[str, ...]]
+"""A gauge, and its labels."""
 MAX_OPERATIONS = 200
 MAX_LOG_ERRORS = 500
 """Series, of whichever jobs come first."""
@@ -44,156 +49,89 @@ class ControllerMetrics:
         # The gauge `_incidents` and the counter `_incidents_total` may not share a registry: the library takes the
         # counter's name without its suffix. In the text that Prometheus reads they are two names.
         self._counters = CollectorRegistry()
-        prefix, registry = "slurm_watchdog_", self.registry
-        self._age = Gauge(
-            f"{prefix}job_progress_age_seconds",
-            "Time since the job's last step",
-            ["job_id"],
-            registry=registry,
+        gauge, counter = partial(_new, Gauge, self.registry), partial(_new, Counter, self.registry)
+        self._age = gauge("job_progress_age_seconds", "Time since the job's last step", "job_id")
+        self._step = gauge("job_step", "Newest step of the job's present run", "job_id")
+        self._step_s = gauge("job_step_seconds", "Median of the recent times of one step", "job_id")
+        self._limit = gauge("job_stall_limit_seconds", "Progress age at which the job counts as hanging", "job_id")
+        self._phase = gauge("job_phase", "1 for the phase a job is in", "job_id", "phase")
+        self._incidents = gauge("incidents", "Open incidents", "kind", "state")
+        self.incidents_total = _new(Counter, self._counters, "incidents_total", "Incidents that fired", "kind")
+        self.decisions = counter("decisions_total", "Decisions", "action", "verdict", "by")
+        self.actions = counter("actions_total", "Actions that ended", "action", "outcome")
+        self.lost_work = counter("lost_work_seconds_total", "Work repeated after restarts")
+        self.lost_gpu_time = counter(
+            "lost_gpu_seconds_total", "GPU time of jobs that hung, or did work again after a restart", "why"
         )
-        self._step = Gauge(f"{prefix}job_step", "Newest step of the job's present run", ["job_id"], registry=registry)
-        self._step_s = Gauge(
-            f"{prefix}job_step_seconds",
-            "Median of the recent times of one step",
-            ["job_id"],
-            registry=registry,
+        self.restarted_gpus = counter("restarted_gpus_total", "GPUs of jobs that were brought back to work")
+        self._operation = gauge(
+            "job_operation", "1 for the operation of the ladder at which an action on a job is", "job_id", "operation"
         )
-        self._limit = Gauge(
-            f"{prefix}job_stall_limit_seconds",
-            "Progress age at which the job counts as hanging",
-            ["job_id"],
-            registry=registry,
-        )
-        self._phase = Gauge(f"{prefix}job_phase", "1 for the phase a job is in", ["job_id", "phase"], registry=registry)
-        self._incidents = Gauge(f"{prefix}incidents", "Open incidents", ["kind", "state"], registry=registry)
-        self.incidents_total = Counter(
-            f"{prefix}incidents_total", "Incidents that fired", ["kind"], registry=self._counters
-        )
-        self.decisions = Counter(
-            f"{prefix}decisions_total", "Decisions", ["action", "verdict", "by"], registry=registry
-        )
-        self.actions = Counter(f"{prefix}actions_total", "Actions that ended", ["action", "outcome"], registry=registry)
-        self.lost_work = Counter(f"{prefix}lost_work_seconds_total", "Work repeated after restarts", registry=registry)
-        self.lost_gpu_time = Counter(
-            f"{prefix}lost_gpu_seconds_total",
-            "GPU time of jobs that hung, or did work again after a restart",
-            ["why"],
-            registry=registry,
-        )
-        self.restarted_gpus = Counter(
-            f"{prefix}restarted_gpus_total", "GPUs of jobs that were brought back to work", registry=registry
-        )
-        self._operation = Gauge(
-            f"{prefix}job_operation",
-            "1 for the operation of the ladder at which an action on a job is",
-            ["job_id", "operation"],
-            registry=registry,
-        )
-        self._log_errors = Gauge(
-            f"{prefix}job_log_errors",
-            "Error lines that are kept of the job's present run",
-            ["job_id", "pattern"],
-            registry=registry,
+        self._log_errors = gauge(
+            "job_log_errors", "Error lines that are kept of the job's present run", "job_id", "pattern"
         )
         self.gpu_time = GpuTime()
-        self._job_incident = Gauge(
-            f"{prefix}job_incident",
-            "1 for an incident that fires and that no other one explains, for each of its jobs",
-            ["job_id", "kind", "severity"],
-            registry=registry,
+        self._job_incident = gauge(
+            "job_incident", "1 for an incident that fires and that no other one explains, for each of its jobs",
+            "job_id", "kind", "severity",
+        )  # fmt: skip
+        self._not_judged = gauge(
+            "job_not_judged", "1 for a job whose progress cannot be judged, with the reason", "job_id", "reason"
         )
-        self._not_judged = Gauge(
-            f"{prefix}job_not_judged",
-            "1 for a job whose progress cannot be judged, with the reason",
-            ["job_id", "reason"],
-            registry=registry,
-        )
-        self._health = Gauge(
-            f"{prefix}health",
-            "1 for how everything is, as `status` and the page show it",
-            ["level"],
-            registry=registry,
-        )
-        self.notifications = Counter(
-            f"{prefix}notifications_total",
+        self._health = gauge("health", "1 for how everything is, as `status` and the page show it", "level")
+        self.notifications = counter(
+            "notifications_total",
             "Attempts to send messages, by channel: sent, failed (it is tried again), dropped (it is not)",
-            ["channel", "outcome"],
-            registry=registry,
+            "channel",
+            "outcome",
         )
-        self._waiting = Gauge(
-            f"{prefix}notifications_waiting", "Messages that wait to be sent", ["channel"], registry=registry
-        )
-        self._oldest = Gauge(
-            f"{prefix}notifications_oldest_age_seconds",
-            "Age of the oldest message that waits to be sent; 0: none does",
-            ["channel"],
-            registry=registry,
-        )
-        self._failing = Gauge(
-            f"{prefix}notifications_failing_seconds",
+        self._waiting = gauge("notifications_waiting", "Messages that wait to be sent", "channel")
+        self._oldest = gauge(
+            "notifications_oldest_age_seconds", "Age of the oldest message that waits to be sent; 0: none does",
+            "channel",
+        )  # fmt: skip
+        self._failing = gauge(
+            "notifications_failing_seconds",
             "Since a channel's messages began to fail; 0: the newest was delivered",
-            ["channel"],
-            registry=registry,
+            "channel",
         )
-        self._nodes = Gauge(f"{prefix}nodes", "Nodes by what their agents do", ["state"], registry=registry)
-        self.reports = Counter(f"{prefix}reports_total", "Reports received", ["outcome"], registry=registry)
-        self.refused_connections = Counter(
-            f"{prefix}refused_connections_total",
-            "Connections to the agents' port that were refused",
-            ["reason"],
-            registry=registry,
+        self._nodes = gauge("nodes", "Nodes by what their agents do", "state")
+        self.reports = counter("reports_total", "Reports received", "outcome")
+        self.refused_connections = counter(
+            "refused_connections_total", "Connections to the agents' port that were refused", "reason"
         )
-        self.certificate_expiry = Gauge(
-            f"{prefix}certificate_expiry_timestamp_seconds",
-            "When a certificate of ours ends",
-            ["certificate"],
-            registry=registry,
+        self.certificate_expiry = gauge(
+            "certificate_expiry_timestamp_seconds", "When a certificate of ours ends", "certificate"
         )
-        self.slurm_unreadable = Counter(
-            f"{prefix}slurm_unreadable_total",
+        self.slurm_unreadable = counter(
+            "slurm_unreadable_total",
             "Fields of Slurm's listings that could not be read; row: a whole row was left out; partial: "
             "Slurm shows not all jobs",
-            ["field"],
-            registry=registry,
+            "field",
         )
-        self.tick_duration = Histogram(f"{prefix}tick_duration_seconds", "Time of one judgement", registry=registry)
-        self.last_tick = Gauge(
-            f"{prefix}controller_last_complete_tick_timestamp_seconds",
-            "Dead-man switch: must keep rising",
-            registry=registry,
+        self.tick_duration = Histogram(
+            f"{PREFIX}tick_duration_seconds", "Time of one judgement", registry=self.registry
         )
-        self.slurm_requests = Counter(
-            f"{prefix}slurm_requests_total", "Requests to Slurm", ["call", "outcome"], registry=registry
+        self.last_tick = gauge("controller_last_complete_tick_timestamp_seconds", "Dead-man switch: must keep rising")
+        self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
+        self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
+        self._without_series = gauge(
+            "jobs_without_series", f"Running jobs beyond the {MAX_JOBS} that have series of their own"
         )
-        self.detector_failures = Counter(
-            f"{prefix}detector_failures_total", "Detectors that raised", ["kind"], registry=registry
-        )
-
-        self._without_series = Gauge(
-            f"{prefix}jobs_without_series",
-            f"Running jobs beyond the {MAX_JOBS} that have series of their own",
-            registry=registry,
-        )
-        self._shown: dict[tuple[Gauge, tuple[str, ...]], Gauge] = {}
-        """Series of jobs, by gauge and labels."""
-        self._ones: dict[Gauge, set[tuple[str, ...]]] = {}
-        """The series of a gauge that are 1, and all that it has."""
-        self._left_out = Counter(
-            f"{prefix}left_out_total",
-            "Entries of a container that had no room, by container",
-            ["what"],
-            registry=registry,
-        )
+        self._left_out = counter("left_out_total", "Entries of a container that had no room, by container", "what")
         self._left_out_so_far: dict[str, int] = {}
-        self._crowds = Gauge(
-            f"{prefix}processes_left_out",
+        self._crowds = gauge(
+            "processes_left_out",
             f"Processes of a job that its nodes have and are not looked at one by one, by job and user; of "
             f"the {MAX_CROWDS} largest crowds",
-            ["job_id", "uid"],
-            registry=registry,
+            "job_id",
+            "uid",
         )
-        build = Gauge(f"{prefix}build_info", "1, with the version", ["version"], registry=registry)
-        build.labels(__version__).set(1)
+        gauge("build_info", "1, with the version", "version").labels(__version__).set(1)
+        self._of_jobs: dict[Series, Gauge] = {}
+        """What `show` has shown."""
+        self._of_health: dict[Series, Gauge] = {}
+        """What `show_health` has shown."""
         self._tallies = {
             (kind, state): self._incidents.labels(kind, state)
             for kind in KINDS
@@ -241,7 +179,7 @@ class ControllerMetrics:
     def show_certificates(self, expires: Callable[[], Mapping[str, float]]) -> None:
         """`expires` gives when our certificates end, by name, in seconds since the epoch; the names never change."""
         for name in expires():
-            self.certificate_expiry.labels(name).set_function(partial(_value, expires, name))
+            self.certificate_expiry.labels(name).set_function(lambda name=name: expires()[name])
 
     def count_refused_connection(self, reason: str) -> None:
         """`reason` is one of CONNECTION_REASONS."""
@@ -269,14 +207,7 @@ class ControllerMetrics:
         }
         values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
         self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
-        for gauge, labels in self._shown.keys() - values.keys():
-            gauge.remove(*labels)
-            del self._shown[gauge, labels]
-        for (gauge, labels), value in values.items():
-            child = self._shown.get((gauge, labels))
-            if child is None:
-                child = self._shown[gauge, labels] = gauge.labels(*labels)
-            child.set(value)
+        _show_only(self._of_jobs, values)
         self._without_series.set(len(view.jobs) - len(jobs))
         tally = Tally((incident.kind, incident.state) for incident in open_incidents)
         for key, series in self._tallies.items():
@@ -288,24 +219,19 @@ class ControllerMetrics:
         """How everything is, the jobs that are not judged, and the incidents by job."""
         for level in Level:
             self._health.labels(level.value).set(level is found.level)
-        unseen = ((each.job_id, each.not_judged.value) for each in found.jobs if each.not_judged is not None)
+        unseen = (
+            (self._not_judged, (each.job_id, each.not_judged.value))
+            for each in found.jobs
+            if each.not_judged is not None
+        )
         wrong = (
-            (job_id, each.kind, each.severity.value)
+            (self._job_incident, (job_id, each.kind, each.severity.value))
             for each in open_incidents
             if is_announced(each)
             for job_id in each.jobs_now or each.job_ids
         )
-        self._show_only(self._not_judged, islice(unseen, MAX_NOT_JUDGED))
-        self._show_only(self._job_incident, islice(wrong, MAX_JOB_INCIDENTS))
-
-    def _show_only(self, gauge: Gauge, labels: Iterable[tuple[str, ...]]) -> None:
-        """1 for each of `labels`, and no other series of this gauge."""
-        wanted, there = set(labels), self._ones.setdefault(gauge, set())
-        for gone in there - wanted:
-            gauge.remove(*gone)
-        for new in wanted - there:
-            gauge.labels(*new).set(1)
-        self._ones[gauge] = wanted
+        shown = (*islice(unseen, MAX_NOT_JUDGED), *islice(wrong, MAX_JOB_INCIDENTS))
+        _show_only(self._of_health, dict.fromkeys(shown, 1))
 
     def show_deliveries(self, deliveries: Iterable[Delivery]) -> None:
         """How the messages of each channel fare."""
@@ -314,10 +240,8 @@ class ControllerMetrics:
             self._oldest.labels(each.channel).set(each.oldest_s)
             self._failing.labels(each.channel).set(each.failing_s or 0.0)
 
-    def _of_job(
-        self, job: JobView, limits_s: dict[str, float]
-    ) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
-        """((gauge, labels), value) of every series of a job."""
+    def _of_job(self, job: JobView, limits_s: dict[str, float]) -> Iterator[tuple[Series, float]]:
+        """Every series of a job, with its value."""
         job_id, progress = job.job.job_id, job.progress
         yield (self._limit, (job_id,)), limits_s.get(job_id, 0.0)
         if progress is None:
@@ -331,7 +255,7 @@ class ControllerMetrics:
         if progress.step_s is not None:
             yield (self._step_s, (job_id,)), progress.step_s
 
-    def _errors(self, jobs: Iterable[JobView]) -> Iterator[tuple[tuple[Gauge, tuple[str, ...]], float]]:
+    def _errors(self, jobs: Iterable[JobView]) -> Iterator[tuple[Series, float]]:
         for job in jobs:
             found = Tally(
                 name if (name := line.event.pattern or "") in log_table().means else "other" for line in job.errors
@@ -342,8 +266,20 @@ class ControllerMetrics:
         return generate_latest(self.registry) + generate_latest(self._counters)
 
 
-def _value(read: Callable[[], Mapping[str, float]], name: str) -> float:
-    return read()[name]
+def _new(kind: type[M], registry: CollectorRegistry, name: str, text: str, *labels: str) -> M:
+    return kind(f"{PREFIX}{name}", text, labels, registry=registry)
+
+
+def _show_only(shown: dict[Series, Gauge], values: Mapping[Series, float]) -> None:
+    """Sets these series, and removes the others of `shown`."""
+    for gauge, labels in shown.keys() - values.keys():
+        gauge.remove(*labels)
+        del shown[gauge, labels]
+    for (gauge, labels), value in values.items():
+        child = shown.get((gauge, labels))
+        if child is None:
+            child = shown[gauge, labels] = gauge.labels(*labels)
+        child.set(value)
 
 
 def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[JobView, ...]:

@@ -9,7 +9,7 @@ any other trace is of one that only watched, warm from the first line on.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count, groupby, islice
 
@@ -19,7 +19,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
+from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.slurm import SlurmListing
@@ -100,9 +100,6 @@ class TracePlayer:
         self._now: float | None = None
         self._recorded = False
         """Whether a controller wrote this trace: then it has everything that there was."""
-        self._looked_at = float("-inf")
-        self._bad: set[tuple[str, str]] = set()
-        """What was wrong when it was judged last."""
 
     # ------------------------------------------------------------------------------------ time
 
@@ -120,66 +117,20 @@ class TracePlayer:
                 self._decisions.follow_controller(part)
             else:
                 self._apply(Moment(now, list(part)))
-        if own or (not self._quiet() and not self._steady()):
-            self._judge_at(now)
-
-    def _quiet(self) -> bool:
-        return not self.judge.incidents and not self._dumps
-
-    def _steady(self) -> bool:
-        """What is wrong has fired, or is explained by what has, and continues: nothing is about to be reported or
-        resolved."""
-        open_ones = self.judge.incidents
-        settled = all(
-            each.clear_mono is None and (each.state is IncidentState.FIRING or each.inhibited_by) for each in open_ones
-        )
-        return settled and not self._dumps and {(i.kind, i.subject) for i in open_ones} == self._bad
+        self._judge_at(now)
 
     def _wait(self, since: float, until: float) -> None:
-        """The judgement of the last moment and of the ticks from there to the next one.
-
-        While nothing is wrong, or the same as before, one look at the end is enough: what was wrong before
-        and is not mended by a report is wrong then, too, as long as nobody has fallen silent.
-        """
-        tick_s, before = self.config.controller.tick, until - 0.001
+        """The judgements of the ticks between two moments."""
         if self._recorded and until - since > self.judge.slurm_patience_s:
             # Neither an agent nor Slurm said a word: the controller was stalled, or not running.
-            self._judge_at(since)
             self.state.runs.grant_grace(until)
             self.state.forget_silence(until)
-            self._looked_at = until
             return
-        if self._quiet():
-            if until - self._looked_at < tick_s:
-                return
-            fine = self._foresee(since, before) == []
-            if not fine or until - since > self._interval_s + tick_s:
-                self._judge_at(since)
-            self._looked_at = until
-            if fine and self._quiet():
-                return
-        elif self._steady():
-            findings = self._foresee(since, before)
-            if findings is not None and bad_ones(findings) == self._bad:
-                self._conclude(findings, before)
-                return
-            self._judge_at(since)
         at = since
-        while (at := at + _step_s(at - since, tick_s)) < until:
+        while (at := at + _step_s(at - since, self.config.controller.tick)) < until:
             self._dumps.end_those_due(at)
             self._ask_slurm(at)
             self._judge_at(at)
-
-    def _foresee(self, since: float, until: float) -> list[Finding] | None:
-        """What would be said by then, with what is known up to here, if nothing is wrong none; None: time
-        itself may change it."""
-        if self._listing.patience_ends(since, until):
-            return None
-        last = self.state.slurm_at
-        self.state.slurm_at = last if self._recorded else until
-        findings = self._findings_at(until)
-        self.state.slurm_at = last
-        return findings if bad_ones(findings) else []
 
     def outcome(self) -> Outcome:
         """Everything there is to say at the end of the trace."""
@@ -280,18 +231,10 @@ class TracePlayer:
     # ------------------------------------------------------------------------------------ judging
 
     def _judge_at(self, now: float) -> None:
-        self._conclude(self._findings_at(now), now)
-
-    def _findings_at(self, now: float) -> list[Finding]:
         for name, node in self._nodes.items():
             if not node.speaks:
                 self.state.agents.excuse(name, now)
-        return self.judge.detect(now)
-
-    def _conclude(self, findings: Sequence[Finding], now: float) -> None:
-        self._looked_at = now
-        self._bad = bad_ones(findings)
-        for change in self.judge.conclude(findings, now, now, self._decisions.acting()):
+        for change in self.judge.conclude(self.judge.detect(now), now, now, self._decisions.acting()):
             self._keep_change(change, now)
         self._decisions.decide(now)
 
@@ -304,11 +247,6 @@ class TracePlayer:
 
     def _count_failure(self, kind: str) -> None:
         self.tally.ignore(f"{kind} failed at a moment of this trace: a defect of ours")
-
-
-def bad_ones(findings: Iterable[Finding]) -> set[tuple[str, str]]:
-    """Kind and subject of what is wrong."""
-    return {(finding.kind, finding.subject) for finding in findings if finding.truth is Truth.BAD}
 
 
 def numbered_ids() -> Callable[[], str]:

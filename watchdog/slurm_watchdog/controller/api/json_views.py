@@ -18,90 +18,55 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 
 
+def fields_of(value: object, *names: str) -> dict[str, Any]:
+    """These attributes by their names, as JSON has them."""
+    found = {name: getattr(value, name) for name in names}
+    return {name: list(each) if isinstance(each, tuple) else each for name, each in found.items()}
+
+
+CULPRIT = ("node", "rank", "pid", "gpu_uuid", "mount", "path", "reason")
+DECISION = ("action", "verdict", "by", "reason", "exclude", "rule", "ladder")
+
+
+def head_json(incident: Incident) -> dict[str, Any]:
+    """What anybody may see of an incident: no word of a user's."""
+    return fields_of(incident, "id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by") | {
+        "job_id": incident.job_ids[0] if incident.job_ids else None
+    }
+
+
 def public_incident_json(incident: Incident, decisions: Sequence[Decision]) -> dict[str, Any]:
-    """The same keys for somebody who may not see its evidence: what, when, where and what was done, no word
-    of a user's.
+    """The keys of `incident_json` for somebody who may not see its evidence: what, when, where and what was done.
 
     Nothing is copied and then taken out: a field that is added to an incident is not in here.
     """
+    hidden = {"pid": None, "mount": None, "path": None, "reason": ""}
     return {
-        "id": incident.id,
-        "kind": incident.kind,
-        "state": incident.state,
-        "severity": incident.severity,
-        "job_id": incident.job_ids[0] if incident.job_ids else None,
-        "job_ids": list(incident.job_ids),
-        "opened_at": incident.opened_at,
-        "fired_at": incident.fired_at,
-        "resolved_at": incident.resolved_at,
-        "detected_after_s": incident.detected_after_s,
-        "culprits": [
-            {
-                "node": each.node, "rank": each.rank, "pid": None, "gpu_uuid": each.gpu_uuid,
-                "mount": None, "path": None, "reason": "",
-            }
-            for each in incident.culprits
-        ],
+        **head_json(incident),
+        **fields_of(incident, "fired_at", "resolved_at", "detected_after_s"),
+        "culprits": [fields_of(each, "node", "rank", "gpu_uuid") | hidden for each in incident.culprits],
         "summary": public_sentence(incident),
         "evidence": [],
-        "inhibited_by": incident.inhibited_by,
         "resolution": "",
         "decisions": [
-            {
-                "action": each.action, "verdict": each.verdict, "by": each.by, "reason": "",
-                "exclude": list(each.exclude), "rule": "",
-                "ladder": list(each.ladder), "outcome": None,
-            }
+            fields_of(each, "action", "verdict", "by", "exclude", "ladder")
+            | {"reason": "", "rule": "", "outcome": None}
             for each in decisions
         ],
         "details_for": DETAILS_FOR,
-    }  # fmt: skip
+    }
 
 
 def incident_json(incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]) -> dict[str, Any]:
     """One incident as `incidents --json` promises it; further keys may be added, none is taken away."""
-    ends = {run.decision.id: run.end for run in actions}
+    outcomes = {run.decision.id: run.end.detail for run in actions if run.end is not None}
     return {
-        "id": incident.id,
-        "kind": incident.kind,
-        "state": incident.state,
-        "severity": incident.severity,
-        "job_id": incident.job_ids[0] if incident.job_ids else None,
-        "job_ids": list(incident.job_ids),
-        "opened_at": incident.opened_at,
-        "fired_at": incident.fired_at,
-        "resolved_at": incident.resolved_at,
-        "detected_after_s": incident.detected_after_s,
-        "culprits": [
-            {
-                "node": c.node,
-                "rank": c.rank,
-                "pid": c.pid,
-                "gpu_uuid": c.gpu_uuid,
-                "mount": c.mount,
-                "path": c.path,
-                "reason": c.reason,
-            }
-            for c in incident.culprits
-        ],
-        "summary": incident.summary,
+        **head_json(incident),
+        **fields_of(incident, "fired_at", "resolved_at", "detected_after_s", "summary", "resolution"),
+        "culprits": [fields_of(each, *CULPRIT) for each in incident.culprits],
         "evidence": list(incident.facts),
-        "inhibited_by": incident.inhibited_by,
-        "resolution": incident.resolution,
         "owner_uids": [uid for uid in incident.owners if uid >= 0],
-        "decisions": [
-            {
-                "action": d.action,
-                "verdict": d.verdict,
-                "by": d.by,
-                "reason": d.reason,
-                "exclude": list(d.exclude),
-                "rule": d.rule,
-                "ladder": list(d.ladder),
-                "outcome": _outcome(d, ends),
-            }
-            for d in decisions
-        ],
+        "decisions": [fields_of(each, *DECISION) | {"outcome": outcomes.get(each.id)} for each in decisions],
     }
 
 
@@ -112,34 +77,14 @@ def taken(incident: Incident, at: float) -> str:
     return f"taken {duration(abs(after_s))} {side} the incident began"
 
 
-def _outcome(decision: Decision, ends: dict[str, Any]) -> str | None:
-    end = ends.get(decision.id)
-    return None if end is None else end.detail
-
-
 def action_json(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> dict[str, Any]:
     """One action with every operation that was climbed, and what it waits for and until when (wall clock),
     where it waits."""
-    decision = run.decision
+    operation = ("operation", "attempt", "outcome", "detail", "intent_at", "outcome_at")
     return {
-        "decision_id": decision.id,
-        "action": decision.action,
-        "verdict": decision.verdict,
-        "by": decision.by,
-        "reason": decision.reason,
-        "rule": decision.rule,
-        "ladder": list(decision.ladder),
-        "operations": [
-            {
-                "operation": r.operation,
-                "attempt": r.attempt,
-                "outcome": r.outcome,
-                "detail": r.detail,
-                "intent_at": r.intent_at,
-                "outcome_at": r.outcome_at,
-            }
-            for r in run.records
-        ],
+        "decision_id": run.decision.id,
+        **fields_of(run.decision, "action", "verdict", "by", "reason", "rule", "ladder"),
+        "operations": [fields_of(record, *operation) for record in run.records],
         "waiting": None if waiting is None else {"for": waiting[0], "until": waiting[1]},
         "end": None if run.end is None else msgspec.to_builtins(run.end),
     }
@@ -162,7 +107,7 @@ def status_json(
     return health_json(found) | {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
         "jobs": [
-            _job_json(job, limits_s.get(job.job.job_id)) | {"health": job_health_json(how.get(job.job.job_id))}
+            job_json(job, limits_s.get(job.job.job_id)) | {"health": job_health_json(how.get(job.job.job_id))}
             for job in view.jobs
         ],
         "incidents": {
@@ -170,7 +115,7 @@ def status_json(
             "pending": sum(each.state is IncidentState.PENDING for each in open_incidents),
             "resolved": resolved,
         },
-        "open": [_open_json(each, sees) for each in _most_urgent(open_incidents)],
+        "open": [open_json(each, sees) for each in _most_urgent(open_incidents)],
     }
 
 
@@ -195,33 +140,17 @@ def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
     return told[:SHOWN_OPEN]
 
 
-def summary_for(incident: Incident, sees: Sees) -> str:
-    """Its sentence, or the one that everybody may read."""
-    return incident.summary if sees(incident) else public_sentence(incident)
+def open_json(incident: Incident, sees: Sees) -> dict[str, Any]:
+    """An open incident in one line: with its sentence, or the one that everybody may read."""
+    summary = incident.summary if sees(incident) else public_sentence(incident)
+    return head_json(incident) | {"summary": summary, "summary_at": incident.summary_at}
 
 
-def _open_json(incident: Incident, sees: Sees) -> dict[str, Any]:
-    return {
-        "id": incident.id,
-        "kind": incident.kind,
-        "state": incident.state,
-        "severity": incident.severity,
-        "job_id": incident.job_ids[0] if incident.job_ids else None,
-        "opened_at": incident.opened_at,
-        "summary": summary_for(incident, sees),
-        "summary_at": incident.summary_at,
-    }
-
-
-def _job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
+def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
+    """One running job in one line, as everybody may see it."""
     progress = view.progress
     return {
-        "job_id": view.job.job_id,
-        "name": view.job.name,
-        "user": view.job.user,
-        "state": view.job.state,
-        "nodes": list(view.job.nodes),
-        "restarts": view.job.restarts,
+        **fields_of(view.job, "job_id", "name", "user", "state", "nodes", "restarts"),
         "step": progress.known_step if progress else None,
         "total_steps": progress.total_steps if progress else None,
         "step_s": progress.step_s if progress else None,

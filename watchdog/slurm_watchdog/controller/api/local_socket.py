@@ -20,7 +20,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.api import journal_view
-from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, left_out_json, status_json
+from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, fields_of, left_out_json, status_json
 from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
@@ -288,15 +288,8 @@ class LocalApi:
         incident, decision = self._controller.decider.ask_restart(
             job, tuple(dict.fromkeys(exclude)), reason, name, at_once=at_once
         )
-        return web.json_response(
-            {
-                "incident_id": incident.id,
-                "decision_id": decision.id,
-                "verdict": decision.verdict,
-                "by": decision.by,
-                "reason": decision.reason,
-            }
-        )
+        ids = {"incident_id": incident.id, "decision_id": decision.id}
+        return web.json_response(ids | fields_of(decision, "verdict", "by", "reason"))
 
     def _needs_now(self, hang: Incident, job_id: str) -> str:
         """Why a graceful restart is not begun: the loop that would have to see the kill switch is stuck."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from slurm_watchdog.controller.api.json_views import Sees, status_json, summary_for
+from slurm_watchdog.controller.api.json_views import Sees, fields_of, job_json, open_json, status_json
 from slurm_watchdog.controller.health.cluster import Health, job_health_json
 from slurm_watchdog.controller.health.job import JobHealth
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
@@ -44,19 +44,7 @@ def overview_json(
     for job in document["jobs"]:
         job["times"] = curves[job["job_id"]]
     document["map"] = _map(view, incidents)
-    document["open"] = [
-        {
-            "id": incident.id,
-            "kind": incident.kind,
-            "severity": incident.severity,
-            "state": incident.state,
-            "job_ids": list(incident.job_ids),
-            "summary": summary_for(incident, sees),
-            "opened_at": incident.opened_at,
-            "inhibited_by": incident.inhibited_by,
-        }
-        for incident in incidents
-    ]
+    document["open"] = [open_json(incident, sees) for incident in incidents]
     return document
 
 
@@ -143,36 +131,15 @@ def job_page_json(
     gpus: dict[int, list[GpuView]] = {}
     for each in view.gpus:
         gpus.setdefault(each.rank, []).append(each.view)
-    progress = view.progress
-    return {
-        "job_id": view.job.job_id,
-        "name": view.job.name,
-        "user": view.job.user,
-        "state": view.job.state,
-        "nodes": list(view.job.nodes),
-        "restarts": view.job.restarts,
-        "limit_s": limit_s,
+    past = ("restarts", "state", "first_step", "last_step", "checkpoint_step")
+    losses = [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses]
+    return job_json(view, limit_s) | {
         "health": job_health_json(found),
-        "step": progress.known_step if progress else None,
-        "total_steps": progress.total_steps if progress else None,
-        "progress_age_s": progress.age_s if progress else None,
-        "phase": (progress.phase or "training") if progress else "starting",
-        "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
         "times": _curve(view),
-        "losses": [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses]
-        if may_see
-        else [],
+        "losses": losses if may_see else [],
         "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks] if may_see else [],
         "past": [
-            {
-                "restarts": run.restarts,
-                "state": run.state,
-                "first_step": run.first_step,
-                "last_step": run.last_step,
-                "checkpoint_step": run.checkpoint_step,
-                "seconds": run.ended_at - run.began_at,
-            }
-            for run in (view.past if may_see else ())
+            fields_of(run, *past) | {"seconds": run.ended_at - run.began_at} for run in (view.past if may_see else ())
         ],
     }
 
@@ -180,20 +147,15 @@ def job_page_json(
 def _rank(view: ProcessView, gpus: Sequence[GpuView]) -> dict[str, Any]:
     process, blocked = view.process, view.process.blocked
     gpu = gpus[0].gpu if len(gpus) == 1 else None
+    waits = None
+    if blocked is not None:
+        waits = f"{blocked.syscall or 'waits'} on {blocked.path or blocked.mount or 'a file'}"
+    figures = ("utilization_ratio", "sm_clock_hz", "power_w", "temperature_c")
     return {
-        "rank": process.rank,
-        "node": view.node,
-        "pid": process.pid,
-        "alive": view.alive,
-        "state": process.state,
-        "cpu_ratio": view.cpu_ratio,
-        "blocked": None
-        if blocked is None
-        else f"{blocked.syscall or 'waits'} on {blocked.path or blocked.mount or 'a file'}",
+        **fields_of(process, "rank", "pid", "state"),
+        **fields_of(view, "node", "alive", "cpu_ratio"),
+        "blocked": waits,
         "blocked_s": None if blocked is None else blocked.seconds,
         "gpus": [each.gpu.uuid for each in gpus],
-        "gpu_utilization_ratio": gpu.utilization_ratio if gpu else None,
-        "gpu_sm_clock_hz": gpu.sm_clock_hz if gpu else None,
-        "gpu_power_w": gpu.power_w if gpu else None,
-        "gpu_temperature_c": gpu.temperature_c if gpu else None,
+        **{f"gpu_{name}": getattr(gpu, name) if gpu else None for name in figures},
     }

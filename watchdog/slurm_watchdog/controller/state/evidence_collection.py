@@ -7,7 +7,7 @@ here: `collect` does both, `diagnose` judges.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -235,13 +235,4 @@ def _culprit(culprit: Culprit) -> dict[str, Any]:
 
 def nodes_json(found: Collected) -> list[dict[str, Any]]:
     """How far each node is."""
-    return [
-        {
-            "node": name,
-            "state": node.state,
-            "ranks": node.ranks,
-            "undumped": node.undumped,
-            "error": node.error,
-        }
-        for name, node in found.nodes.items()
-    ]
+    return [{"node": name} | asdict(node) for name, node in found.nodes.items()]

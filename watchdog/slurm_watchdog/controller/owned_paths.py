@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, directives_of, fill
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.slurm import SlurmJob
 
 
-class JobVariables(Protocol):
-    """Variables with which owners direct the watchdog."""
-
-    def variables_of(self, job: SlurmJob) -> dict[str, str]: ...
-
-
 class OwnedPaths:
     """Paths of jobs, by the configuration and their owners' directives."""
 
-    def __init__(self, jobs: Jobs, cluster: JobVariables):
+    def __init__(self, jobs: Jobs, cluster: ClusterState):
         self._jobs, self._cluster = jobs, cluster
 
     def directives_of(self, job: SlurmJob) -> OwnerDirectives:

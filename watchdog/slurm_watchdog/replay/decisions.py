@@ -8,7 +8,7 @@ way until the run that it is about is over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,12 +23,9 @@ from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Verdict
-from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
 
@@ -144,42 +141,6 @@ class ReplayExecutor:
         return fence is not None and (job is None or job.restarts != fence.restarts or job.state not in RUNNING)
 
 
-@dataclass(frozen=True)
-class TracedCluster:
-    """The state of a replay. Only a recording has all nodes: of what would be left for a job a trace says
-    nothing else. Implements ports.Cluster."""
-
-    state: ClusterState
-    has_all_nodes: Callable[[], bool]
-
-    @property
-    def jobs(self) -> Mapping[str, SlurmJob]:
-        return self.state.jobs
-
-    @property
-    def nodes(self) -> Nodes:
-        return self.state.nodes
-
-    @property
-    def slurm_nodes(self) -> tuple[SlurmNode, ...]:
-        return self.state.slurm_nodes if self.has_all_nodes() else ()
-
-    def job_view(self, job_id: str, now: float) -> JobView | None:
-        return self.state.job_view(job_id, now)
-
-    def known_nodes(self) -> tuple[str, ...]:
-        return self.state.known_nodes()
-
-    def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        return self.state.reporting_nodes(now)
-
-    def owner_of(self, job_id: str) -> int | None:
-        return self.state.owner_of(job_id)
-
-    def variables_of(self, job: SlurmJob) -> dict[str, str]:
-        return self.state.variables_of(job)
-
-
 class ReplayDecisions:
     """The service's Decider in a replay, with all that it is given; and what the recorded controller did."""
 
@@ -191,7 +152,6 @@ class ReplayDecisions:
         tally: ParseStats,
         new_id: Callable[[], str],
         *,
-        has_all_nodes: Callable[[], bool],
         on_change: Callable[[IncidentChange, float], None],
     ):
         """`new_id` names incidents; `on_change` hears of an incident that opens, or ends, by no detector, and
@@ -206,7 +166,7 @@ class ReplayDecisions:
             config,
             DecisionPorts(
                 journal=self._journal,
-                cluster=TracedCluster(state, has_all_nodes),
+                cluster=state,
                 judgement=judge,
                 executor=self._executor,
                 news=self,

@@ -20,6 +20,7 @@ from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.slurm import SlurmListing
@@ -87,11 +88,11 @@ class TracePlayer:
             self.judge,
             tally,
             new_id,
-            has_all_nodes=lambda: self._recorded,
             on_change=self._keep_change,
         )
         self._listing = SlurmListing(tally, self.silent_after_s)
         self._nodes: dict[str, Node] = {}
+        self._listed = SlurmView(jobs=(), nodes=())
         self._mounts: set[str] = set()
         self._own = compile_patterns(config.jobs.progress_patterns)
         self._dumps = StackDumps(tally, self.state, self._listing)
@@ -226,7 +227,10 @@ class TracePlayer:
         due = last is None or now - last >= self.config.slurm.poll_interval
         if force or (due and not self._recorded):
             heard = {name: node.heard_at for name, node in self._nodes.items()}
-            self.state.apply_slurm(self._listing.view(heard, now), now, now)
+            self._listed = self._listing.view(heard, now)
+            self.state.apply_slurm(self._listed, now, now)
+        # Only a recording has all nodes: of what would be left for a job a trace says nothing else.
+        self.state.slurm_nodes = self._listed.nodes if self._recorded else ()
 
     # ------------------------------------------------------------------------------------ judging
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from slurm_watchdog.controller.ports.cluster import JobReader, ListedCluster
 from slurm_watchdog.controller.ports.judged import JudgedView
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.controller.health.cluster import Health
+    from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.controller.state.evidence_collection import Collected
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.model.actions import Decision
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.notify.notification import Delivery
+    from slurm_watchdog.slurm.client import SlurmReads
 
 
 class EvidenceCollections(Protocol):
@@ -85,10 +86,10 @@ class CommandSources(PageSources, Protocol):
     def slurm_error(self) -> str | None: ...
 
     @property
-    def state(self) -> ListedCluster: ...
+    def state(self) -> ClusterState: ...
 
     @property
-    def slurm(self) -> JobReader: ...
+    def slurm(self) -> SlurmReads: ...
 
     @property
     def notifier(self) -> Deliveries: ...

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
     from slurm_watchdog.model.actions import ActionRun, Decision
     from slurm_watchdog.model.incidents import Incident, MountProbeRequest
-    from slurm_watchdog.model.protocol import Command, CommandResult
     from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -69,12 +68,6 @@ class DiagnosisNews(Protocol):
     """Reports what the evidence of an incident shows."""
 
     def diagnosed(self, incident: Incident, said: list[str]) -> None: ...
-
-
-class AgentCommands(Protocol):
-    """Asks a node's agent."""
-
-    async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult: ...
 
 
 class MountProbes(Protocol):

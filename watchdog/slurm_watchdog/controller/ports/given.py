@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.ports.cluster import Cluster, ObservedCluster
 from slurm_watchdog.controller.ports.executors import (
-    AgentCommands,
     DecisionNews,
     DiagnosisNews,
     EndNews,
@@ -18,7 +16,7 @@ from slurm_watchdog.controller.ports.executors import (
     IncidentEditor,
     MountProbes,
 )
-from slurm_watchdog.controller.ports.journals import DecisionJournal, EvidenceJournal, EvidenceWriter, Writer
+from slurm_watchdog.controller.ports.journals import DecisionJournal, Writer
 from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class DecisionPorts:
     """Of the Decider."""
 
     journal: DecisionJournal
-    cluster: Cluster
+    cluster: ClusterState
     judgement: Judgement
     executor: Executor
     news: DecisionNews
@@ -89,10 +87,10 @@ class ActionPorts:
 class EvidencePorts:
     """Of those who collect evidence."""
 
-    journal: EvidenceJournal
-    writer: EvidenceWriter
-    cluster: ObservedCluster
+    journal: Journal
+    writer: Writer
+    cluster: ClusterState
     judgement: JudgedView
-    agents: AgentCommands
+    agents: CommandQueue
     probes: MountProbes
     news: DiagnosisNews

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
-    from slurm_watchdog.journal.evidence import SqlEvidence
     from slurm_watchdog.model.actions import ActionRun, Decision
     from slurm_watchdog.model.incidents import Incident
 
@@ -23,14 +22,6 @@ class Writer(Protocol):
     def write_or_queue(self, work: Callable[[], object]) -> None: ...
 
     def failed(self, error: JournalError) -> None: ...
-
-
-class EvidenceWriter(Protocol):
-    """As much of it as evidence needs."""
-
-    def add_note(self, incident: Incident, text: str) -> None: ...
-
-    def write(self, work: Callable[[], object]) -> bool: ...
 
 
 class DecisionJournal(Protocol):
@@ -53,12 +44,3 @@ class DecisionJournal(Protocol):
 
     def node_entries(self, what: str) -> Sequence[object]:
         """What we did to nodes and have not taken back; it is counted."""
-
-
-class EvidenceJournal(Protocol):
-    """Where evidence is kept. Every method may raise JournalError."""
-
-    @property
-    def evidence(self) -> SqlEvidence: ...
-
-    def add_note(self, incident_id: str, at: float, text: str) -> None: ...

@@ -198,3 +198,9 @@ def test_what_failed_to_be_written_together_comes_before_what_failed_after_it(
         await controller.collector.close()
 
     asyncio.run(go())
+
+
+def test_the_notifier_of_a_controller_knows_the_jobs_of_the_newest_listing(tmp_path: Path) -> None:
+    controller, _ = make(open_journal(tmp_path), 2)
+    listed = [controller.notifier.sources.job_of(job_id) for job_id in ("0", "1", "2")]
+    assert [job and job.job_id for job in listed] == ["0", "1", None]

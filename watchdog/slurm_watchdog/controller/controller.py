@@ -163,7 +163,7 @@ class Controller:
         self._paths = OwnedPaths(config.jobs, self.state)
         notifier.attach(
             IncidentSources(
-                job_of=self.state.jobs.get,
+                job_of=lambda job_id: self.state.jobs.get(job_id),  # noqa: PLW0108 - each listing replaces the dictionary
                 firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
                 acting=self.actions.acting,
                 gpus_of=metrics.gpu_time.gpus_of,

@@ -10,15 +10,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import cancel_resubmit as end
 from slurm_watchdog.actuate import kill_switch, requeue, set_down, signals
-from slurm_watchdog.controller.actions.ladder.next_move import (
-    Execute,
-    Finish,
-    LadderLimits,
-    Reconcile,
-    Wait,
-    next_move,
-)
-from slurm_watchdog.controller.actions.ladder.next_move import Observed as Known
+from slurm_watchdog.controller.actions.ladder.next_move import next_move
+from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, LadderLimits, Reconcile, Wait
+from slurm_watchdog.controller.actions.ladder.state import Observed as Known
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.model.actions import (
     Action,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.actions.ladder.next_move import (
+from slurm_watchdog.controller.actions.ladder.next_move import next_move
+from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
     LadderLimits,
@@ -15,7 +16,6 @@ from slurm_watchdog.controller.actions.ladder.next_move import (
     Reconcile,
     Stage,
     Wait,
-    next_move,
     stage_of,
 )
 from slurm_watchdog.model.actions import (

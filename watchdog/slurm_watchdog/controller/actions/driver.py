@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
@@ -11,20 +12,21 @@ from slurm_watchdog.actuate import cancel_resubmit, drain, kill_switch, requeue,
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions import process_driver
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
-from slurm_watchdog.controller.actions.ladder.next_move import (
+from slurm_watchdog.controller.actions.ladder.next_move import next_move
+from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
     Move,
     Observed,
     Reconcile,
     Wait,
-    next_move,
+    can_be_abandoned,
 )
-from slurm_watchdog.controller.actions.ladder.state import can_be_abandoned
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
+    Decision,
     Operation,
     OperationOutcome,
     OperationRecord,
@@ -127,7 +129,7 @@ class Driver:
     async def _carry_out(self, move: Move) -> None:
         if isinstance(move, Wait):
             if move.reason != self.waiting_for:
-                log.info("%s: %s", self._subject, move.reason)
+                log.info("%s: %s", subject_words(self.run.decision), move.reason)
                 self.waiting_for = move.reason
             self.waiting_until = move.until
             await asyncio.sleep(self._tools.poll_s)
@@ -151,13 +153,9 @@ class Driver:
             self._tools.on_touch(fence.job_id, fence.restarts, at)
 
     @property
-    def _job_id(self) -> str:
+    def job_id(self) -> str:
+        """Of an action about a job; empty for one about a process."""
         return self.run.decision.fence.job_id if self.run.decision.fence else ""
-
-    @property
-    def _subject(self) -> str:
-        process = self.run.decision.process
-        return f"job {self._job_id}" if process is None else f"process {process.pid} on {process.node}"
 
     def _put(self, record: OperationRecord) -> None:
         others = tuple(r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt))
@@ -169,7 +167,7 @@ class Driver:
         intent = next(r for r in self.run.records if r.operation is operation and r.attempt == attempt)
         record = replace(intent, outcome=outcome, outcome_at=at, detail=detail)
         self._put(record)
-        log.info("%s: %s: %s (%s)", self._subject, operation, outcome, detail)
+        log.info("%s: %s: %s (%s)", subject_words(self.run.decision), operation, outcome, detail)
         self._tools.on_record(self.run, record)
 
     async def _pull(self, move: Execute) -> Outcome:
@@ -196,7 +194,7 @@ class Driver:
             case Operation.RESUBMIT:
                 return await cancel_resubmit.resubmit(self._tools.slurm, decision, move.nodes)
             case Operation.HOLD:
-                return await cancel_resubmit.hold(self._tools.slurm, self._job_id)
+                return await cancel_resubmit.hold(self._tools.slurm, self.job_id)
             case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
                 return await self._pull_on_nodes(move)
             case Operation.REMOVE_KILL_SWITCH:
@@ -211,7 +209,7 @@ class Driver:
                 )
             case Operation.RELEASE:
                 new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
-                return await requeue.release(self._tools.slurm, self._job_id if new is None else new.job_id)
+                return await requeue.release(self._tools.slurm, self.job_id if new is None else new.job_id)
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.operation}")
 
@@ -221,7 +219,7 @@ class Driver:
         if move.operation is Operation.EXCLUDE:
             return await self._exclude(move.nodes)
         decision = self.run.decision
-        reason = f"{decision.by}, job {self._job_id}, incident {decision.incident_id}"
+        reason = f"{decision.by}, job {self.job_id}, incident {decision.incident_id}"
         return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
 
     async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
@@ -232,9 +230,9 @@ class Driver:
         for node in decision.exclude:
             if node in nodes and node not in there:
                 tools.journal.node_entry(node, "excluded", decision, clock.wall())
-        outcome = await requeue.exclude(tools.slurm, self._job_id, nodes)
+        outcome = await requeue.exclude(tools.slurm, self.job_id, nodes)
         if outcome[0] is OperationOutcome.DONE:
-            for entry in tools.journal.node_entries("excluded", self._job_id):
+            for entry in tools.journal.node_entries("excluded", self.job_id):
                 if entry.node not in nodes:
                     tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
         return outcome
@@ -246,28 +244,33 @@ class Driver:
         return await process_driver.send(process, move.operation, self._tools)
 
     async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
-        tools, decision = self._tools, self.run.decision
+        return await drain.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
 
-        def note(node: SlurmNode) -> None:
-            tools.journal.node_entry(node.name, "drained", decision, clock.wall(), node.reason, node.reason_at)
-
-        return await drain.drain(tools.slurm, nodes, reason, note)
+    def _keeper(self, what: str) -> Callable[[SlurmNode], None]:
+        """Writes down what was done to a node, as Slurm has it afterwards."""
+        journal, decision = self._tools.journal, self.run.decision
+        return lambda node: journal.node_entry(node.name, what, decision, clock.wall(), node.reason, node.reason_at)
 
     async def _set_down(self, nodes: tuple[str, ...]) -> Outcome:
         tools, decision = self._tools, self.run.decision
         assert decision.fence is not None
 
-        def note(node: SlurmNode) -> None:
-            tools.journal.node_entry(node.name, "down", decision, clock.wall(), node.reason, node.reason_at)
-
         reason = (
-            f"{tools.drain_reason} processes of job {self._job_id} cannot be killed, incident {decision.incident_id}"
+            f"{tools.drain_reason} processes of job {self.job_id} cannot be killed, incident {decision.incident_id}"
         )
         return await set_down.set_down(
             tools.slurm,
             decision.fence,
             nodes,
             reason,
-            note,
+            self._keeper("down"),
             lambda job, node: is_unkillable(processes_there(tools, node, job), tools.limits.set_down_after_s),
         )
+
+
+def subject_words(decision: Decision) -> str:
+    """The job or process that an action is about, for the log."""
+    process = decision.process
+    if process is not None:
+        return f"process {process.pid} on {process.node}"
+    return f"job {decision.fence.job_id if decision.fence else '?'}"

@@ -4,11 +4,11 @@ that nobody has touched."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 
 from slurm_watchdog.actuate import drain, requeue
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.journal.journal import Journal, NodeEntry
 from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
@@ -18,31 +18,19 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Lifetimes:
-    """In seconds; a drain of 0 lasts until somebody ends it."""
-
-    drain_s: float
-    exclusion_s: float
-
-
 async def sweep(
-    journal: Journal,
-    slurm: SlurmClient,
-    jobs: Mapping[str, SlurmJob],
-    busy: frozenset[str],
-    lifetimes: Lifetimes,
+    journal: Journal, slurm: SlurmClient, jobs: Mapping[str, SlurmJob], busy: Container[str], policy: Policy
 ) -> None:
     """One round. `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for.
     Raises JournalError."""
     wall = clock.wall()
-    if lifetimes.drain_s > 0:
+    if policy.drain_lifetime > 0:
         for entry in journal.node_entries("drained"):
-            if entry.at < wall - lifetimes.drain_s:
+            if entry.at < wall - policy.drain_lifetime:
                 settled, why = await drain.undrain(slurm, entry.node, entry.reason, entry.reason_at)
                 _write_outcome(journal, entry, why, settled=settled)
     for entry in journal.node_entries("excluded"):
-        if entry.at < wall - lifetimes.exclusion_s and entry.job_id not in busy:
+        if entry.at < wall - policy.exclusion_lifetime and entry.job_id not in busy:
             settled, why = await _drop_exclusion(slurm, entry, jobs.get(entry.job_id))
             _write_outcome(journal, entry, why, settled=settled)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
+from slurm_watchdog.controller.actions.ladder.state import LadderLimits
 from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Match, Override, RuleBook, RuleChange
 from slurm_watchdog.detect.registry import KINDS

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from slurm_watchdog.actuate import cancel_resubmit
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.dependents import jobs_behind
-from slurm_watchdog.controller.actions.ladder.next_move import Observed
 from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import save_requests
+from slurm_watchdog.controller.actions.ladder.state import Observed, save_requests
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.placement import objection_to_excluding

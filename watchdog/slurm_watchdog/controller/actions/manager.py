@@ -10,7 +10,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import expiry, own_records
-from slurm_watchdog.controller.actions.driver import Driver
+from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -80,10 +80,11 @@ class Actions:
 
     def is_busy(self, job_id: str) -> bool:
         """Whether an action on the job is under way."""
-        return any(
-            driver.run.decision.fence is not None and driver.run.decision.fence.job_id == job_id
-            for driver in self._drivers.values()
-        )
+        return any(job_id == each for each, _ in self._on_jobs())
+
+    def _on_jobs(self) -> list[tuple[str, Driver]]:
+        """(job, driver) of the actions about jobs."""
+        return [(driver.job_id, driver) for driver in self._drivers.values() if driver.job_id]
 
     def waiting(self, decision_id: str) -> tuple[str, float | None] | None:
         """What an action under way waits for, in words, and when it gives that up (wall clock); None if it
@@ -94,9 +95,8 @@ class Actions:
     def abandon(self, job_id: str, by: str) -> str | None:
         """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it
         is being ended."""
-        for driver in self._drivers.values():
-            fence = driver.run.decision.fence
-            if fence is None or fence.job_id != job_id or driver.run.decision.asked_by is None:
+        for each, driver in self._on_jobs():
+            if each != job_id or driver.run.decision.asked_by is None:
                 continue
             if driver.abandon(by):
                 return None
@@ -114,36 +114,30 @@ class Actions:
     def operations(self) -> dict[str, str]:
         """Job -> the operation at which an action on it is; `between` while none is being tried."""
         return {
-            driver.run.decision.fence.job_id: next(
-                (str(record.operation) for record in driver.run.records if record.outcome is None), "between"
-            )
-            for driver in self._drivers.values()
-            if driver.run.decision.fence is not None
+            job_id: next((str(record.operation) for record in driver.run.records if record.outcome is None), "between")
+            for job_id, driver in self._on_jobs()
         }
 
     def under_way(self, wall: float) -> dict[str, str]:
         """Job -> the action on it and what that waits for. What a wait quotes after its colon may be a
         user's, and everybody reads this."""
         found = {}
-        for driver in self._drivers.values():
-            decision = driver.run.decision
-            if decision.fence is None:
-                continue
+        for job_id, driver in self._on_jobs():
             waits = driver.waiting_for.partition(":")[0]
             left_s = None if driver.waiting_until is None else driver.waiting_until - wall
             at_most = f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
-            what = str(decision.action).replace("_", " ")
-            found[decision.fence.job_id] = f"its {what} is under way" + (f", {waits}{at_most}" if waits else "")
+            what = str(driver.run.decision.action).replace("_", " ")
+            found[job_id] = f"its {what} is under way" + (f", {waits}{at_most}" if waits else "")
         return found | self.stuck()
 
     def stuck(self) -> dict[str, str]:
         """Job -> why its restart does not come about, where its old run does not end on a node. No user's
         words: everybody reads it."""
         return {
-            driver.run.decision.fence.job_id: "its restart waits until its old run has ended on "
+            job_id: "its restart waits until its old run has ended on "
             f"{', '.join(driver.held_up_on)} (explain has the processes, and what helps)"
-            for driver in self._drivers.values()
-            if driver.run.decision.fence is not None and driver.held_up_on
+            for job_id, driver in self._on_jobs()
+            if driver.held_up_on
         }
 
     async def _drive(self, driver: Driver) -> None:
@@ -247,17 +241,9 @@ class Actions:
             self._writer.failed(error)
 
     async def _expire(self) -> None:
-        policy = self._config.policy
-        acting = (driver.run.decision.fence for driver in self._drivers.values())
-        busy = frozenset(fence.job_id for fence in acting if fence is not None)
+        busy = {job_id for job_id, _ in self._on_jobs()}
         try:
-            await expiry.sweep(
-                self._journal,
-                self._slurm,
-                self._state.jobs,
-                busy,
-                expiry.Lifetimes(drain_s=policy.drain_lifetime, exclusion_s=policy.exclusion_lifetime),
-            )
+            await expiry.sweep(self._journal, self._slurm, self._state.jobs, busy, self._config.policy)
         except JournalError as error:
             self._writer.failed(error)
 
@@ -272,8 +258,4 @@ class Actions:
 def _names(run: ActionRun) -> tuple[str, str, str]:
     """What is done, to which job or process, and the id of the decision."""
     decision = run.decision
-    process = decision.process
-    subject = f"job {decision.fence.job_id if decision.fence else '?'}"
-    if process is not None:
-        subject = f"process {process.pid} on {process.node}"
-    return str(decision.action), subject, decision.id
+    return str(decision.action), subject_words(decision), decision.id

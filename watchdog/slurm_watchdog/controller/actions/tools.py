@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from slurm_watchdog.controller.actions.ladder.next_move import LadderLimits
+from slurm_watchdog.controller.actions.ladder.state import LadderLimits
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal

@@ -40,19 +40,6 @@ from slurm_watchdog.model.actions import (
 )
 from slurm_watchdog.model.slurm_states import WAITING
 
-__all__ = [
-    "Execute",
-    "Finish",
-    "LadderLimits",
-    "Move",
-    "Observed",
-    "Reconcile",
-    "Stage",
-    "Wait",
-    "next_move",
-    "stage_of",
-]
-
 
 def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, never does a thing twice."""

@@ -5,7 +5,7 @@ The fields that trace v1 has are written as everybody writes them; whatever else
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -34,20 +34,9 @@ def report_lines(report: Report, t: float) -> Iterator[bytes | None]:
     more = {"listed": len(report.processes), "boot_id": report.boot_id} | _rest(report, KEPT_OF_REPORT)
     node = report.node
     yield line_of(t, "report", {"node": node, "more": more})
-    for process in report.processes:
-        yield line_of(t, "proc", {"node": node, **_process(process)})
-    for gpu in report.gpus:
-        yield line_of(t, "gpu", {"node": node, **_gpu(gpu)})
-    for event in report.events:
-        yield line_of(t, "log", {"node": node, **_event(event)})
-    for log in report.logs:
-        yield line_of(t, "log", {"node": node, **_log_file(log)})
-    for said in report.node_events:
-        yield line_of(t, "kmsg", {"node": node, **_node_event(said)})
-    for probe in report.mounts:
-        yield line_of(t, "mount", {"node": node, **_probe(probe)})
-    for checkpoint in report.checkpoints:
-        yield line_of(t, "checkpoint", {"node": node, **_checkpoint(checkpoint)})
+    for kind, name, fields_of in SECTIONS:
+        for row in getattr(report, name):
+            yield line_of(t, kind, {"node": node, **fields_of(row)})
     for result in report.results:
         yield from _result_lines(node, result, t)
 
@@ -82,88 +71,76 @@ def _rest(value: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:
     return {name: built[name] for name in names if name in built}
 
 
+def _split(value: msgspec.Struct, moved: Mapping[str, str], **given: Any) -> dict[str, Any]:
+    """The fields of a line: those of trace v1 that a value has as they are (`moved`: v1's name -> ours), those
+    that are computed from it, and `more`, with whatever else it holds."""
+    built = msgspec.to_builtins(value)
+    return {name: built.pop(field, None) for name, field in moved.items()} | given | {"more": built}
+
+
 def _process(process: Process) -> dict[str, Any]:
-    built = msgspec.to_builtins(process)
+    moved = {"job_id": "job_id", "rank": "rank", "pid": "pid", "start": "start_ticks", "state": "state"}
+    line = _split(process, moved | {"cpu_s": "cpu_s"}, state_age_s=process.state_age_s)
+    line["start"] = process.start_ticks / TICKS_PER_S
     call = process.blocked
-    fields = {
-        "job_id": built.pop("job_id"),
-        "rank": built.pop("rank", None),
-        "pid": built.pop("pid"),
-        "start": built.pop("start_ticks") / TICKS_PER_S,
-        "state": built.pop("state"),
-        "state_age_s": built.get("state_age_s"),
-        "cpu_s": built.pop("cpu_s", None),
-    }
     if call is not None:
-        fields |= {
-            "state_age_s": call.seconds,
-            "wchan": call.wchan,
-            "syscall": call.syscall,
-            "path": call.path,
-            "mount": call.mount,
-        }
+        line["state_age_s"] = call.seconds
+        line |= {name: getattr(call, name) for name in ("wchan", "syscall", "path", "mount")}
     # Exactly what the agent said: its age in this state, and nothing of a call that it does not stand in.
-    built.setdefault("state_age_s", None)
-    built.setdefault("blocked", None)
-    return {**fields, "more": built}
+    line["more"] = {"state_age_s": None, "blocked": None} | line["more"]
+    return line
 
 
 def _gpu(gpu: Gpu) -> dict[str, Any]:
-    built = msgspec.to_builtins(gpu)
-    used = built.get("memory_used_bytes")
-    ratio, clock_hz = built.get("utilization_ratio"), built.get("sm_clock_hz")
-    return {
-        "gpu": built.pop("index"),
-        "uuid": built.pop("uuid"),
-        "util": None if ratio is None else round(100 * ratio, 1),
-        "sm_clock_mhz": None if clock_hz is None else clock_hz / 1e6,
-        "power_w": built.pop("power_w", None),
-        "temp_c": built.pop("temperature_c", None),
-        "mem_used_mib": None if used is None else used // MIB,
-        "throttle": built.pop("throttle", None),
-        "pids": built.pop("pids", None),
-        "more": built,
-    }
+    moved = {"gpu": "index", "uuid": "uuid", "power_w": "power_w", "temp_c": "temperature_c", "throttle": "throttle"}
+    ratio, clock_hz, used = gpu.utilization_ratio, gpu.sm_clock_hz, gpu.memory_used_bytes
+    return _split(
+        gpu,
+        moved | {"pids": "pids"},
+        util=None if ratio is None else round(100 * ratio, 1),
+        sm_clock_mhz=None if clock_hz is None else clock_hz / 1e6,
+        mem_used_mib=None if used is None else used // MIB,
+    )
 
 
 def _event(event: Event) -> dict[str, Any]:
-    built = msgspec.to_builtins(event)
-    fields = {"job_id": built.pop("job_id"), "stream": built.pop("source"), "line": built.pop("line", "")}
-    return {**fields, "more": built}
+    line = _split(event, {"job_id": "job_id", "stream": "source", "line": "line"})
+    return line | {"line": event.line}
 
 
 def _log_file(log: LogFile) -> dict[str, Any]:
-    built = msgspec.to_builtins(log)
-    built.setdefault("growth_age_s", None)  # `more` without `line` is what makes it one
-    return {"job_id": built.pop("job_id"), "stream": built.pop("path"), "more": built}
+    line = _split(log, {"job_id": "job_id", "stream": "path"})
+    return line | {"more": {"growth_age_s": None} | line["more"]}  # `more` without `line` is what makes it one
 
 
 def _node_event(event: NodeEvent) -> dict[str, Any]:
-    built = msgspec.to_builtins(event)
-    return {"line": built.pop("line", ""), "more": built}
+    return _split(event, {"line": "line"}) | {"line": event.line}
 
 
 def _probe(probe: MountProbe) -> dict[str, Any]:
-    built = msgspec.to_builtins(probe)
-    fields = {"mount": built.pop("mount"), "responding": built.pop("responding")}
-    return {**fields, "probe_s": built.pop("seconds"), "more": {"wrote": False} | built}
+    line = _split(probe, {"mount": "mount", "responding": "responding", "probe_s": "seconds"})
+    return line | {"more": {"wrote": False} | line["more"]}
 
 
 def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    built = msgspec.to_builtins(checkpoint)
-    fields = {"job_id": built.pop("job_id"), "step": checkpoint.step, "complete": not checkpoint.writing}
-    return {**fields, "more": built}
+    return _split(checkpoint, {"job_id": "job_id"}, step=checkpoint.step, complete=not checkpoint.writing)
+
+
+SECTIONS: tuple[tuple[str, str, Callable[[Any], dict[str, Any]]], ...] = (
+    ("proc", "processes", _process),
+    ("gpu", "gpus", _gpu),
+    ("log", "events", _event),
+    ("log", "logs", _log_file),
+    ("kmsg", "node_events", _node_event),
+    ("mount", "mounts", _probe),
+    ("checkpoint", "checkpoints", _checkpoint),
+)
+"""Kind of line, the report's rows that are written so, and how one of them is."""
 
 
 def _result_lines(node: str, result: CommandResult, t: float) -> Iterator[bytes | None]:
     if result.probe is not None:
         yield line_of(t, "mount", {"node": node, **_probe(result.probe)})
     for stack in result.stacks:
-        fields = {
-            "node": node,
-            "job_id": stack.job_id,
-            "dump": result.command_id,
-            "of": len(result.stacks),
-            "stack": msgspec.to_builtins(stack),
-        }
-        yield line_of(t, "stack", fields)
+        fields = {"node": node, "job_id": stack.job_id, "dump": result.command_id, "of": len(result.stacks)}
+        yield line_of(t, "stack", fields | {"stack": msgspec.to_builtins(stack)})

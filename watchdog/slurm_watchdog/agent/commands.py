@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from slurm_watchdog.agent.collectors.collector import Sections
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
@@ -136,7 +137,7 @@ class Commands:
             evidence = collection.advance(now)
             if evidence is not None:
                 self._collections.remove(collection)
-                self._results.append(CommandResult(command_id=collection.command.id, ok=True, evidence=evidence))
+                self._answer(collection.command.id, evidence=evidence)
                 give_back_memory()
         for command, since in waiting:
             try:
@@ -149,7 +150,10 @@ class Commands:
 
     def _refuse(self, command: Command, reason: str) -> None:
         log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
-        self._results.append(CommandResult(command_id=command.id, ok=False, error=reason))
+        self._answer(command.id, reason)
+
+    def _answer(self, command_id: str, error: str | None = None, **found: Any) -> None:
+        self._results.append(CommandResult(command_id=command_id, ok=error is None, error=error, **found))
 
     @property
     def has_results(self) -> bool:
@@ -174,8 +178,7 @@ class Commands:
         """Answers those that are under way: who asks hears that nobody knows what became of them, and none is
         done twice."""
         for each in self.under_way:
-            error = "the agent took a new configuration meanwhile: whether it was done is not known"
-            self._results.append(CommandResult(command_id=each, ok=False, error=error))
+            self._answer(each, "the agent took a new configuration meanwhile: whether it was done is not known")
 
     def memory(self) -> tuple[str, ...]:
         """Ids of all that were seen, for `remember` of the next agent."""
@@ -201,33 +204,22 @@ class Commands:
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
-        mine = [process for process in self.processes if process.job_id == command.job_id]
-        if not mine:
-            raise Refused(f"no process of job {command.job_id} is on {self.node}")
-        self._check_restarts(command.job_id, command.restarts)
-        since_s = self.probes.hung_since("stacks", now)
-        if since_s is not None:
-            raise Refused(f"the child that reads stacks has not come back for {since_s:.0f} s")
+        mine = self._processes_of(command)
+        self._check_child("stacks", "the child that reads stacks has not come back", now)
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
         request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
         then = partial(self._answer_stacks, command)
         return self.probes.ask("stacks", request, budget_s + 2.0, now, then) is not None
 
     def _answer_stacks(self, command: DumpStacks, answer: Answer[list[ProcessStack]]) -> None:
-        stacks = tuple(answer.value or ())
-        self._results.append(
-            CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error, stacks=stacks)
-        )
+        self._answer(command.id, answer.error, stacks=tuple(answer.value or ()))
 
     def _start_collection(self, command: CollectEvidence, now: float) -> bool:
         """A few at a time, for jobs that share the node: each of them mostly waits between its dumps, which
         one child makes."""
         if len(self._collections) >= COLLECTIONS:
             return False
-        mine = tuple(process for process in self.processes if process.job_id == command.job_id)
-        if not mine:
-            raise Refused(f"no process of job {command.job_id} is on {self.node}")
-        self._check_restarts(command.job_id, command.restarts)
+        mine = self._processes_of(command)
         silent = {probe.mount for probe in self.sections.of(MountSection).mounts if not probe.responding}
         silent |= {
             process.blocked.mount
@@ -249,10 +241,7 @@ class Commands:
         if (untouched := self.logs.why_untouched(command.directory)) is not None:
             raise Refused(untouched)
         device, fs_type = (mount.device, mount.fs_type) if mount is not None else (None, None)
-        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._answer, fs_type)
-
-    def _answer(self, result: CommandResult) -> None:
-        self._results.append(result)
+        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._results.append, fs_type)
 
     def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
         path, fields = command.path, parse_line(command.content)
@@ -272,44 +261,36 @@ class Commands:
         kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
         request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
         key = self.logs.key_of(path, uid)
-        since_s = self.probes.hung_since(key, now)
-        if since_s is not None:
-            raise Refused(f"the filesystem of {path} has not answered for {since_s:.0f} s")
+        self._check_child(key, f"the filesystem of {path} has not answered", now)
         then = partial(self._answer_kill_switch, command)
         return self.probes.ask(key, request, self.deadline_s, now, then, uid) is not None
 
     def _answer_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, answer: Answer[None]) -> None:
-        log.info(
-            "%s %s for job %s: %s",
-            type(command).__name__,
-            command.path,
-            command.job_id,
-            answer.error or "done",
-        )
+        kind, outcome = type(command).__name__, answer.error or "done"
+        log.info("%s %s for job %s: %s", kind, command.path, command.job_id, outcome)
         if isinstance(command, RemoveKillSwitch):
             self.awaiting_checkpoints.discard(command.job_id)
         elif answer.error is None:
             self.awaiting_checkpoints.add(command.job_id)
-        self._results.append(CommandResult(command_id=command.id, ok=answer.error is None, error=answer.error))
+        self._answer(command.id, answer.error)
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
         if command.boot_id != self.boot_id:
             self._answer_ending(command, ProcessEnd(gone=True))
             return True
-        if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
-            self._answer_ending(command, ProcessEnd(refusal=objection))
+        try:
+            if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
+                raise Refused(objection)
+            self._check_child("end_process", "the child that ends processes has not come back", now)
+        except Refused as reason:
+            self._answer_ending(command, ProcessEnd(refusal=str(reason)))
             return True
         request = SignalProcess(
             pid=command.pid, start_ticks=command.start_ticks, uid=command.uid, comm=command.comm,
             boot_id=command.boot_id, job_id=command.job_id, minors=list(command.minors),
             how=command.how,  # type: ignore[arg-type]  # the worker refuses any other word
         )  # fmt: skip
-        since_s = self.probes.hung_since("end_process", now)
-        if since_s is not None:
-            refusal = f"the child that ends processes has not come back for {since_s:.0f} s"
-            self._answer_ending(command, ProcessEnd(refusal=refusal))
-            return True
         then = partial(self._answer_end_of_process, command)
         return self.probes.ask("end_process", request, END_S, now, then) is not None
 
@@ -318,7 +299,7 @@ class Commands:
             self._answer_ending(command, answer.value)
             return
         log.warning("whether process %d was ended is not known: %s", command.pid, answer.error)
-        self._results.append(CommandResult(command_id=command.id, ok=False, error=answer.error))
+        self._answer(command.id, answer.error or "")
 
     def _answer_ending(self, command: EndProcess, said: ProcessEnd) -> None:
         if command.how != "look":
@@ -327,10 +308,22 @@ class Commands:
                 command.job_id,
                 command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it is gone'}",
             )  # fmt: skip
-        error = said.refusal or None
-        self._results.append(CommandResult(command_id=command.id, ok=error is None, error=error, process=said))
+        self._answer(command.id, said.refusal or None, process=said)
 
     # -- may it be done ----------------------------------------------------------------------------------------
+
+    def _processes_of(self, command: DumpStacks | CollectEvidence) -> tuple[Process, ...]:
+        """Those of its job. Raises Refused if there is none here, or if they are of another run."""
+        mine = tuple(process for process in self.processes if process.job_id == command.job_id)
+        if not mine:
+            raise Refused(f"no process of job {command.job_id} is on {self.node}")
+        self._check_restarts(command.job_id, command.restarts)
+        return mine
+
+    def _check_child(self, key: str, silent: str, now: float) -> None:
+        """Raises Refused, in the words of `silent`, while the child of this key hangs."""
+        if (since_s := self.probes.hung_since(key, now)) is not None:
+            raise Refused(f"{silent} for {since_s:.0f} s")
 
     def _uid(self, uid: int) -> int:
         """Who the child becomes: -1 where it cannot become anybody. Nothing is done as root or one of the

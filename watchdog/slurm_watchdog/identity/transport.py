@@ -21,13 +21,20 @@ class AnotherUser(PermissionError):
     """The other end of a socket is not this user. The text says who it is."""
 
 
-def check_peer(sock: socket.socket, own_uid: int) -> None:
-    """Returns if the process at the other end of the unix socket `sock` runs as `own_uid`. Raises AnotherUser.
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Pid and user of the process at the other end of the unix socket `sock`.
 
-    SO_PEERCRED gives the user who called connect() or listen() (unix(7)): no process can forge it.
+    SO_PEERCRED gives who called connect() or listen() (unix(7)): no process can forge it.
     """
-    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
-    uid = struct.unpack(_CREDENTIALS, data)[1]
+    pid, uid, _ = struct.unpack(
+        _CREDENTIALS, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
+    )
+    return pid, uid
+
+
+def check_peer(sock: socket.socket, own_uid: int) -> None:
+    """Returns if the process at the other end of the unix socket `sock` runs as `own_uid`. Raises AnotherUser."""
+    _, uid = peer_of(sock)
     if uid != own_uid:
         raise AnotherUser(f"the other end of the socket belongs to user {uid}, not to {own_uid}")
 

@@ -15,7 +15,6 @@ import os
 import pwd
 import signal
 import socket
-import struct
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,6 +33,7 @@ from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode, fork_worker, say_no_start
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.identity.transport import peer_of
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,6 @@ MAX_USERS: Final = 4096
 REFUSALS_SHOWN: Final = 10
 """In a minute; the others are counted."""
 MAX_REFUSAL: Final = 500
-_PEER: Final = "3i"
-"""struct ucred: pid, uid, gid (unix(7))."""
 
 
 @dataclass
@@ -155,9 +153,7 @@ class Helper:
             sock, _ = self.listener.accept()
         except OSError:
             return
-        pid, uid, _ = struct.unpack(
-            _PEER, sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_PEER))
-        )
+        pid, uid = peer_of(sock)
         if uid not in self.allowed:
             self.refusals.add(f"a connection of uid {uid} (process {pid}), which is not the agent's user", now)
             sock.close()

@@ -48,23 +48,27 @@ class Device(Protocol):
 
 
 class KmsgFile:
-    """The real device, opened without blocking."""
+    """The real device, opened without blocking, here or by somebody who may."""
 
-    def __init__(self, path: str):
-        """Raises OSError if it can't be opened or is something else."""
-        self._path = path
-        self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    def __init__(self, path: str, passed: int | None = None):
+        """Takes over the descriptor `passed`, if there is one: then `path` means nothing here. Raises OSError if it
+        can't be opened or is something else."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+        self._fd = os.open(path, flags) if passed is None else passed
+        self._path = path if passed is None else None
         status = os.fstat(self._fd)
-        if not stat.S_ISCHR(status.st_mode) or _numbers(status) != KMSG_DEVICE:
+        numbers = os.major(status.st_rdev), os.minor(status.st_rdev)
+        if not stat.S_ISCHR(status.st_mode) or numbers != KMSG_DEVICE:
             os.close(self._fd)
-            raise OSError(errno.ENODEV, "it is not the kernel's log", path)
+            what = "it" if passed is None else "what was passed"
+            raise OSError(errno.ENODEV, f"{what} is not the kernel's log", path)
 
     def read(self) -> bytes:
         return os.read(self._fd, BUFFER_BYTES)
 
     def is_current(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+            return self._path is None or os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
             return False
 
@@ -74,31 +78,6 @@ class KmsgFile:
 
     def close(self) -> None:
         os.close(self._fd)
-
-
-class PassedKmsg:
-    """The real device, opened by somebody who may: its path means nothing here."""
-
-    def __init__(self, fd: int):
-        """Takes over `fd`. Raises OSError if it is something else than the kernel's log."""
-        self._fd = fd
-        status = os.fstat(fd)
-        if not stat.S_ISCHR(status.st_mode) or _numbers(status) != KMSG_DEVICE:
-            os.close(fd)
-            raise OSError(errno.ENODEV, "what was passed is not the kernel's log")
-
-    def read(self) -> bytes:
-        return os.read(self._fd, BUFFER_BYTES)
-
-    def is_current(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
-def _numbers(status: os.stat_result) -> tuple[int, int]:
-    return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
 class Kmsg:

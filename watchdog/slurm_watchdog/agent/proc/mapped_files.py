@@ -60,12 +60,14 @@ def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> 
 
 def read_mapped(pid: int) -> dict[str, None]:
     """Names of the files that a process has mapped. Raises OSError."""
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return dict.fromkeys(parse_maps(file.read(MAX_MAPS)))
+    return dict.fromkeys(_read_maps(pid))
 
 
 def read_fault(pid: int) -> CallTarget:
     """`fault_target` of a process. Raises OSError."""
+    return fault_target(_read_maps(pid).items(), read_mounts(pid))
+
+
+def _read_maps(pid: int) -> dict[str, bool]:
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        text = file.read(MAX_MAPS)
-    return fault_target(parse_maps(text).items(), read_mounts(pid))
+        return parse_maps(file.read(MAX_MAPS))

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
+from functools import partial
 
 import msgspec
 
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
+from slurm_watchdog.agent.workers.child import die_with_parent
 from slurm_watchdog.agent.workers.request_types import CheckConfig
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_SAID = 500
 
 
 def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
     """The answer of slurm_watchdog.agent.validate_config. Raises OSError."""
-    me = os.getpid()
-    libc = ctypes.CDLL(None)
-
-    def die_with_me() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != me:
-            os._exit(1)
-
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", request.file],
@@ -35,7 +26,7 @@ def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
             capture_output=True,
             check=False,
             timeout=request.deadline_s,
-            preexec_fn=die_with_me,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     except subprocess.TimeoutExpired as error:
         raise TimeoutError(f"no answer within {error.timeout:g} s: try again when the node has time") from error

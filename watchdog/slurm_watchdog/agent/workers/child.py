@@ -132,7 +132,7 @@ def spawn_for_ever(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's; its end ends us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries the workers
     signal.set_wakeup_fd(-1)
-    _die_with_parent(parent)
+    die_with_parent(parent)
     while True:
         message, fds, _, _ = socket.recv_fds(control, 65536, 1)
         if not message:
@@ -174,7 +174,7 @@ def say_no_start(fd: int, why: str) -> None:
 def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: int, max_frame: int = MAX_FRAME) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     refusal = become(uid)
-    _die_with_parent(parent)  # after the change of user, which resets it
+    die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
     _set_name(f"swd {key}")
     forbid_core_files()
@@ -237,7 +237,8 @@ def _set_name(name: str) -> None:
     _LIBC.prctl(PR_SET_NAME, name.encode(errors="surrogateescape"))
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
+    """This process is killed when `parent` ends, or exits now if it has ended already."""
     _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)

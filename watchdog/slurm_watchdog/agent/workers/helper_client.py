@@ -14,7 +14,7 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile, PassedKmsg
+from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.os_errors import describe
@@ -91,7 +91,7 @@ class HelperLink:
         if not fds:
             words = decode(message) if message else ["the helper has ended the connection"]
             raise OSError(errno.EACCES, str(words[0]))
-        return PassedKmsg(fds[0])
+        return KmsgFile(path, fds[0])
 
     def close(self) -> None:
         """Lets go."""

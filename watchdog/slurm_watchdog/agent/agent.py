@@ -92,7 +92,9 @@ class Agent:
         self.probes.poll(now)
         self.collectors.begin(now, seen)
         sections = tuple(self.collectors.collect(now, seen))
-        self._advance_commands(now, seen)
+        aside = loop.Isolated()
+        loop.isolate("commands", lambda: self._advance_commands(now), None, aside)
+        seen.problems.extend(aside.problems)
         self.collectors.note_problems(now, seen)
         seen.problems.extend(self.probes.problems())
         self.sequence += 1
@@ -120,12 +122,7 @@ class Agent:
         self._named = frozenset((row.pid, row.start_ticks) for row in named) if unnamed else frozenset()
         return ProcessSection(processes=named, left_out=unnamed)
 
-    def _advance_commands(self, now: float, seen: loop.Isolated) -> None:
-        aside = loop.Isolated()
-        loop.isolate("commands", lambda: self._do_commands(now), None, aside)
-        seen.problems.extend(aside.problems)
-
-    def _do_commands(self, now: float) -> None:
+    def _advance_commands(self, now: float) -> None:
         self.commands.watch_jobs(tuple(self.jobs.watch.values()), now, self.jobs.running(now))
         self.commands.advance(now)
 

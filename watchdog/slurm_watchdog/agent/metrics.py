@@ -79,15 +79,8 @@ class AgentMetrics:
         report = self._report
         if report is not None:
             hung = largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
-            found.append(
-                Family(
-                    "probe_hung",
-                    "gauge",
-                    "Seconds that a child of the agent has not come back.",
-                    ("probe",),
-                    hung,
-                )
-            )
+            text = "Seconds that a child of the agent has not come back."
+            found.append(Family("probe_hung", "gauge", text, ("probe",), hung))
             for spec in self._specs:
                 found += isolate(spec.name, partial(_listed, spec.metrics, report), [], Isolated())
             for name, counters in self._counters:
@@ -111,48 +104,27 @@ class AgentMetrics:
         return serve(host, port, self.render)
 
     def _own(self, seen: Isolated) -> Iterable[Family]:
-        of_collector = ("collector",)
-        yield Family(
-            "agent_build_info",
-            "gauge",
-            "1, with the version.",
-            ("version",),
-            [((slurm_watchdog.__version__,), 1)],
-        )
-        yield Family("ticks_total", "counter", "Ticks of the loop.", (), [((), sum(self._tick_counts))])
         succeeded = [((name,), name not in seen.failed) for name in list(seen.seconds)]
-        yield Family(
-            "collector_success",
-            "gauge",
-            "1 if the collector worked in the last tick.",
-            of_collector,
-            succeeded,
-        )
         took = [((name,), seconds) for name, seconds in list(seen.seconds.items())]
-        yield Family(
-            "collector_duration_seconds",
-            "gauge",
-            "Time the collector took in the last tick.",
-            of_collector,
-            took,
-        )
         children = [((state,), count) for state, count in self._count_probes().items()]
-        yield Family("probes", "gauge", "Children of the agent.", ("state",), children)
-        yield Family("spool_bytes", "gauge", "Reports that wait for the controller.", (), [((), self._spool_bytes)])
-        text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
         reports = [((outcome,), count) for outcome, count in sorted(self._outcomes.items())]
-        yield Family("agent_reports_total", "counter", text, ("outcome",), reports)
         ends = [((name,), moment) for name, moment in self.read_expiry().items()]
-        yield Family(
-            "certificate_expiry_timestamp_seconds",
-            "gauge",
-            "When a certificate of ours ends.",
-            ("certificate",),
-            ends,
-        )
-        driver_s = self._read_driver_s()
-        spent: list[Series] = [] if driver_s is None else [((), driver_s)]
-        yield Family("nvml_driver_seconds", "gauge", "Time that the last tick spent in NVML.", (), spent)
+        driver_s, version = self._read_driver_s(), slurm_watchdog.__version__
+        text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
+        rows: tuple[tuple[str, str, str, str, Iterable[Series]], ...] = (
+            ("agent_build_info", "gauge", "1, with the version.", "version", [((version,), 1)]),
+            ("ticks_total", "counter", "Ticks of the loop.", "", [((), sum(self._tick_counts))]),
+            ("collector_success", "gauge", "1 if the collector worked in the last tick.", "collector", succeeded),
+            ("collector_duration_seconds", "gauge", "Time the collector took in the last tick.", "collector", took),
+            ("probes", "gauge", "Children of the agent.", "state", children),
+            ("spool_bytes", "gauge", "Reports that wait for the controller.", "", [((), self._spool_bytes)]),
+            ("agent_reports_total", "counter", text, "outcome", reports),
+            ("certificate_expiry_timestamp_seconds", "gauge", "When a certificate of ours ends.", "certificate", ends),
+            ("nvml_driver_seconds", "gauge", "Time that the last tick spent in NVML.", "",
+             [] if driver_s is None else [((), driver_s)]),
+        )  # fmt: skip
+        for name, kind, text, label, series in rows:
+            yield Family(name, kind, text, (label,) if label else (), series)
 
 
 def _listed(families: Callable[[Report], Iterable[Family]], report: Report) -> list[Family]:

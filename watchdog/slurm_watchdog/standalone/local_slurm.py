@@ -15,8 +15,9 @@ import os
 import pwd
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 import psutil
 
@@ -24,7 +25,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import heartbeat_beside
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
-from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, Submission
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,15 @@ def _own_name() -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_name
     return f"uid {os.getuid()}"  # of a container that has no names
+
+
+def _refused(reason: str, kind: Refusal) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """What no machine without Slurm can do."""
+
+    async def refuse(self: LocalSlurm, *args: object, **kwargs: object) -> NoReturn:
+        raise SlurmRefused(reason, kind)
+
+    return refuse
 
 
 class LocalSlurm:
@@ -241,8 +251,7 @@ class LocalSlurm:
         view = await self.read_view()
         return view.nodes[0] if node == self.node else None
 
-    async def read_script(self, job_id: str) -> bytes:
-        raise SlurmRefused("a command has no batch script", Refusal.NOT_BATCH)
+    read_script = _refused("a command has no batch script", Refusal.NOT_BATCH)
 
     # ------------------------------------------------------------------------------------ levers
 
@@ -301,26 +310,11 @@ class LocalSlurm:
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
         self._signal(chosen, _number(signal))
 
-    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
-        raise SlurmRefused("there is no other machine to run on", Refusal.UNSATISFIABLE)
-
-    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        raise SlurmRefused("there is no other machine to run on", Refusal.UNSATISFIABLE)
-
-    async def submit(self, submission: Submission) -> str:
-        raise SlurmRefused("there is no queue on this machine", Refusal.NOT_BATCH)
-
-    async def drain_node(self, node: str, reason: str) -> None:
-        raise SlurmRefused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
-
-    async def undrain_node(self, node: SlurmNode) -> None:
-        raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
-
-    async def set_node_down(self, node: str, reason: str) -> None:
-        raise SlurmRefused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
-
-    async def resume_node(self, node: str) -> None:
-        raise SlurmRefused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+    set_excluded_nodes = add_excluded_nodes = _refused("there is no other machine to run on", Refusal.UNSATISFIABLE)
+    submit = _refused("there is no queue on this machine", Refusal.NOT_BATCH)
+    drain_node = _refused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
+    undrain_node = resume_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+    set_node_down = _refused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
 
 
 def _number(name: str) -> int:

@@ -10,7 +10,7 @@ whatever path it gets, it can do no more than that user.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -74,13 +74,17 @@ class Task:
     """Done as the user whose files they are; otherwise with the helper's own rights."""
     check: Callable[[Any, int], None] = lambda args, uid: None
     """Given the arguments and the user; raises RefusedError."""
+    paths: Callable[[Any], Iterable[str]] = lambda args: ()
+    """Of the arguments; each has to be absolute."""
+    about_user: bool = False
+    """Its `uid` has to be an ordinary user."""
     of_anybody: bool = False
     """Also for a user who has no process here any more."""
     is_switch: bool = False
     """Its `path` has to be one where a kill switch may lie."""
 
 
-def _paths(*paths: str) -> None:
+def _check_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
             raise RefusedError(f"{path[:100]!r} is no absolute path")
@@ -96,52 +100,20 @@ def _check_directory(args: SwitchDirectory, uid: int) -> None:
         raise RefusedError(f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}")
 
 
-def _check_new_directory(args: PrepareDirectory, uid: int) -> None:
-    _check_directory(args, uid)
-    check_user(args.uid)
-
-
-def _check_follow(args: Follow, uid: int) -> None:
-    _paths(*(path for _, path, _ in args.files), *(pattern for _, pattern in args.globs))
-
-
-def _check_ends(args: LastLines, uid: int) -> None:
-    _paths(*(path for _, path in args.files))
-
-
 def _check_find(args: FindFiles, uid: int) -> None:
-    _paths(*(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places))
     if args.uid != uid:
         raise RefusedError(f"files of uid {args.uid} are not looked for as uid {uid}")
 
 
-def _check_core(args: ReadCore, uid: int) -> None:
-    _paths(args.path, *([args.program] if args.program is not None else []))
-
-
-def _check_checkpoints(args: ScanCheckpoints, uid: int) -> None:
-    named = [*args.trackers, *args.clocks]
-    _paths(args.mount, *args.others, *(each[1] for each in args.directories), *(path for _, path in named))
-
-
-def _check_mount(args: ProbeDirectory, uid: int) -> None:
-    _paths(args.directory, args.mount)
-    _check_node(args.node)
-
-
-def _check_node(node: str) -> None:
-    if not _NODE.fullmatch(node):
-        raise RefusedError(f"{node[:60]!r} is no name of a node")
+def _check_node(args: ProbeDirectory | KillSwitch, uid: int) -> None:
+    if not _NODE.fullmatch(args.node):
+        raise RefusedError(f"{args.node[:60]!r} is no name of a node")
 
 
 def _check_switch(args: KillSwitch, uid: int) -> None:
-    _check_node(args.node)
+    _check_node(args, uid)
     if not args.by:
         raise RefusedError("a kill switch says who wrote it")
-
-
-def _check_ending(args: SignalProcess, uid: int) -> None:
-    check_user(args.uid)
 
 
 def tasks_by_name(*tasks: Task) -> Mapping[str, Task]:
@@ -158,17 +130,30 @@ TASKS: Final = tasks_by_name(
     Task(ReadThreads, thread_calls.read_threads),
     Task(ReadProcessStates, process_state.read_process_states),
     Task(DumpProcessStacks, stacks.dump_stacks),
-    Task(SignalProcess, terminate.end_process, check=_check_ending),
+    Task(SignalProcess, terminate.end_process, about_user=True),
     Task(LastKernelLines, last_lines.last_kernel_lines, check=_check_kernel_log),
-    Task(PrepareDirectory, as_owner.prepare_directory, check=_check_new_directory),
+    Task(PrepareDirectory, as_owner.prepare_directory, check=_check_directory, about_user=True),
     Task(EmptyDirectory, as_owner.empty_directory, as_owner=True, check=_check_directory, of_anybody=True),
     Task(RemoveDirectory, as_owner.remove_directory, check=_check_directory),
-    Task(Follow, follow.follow, as_owner=True, check=_check_follow),
-    Task(LastLines, last_lines.last_lines, as_owner=True, check=_check_ends),
-    Task(FindFiles, leftover_files.find_files, as_owner=True, check=_check_find),
-    Task(ReadCore, cores.read_core, as_owner=True, check=_check_core),
-    Task(ScanCheckpoints, scan.scan_checkpoints, as_owner=True, check=_check_checkpoints),
-    Task(ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_mount),
+    Task(Follow, follow.follow, as_owner=True, paths=lambda args: (each[1] for each in (*args.files, *args.globs))),
+    Task(LastLines, last_lines.last_lines, as_owner=True, paths=lambda args: (path for _, path in args.files)),
+    Task(
+        FindFiles, leftover_files.find_files, as_owner=True, check=_check_find,
+        paths=lambda args: (
+            *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places)
+        ),
+    ),
+    Task(ReadCore, cores.read_core, as_owner=True, paths=lambda args: filter(None, (args.path, args.program))),
+    Task(
+        ScanCheckpoints, scan.scan_checkpoints, as_owner=True,
+        paths=lambda args: (
+            args.mount, *args.others, *(each[1] for each in (*args.directories, *args.trackers, *args.clocks))
+        ),
+    ),
+    Task(
+        ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_node,
+        paths=lambda args: (args.directory, args.mount),
+    ),
     Task(WriteSwitch, as_owner.write_kill_switch, as_owner=True, check=_check_switch, is_switch=True),
     Task(
         RemoveSwitch, as_owner.remove_kill_switch, as_owner=True, check=_check_switch, of_anybody=True,
@@ -204,7 +189,10 @@ def check_request(
         value = msgspec.convert(args, task.request)
     except msgspec.ValidationError as error:
         raise RefusedError(f"{name}: {error}") from error
+    _check_paths(task.paths(value))
     task.check(value, uid)
+    if task.about_user:
+        check_user(value.uid)
     if task.is_switch and (problem := problem_of_path(value.path, prefixes)) is not None:
         raise RefusedError(problem)
     return value

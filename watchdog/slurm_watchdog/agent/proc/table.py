@@ -11,6 +11,7 @@ read it and come back.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -110,7 +111,9 @@ class ProcessTable:
             for pid, entry in self.entries.items()
             if (not entry.crowd if entry.member else entry.ticks < YOUNG_TICKS)
         ]
-        for pid in [*due, *self._next_strangers(), *self._next_crowd()]:
+        strangers = self._next(self._strangers, STRANGERS_AT_ONCE, _is_stranger)
+        crowd = self._next(self._crowd, CROWD_AT_ONCE, operator.attrgetter("crowd"))
+        for pid in [*due, *strangers, *crowd]:
             entry = self.entries.get(pid)
             if entry is None:
                 continue
@@ -227,21 +230,13 @@ class ProcessTable:
         self.changed |= entry.member is not None and not entry.crowd
         self.to_identify.discard(pid)
 
-    def _next_strangers(self) -> list[int]:
-        if not self._strangers:
-            self._strangers = [
-                pid
-                for pid, entry in self.entries.items()
-                if not entry.member and entry.ticks >= YOUNG_TICKS and not entry.is_kernel_thread
-            ]
-        taken, self._strangers = self._strangers[:STRANGERS_AT_ONCE], self._strangers[STRANGERS_AT_ONCE:]
-        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and not entry.member]
-
-    def _next_crowd(self) -> list[int]:
-        if not self._crowd:
-            self._crowd = [pid for pid, entry in self.entries.items() if entry.crowd]
-        taken, self._crowd = self._crowd[:CROWD_AT_ONCE], self._crowd[CROWD_AT_ONCE:]
-        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and entry.crowd]
+    def _next(self, waiting: list[int], at_once: int, wanted: Callable[[Entry], bool]) -> list[int]:
+        """The first of those that wait for their turn and still are `wanted`; when all had it, it begins again."""
+        if not waiting:
+            waiting += [pid for pid, entry in self.entries.items() if wanted(entry)]
+        taken = waiting[:at_once]
+        del waiting[:at_once]
+        return [pid for pid in taken if (entry := self.entries.get(pid)) is not None and wanted(entry)]
 
     def leave_crowd(self, entry: Entry) -> None:
         """It is of interest by itself: where it belongs is decided again."""
@@ -267,3 +262,7 @@ class ProcessTable:
             entry.state_since = now
         entry.stat = stat
         entry.ticks += 1
+
+
+def _is_stranger(entry: Entry) -> bool:
+    return not entry.member and entry.ticks >= YOUNG_TICKS and not entry.is_kernel_thread

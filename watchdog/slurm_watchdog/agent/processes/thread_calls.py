@@ -45,7 +45,9 @@ def _read(
             return ThreadFacts(io=_text("../io", places[pid]))
         if what == "call":
             return ThreadFacts(call=_call(pid, thread, places[pid]))
-        return ThreadFacts(devices=_devices(pid, thread))
+        count, names = links_of(pid, thread)
+        devices = sorted({name for name in names if name.startswith(DEVICES)})
+        return ThreadFacts(devices=OpenDevices(count, tuple(devices)))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -74,11 +76,6 @@ def _call(pid: int, thread: int, where: int) -> ThreadCall:
 def _is_in_d(thread: int, where: int) -> bool:
     stat = _text(f"{thread}/stat", where)
     return stat[stat.rindex(")") + 2 : stat.rindex(")") + 3] == "D"
-
-
-def _devices(pid: int, thread: int) -> OpenDevices:
-    count, names = links_of(pid, thread)
-    return OpenDevices(count, tuple(sorted({name for name in names if name.startswith(DEVICES)})))
 
 
 OF_ANYBODY: Final = frozenset({"devices"})

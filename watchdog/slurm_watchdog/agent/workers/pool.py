@@ -24,8 +24,7 @@ from slurm_watchdog.agent.workers.child_state import start_of
 from slurm_watchdog.agent.workers.helper_client import HelperLink
 from slurm_watchdog.agent.workers.request_types import ReadThreads, Request
 from slurm_watchdog.agent.workers.silence import LOOK_AT_CHILDREN, CallThen, Silence, why_given_up, why_silent
-from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied
-from slurm_watchdog.agent.workers.starter import Starter
+from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied, Starter
 from slurm_watchdog.agent.workers.worker import (
     READ_SIZE,
     Answer,

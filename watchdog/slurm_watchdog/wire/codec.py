@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -10,6 +10,8 @@ from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.forward_compat import read_newer
 from slurm_watchdog.wire.text_limits import cut_texts, may_have_long_text
+
+Message = TypeVar("Message", Report, Reply)
 
 MAX_BYTES: Final = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
@@ -48,17 +50,7 @@ def encode_reply(reply: Reply) -> bytes:
 def decode_report(data: bytes) -> Report:
     """The report in `data`, with every text cut to what its field may hold. Raises WireError if it is too
     large, no JSON, or no report of a version we know."""
-    try:
-        report = _reports.decode(_bounded(data, "report"))
-    except msgspec.MsgspecError as error:
-        newer = read_newer(data, Report) if isinstance(error, msgspec.ValidationError) else None
-        if newer is None:
-            raise WireError(f"this is no report: {str(error)[:MAX_WHY]}") from error
-        report = newer
-    except UnicodeDecodeError as error:
-        raise WireError("this is no report: no UTF-8") from error
-    except RecursionError as error:
-        raise WireError("this is no report: nested too deeply") from error
+    report = _decoded(data, "report", "report", _reports)
     if _may_be_long(data) and not _moderate(msgspec.to_builtins(report)):
         raise WireError("this is no report: a whole number in it has more than 64 bits")
     if report.version != 1:
@@ -68,17 +60,21 @@ def decode_report(data: bytes) -> Report:
 
 def decode_reply(data: bytes) -> Reply:
     """The reply in `data`. Raises WireError if it is too large, no JSON, or no reply."""
+    return _decoded(data, "reply", "reply of a controller", _replies)
+
+
+def _decoded(data: bytes, name: str, what: str, decoder: msgspec.json.Decoder[Message]) -> Message:
     try:
-        return _replies.decode(_bounded(data, "reply"))
+        return decoder.decode(_bounded(data, name))
     except msgspec.MsgspecError as error:
-        newer = read_newer(data, Reply) if isinstance(error, msgspec.ValidationError) else None
+        newer = read_newer(data, decoder.type) if isinstance(error, msgspec.ValidationError) else None
         if newer is None:
-            raise WireError(f"this is no reply of a controller: {str(error)[:MAX_WHY]}") from error
+            raise WireError(f"this is no {what}: {str(error)[:MAX_WHY]}") from error
         return newer
     except UnicodeDecodeError as error:
-        raise WireError("this is no reply of a controller: no UTF-8") from error
+        raise WireError(f"this is no {what}: no UTF-8") from error
     except RecursionError as error:
-        raise WireError("this is no reply of a controller: nested too deeply") from error
+        raise WireError(f"this is no {what}: nested too deeply") from error
 
 
 def _may_be_long(data: bytes) -> bool:

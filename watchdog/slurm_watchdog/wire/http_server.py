@@ -125,8 +125,7 @@ class Server:
             await asyncio.gather(self._sweeper, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
-        for connection in both:
+        for connection in self._all():
             connection.close()
         if self.ends is not None:
             await self.ends()
@@ -202,9 +201,11 @@ class Server:
                 continue
             swept = now
             self.refresh()
-            both: list[Connection | TlsConnection] = [*self.connections, *self.secured]
-            for connection in both:
+            for connection in self._all():
                 connection.check(now)
+
+    def _all(self) -> list[Connection | TlsConnection]:
+        return [*self.connections, *self.secured]
 
 
 class Connection(asyncio.Protocol):

@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
+
 from slurm_watchdog.agent.checkpoints import files
-from slurm_watchdog.agent.checkpoints.files import MAX_FOOTPRINT_FILES, Footprint
-from slurm_watchdog.agent.workers.answer_types import KnownFootprint
+from slurm_watchdog.agent.checkpoints.files import MAX_FOOTPRINT_FILES
+from slurm_watchdog.agent.workers.answer_types import Footprint
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.checkpoint_layouts import SETTLES, Candidate, markers_of
 
@@ -59,12 +61,12 @@ class Scan:
     now: float
     wall: float
     ends_at: float
-    before: dict[str, KnownFootprint] | None
+    before: dict[str, Footprint] | None
     others: frozenset[str]
     """Points of other mounts: nothing there is touched."""
     entries_left: int = MAX_ENTRIES
     notes: list[str] = field(default_factory=list)
-    footprints: dict[str, KnownFootprint] = field(default_factory=dict)
+    footprints: dict[str, Footprint] = field(default_factory=dict)
     """For the next scan."""
 
     def check_time(self) -> None:
@@ -84,11 +86,8 @@ def assess(where: int, prefix: str, candidate: Candidate, tracked: list[Tracked]
         told = next((each for each in tracked if candidate.layout in each.layouts), None)
         if told is not None:
             if candidate.order[0] <= told.step:
-                return replace(
-                    assessed,
-                    complete=True,
-                    at_ns=told.at_ns if candidate.step == told.step else it.st_mtime_ns,
-                )
+                at_ns = told.at_ns if candidate.step == told.step else it.st_mtime_ns
+                return replace(assessed, complete=True, at_ns=at_ns)
         else:
             for layout, marker in markers_of(candidate.layout):
                 found = files.stat_of(f"{name}/{marker}", where)
@@ -110,7 +109,7 @@ def _assess_by_change(where: int, assessed: Assessed, this: Scan) -> Assessed:
         return assessed
     taken = files.take_footprint(candidate, where, MAX_FOOTPRINT_FILES, this.check_time)
     since = _unchanged_since(assessed.path, taken, this)
-    this.footprints[assessed.path] = KnownFootprint(taken.files, taken.size_bytes, taken.newest_ns, since)
+    this.footprints[assessed.path] = msgspec.structs.replace(taken, since=since)
     assessed = replace(assessed, at_ns=taken.newest_ns, footprint=taken)
     settles = candidate.layout in SETTLES if candidate.is_directory else whole is None
     if candidate.layout == "numbered":
@@ -165,7 +164,7 @@ def _rank(assessed: Assessed) -> tuple[tuple[int, int], int]:
     return assessed.candidate.order, assessed.at_ns
 
 
-def has_changed(one: Assessed, before: dict[str, KnownFootprint] | None) -> bool:
+def has_changed(one: Assessed, before: dict[str, Footprint] | None) -> bool:
     """Whether it grew, changed or appeared since the look before; at the first look nobody can say."""
     if before is None or one.footprint is None:
         return False

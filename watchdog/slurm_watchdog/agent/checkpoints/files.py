@@ -10,10 +10,9 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
-from slurm_watchdog.agent.workers.answer_types import KnownFootprint
+from slurm_watchdog.agent.workers.answer_types import Footprint
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.checkpoint_layouts import Candidate, has_zip_end
 
@@ -34,21 +33,6 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CL
 _OFFSETS = re.compile(rb'"data_offsets":\s*\[\d+,\s*(\d{1,18})\]')
 SHARD = ".distcp"
 _ARCHIVES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What shows that something was written to: how many files, their bytes, and when the newest was changed."""
-
-    files: int
-    size_bytes: int
-    newest_ns: int
-    whole: bool = True
-    """False: there were more files than were counted."""
-
-    def equals(self, known: KnownFootprint) -> bool:
-        """Whether nothing has changed since the scan before."""
-        return (self.files, self.size_bytes, self.newest_ns) == (known.files, known.size_bytes, known.newest_ns)
 
 
 def stat_of(name: str, where: int) -> os.stat_result | None:
@@ -159,7 +143,7 @@ def take_footprint(candidate: Candidate, where: int, max_files: int, check_time:
             _add(found, it)
             if stat.S_ISDIR(it.st_mode):
                 whole &= _add_directory(found, name, where, MAX_DEPTH, max_files, check_time)
-    return Footprint(found[0], found[1], found[2], whole)
+    return Footprint(found[0], found[1], found[2], whole=whole)
 
 
 def _add(found: list[int], it: os.stat_result) -> None:

@@ -29,7 +29,7 @@ from slurm_watchdog.agent.checkpoints.completeness import (
 from slurm_watchdog.agent.checkpoints.files import DIRECTORY_FLAGS, MAX_FILES, MAX_FOOTPRINT_FILES
 from slurm_watchdog.agent.workers.answer_types import (
     CheckpointMemory,
-    KnownFootprint,
+    Footprint,
     KnownSize,
     ScannedCheckpoints,
     ScannedClock,
@@ -180,7 +180,7 @@ def _assess_directory(directory: str, this: Scan) -> tuple[list[Assessed], list[
     for each in found:
         if each.complete:  # a directory's own time says little; a file that is written over has a later one
             at_ns = 0 if each.candidate.is_directory else each.at_ns
-            this.footprints.setdefault(each.path, KnownFootprint(WAS_COMPLETE, 0, at_ns, this.now))
+            this.footprints.setdefault(each.path, Footprint(WAS_COMPLETE, 0, at_ns, this.now))
     for name, layouts, step, _ in tracked:
         if not any(each.candidate.step == step and each.candidate.layout in layouts for each in found):
             this.notes.append(f"{prefix}/{name} says {step}, which is not there")

@@ -263,10 +263,8 @@ class CheckpointSchedule:
     def _row(self, place: _Place, now: float) -> Checkpoint:
         row = self._aged(place, now)
         child, _ = self._child_of(row.job_id, place.path)
-        since_s = self.probes.hung_since(child, now)
-        if since_s is None:
-            return row
-        return replace(row, writing=False, error=f"its filesystem has not answered for {since_s:.0f} s")
+        silent = self.logs.why_silent(child, now)
+        return row if silent is None else replace(row, writing=False, error=silent)
 
 
 def _is_below(path: str, mount: str) -> bool:

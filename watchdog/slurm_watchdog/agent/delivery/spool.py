@@ -43,14 +43,13 @@ class Spool:
         first attempt only."""
         self._items.append(Waiting(now, sequence, body, small))
         self.size += len(body)
-        while len(self._items) > 1 and self.size > self.max_bytes:
-            self._drop_oldest()
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """Drops what is too old, but never the newest."""
-        while len(self._items) > 1 and now - self._items[0].made_at > self.max_age_s:
-            self._drop_oldest()
+        """Drops what is too much, and what is too old, but never the newest."""
+        while len(self._items) > 1 and (self.size > self.max_bytes or now - self._items[0].made_at > self.max_age_s):
+            self.size -= len(self._items.popleft().body)
+            self.dropped += 1
 
     def first(self) -> Waiting | None:
         """The oldest report; it stays until `done`."""
@@ -69,13 +68,7 @@ class Spool:
         """Begins with what an agent before this one has left."""
         self._items.extend(reports)
         self.size += sum(len(each.body) for each in self._items)
-        while len(self._items) > 1 and self.size > self.max_bytes:
-            self._drop_oldest()
         self.expire(now)
 
     def __len__(self) -> int:
         return len(self._items)
-
-    def _drop_oldest(self) -> None:
-        self.size -= len(self._items.popleft().body)
-        self.dropped += 1

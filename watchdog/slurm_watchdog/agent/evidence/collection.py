@@ -220,9 +220,8 @@ class Collection:
         return found
 
     def _ask_log(self, key: str, paths: list[str], now: float) -> bool:
-        since_s = self.sources.probes.hung_since(key, now)
-        if since_s is not None:
-            self._problems.append(f"log {paths[0]}: its filesystem has not answered for {since_s:.0f} s")
+        if (silent := self.sources.logs.why_silent(key, now)) is not None:
+            self._problems.append(f"log {paths[0]}: {silent}")
             self._out.discard(f"log {key}")
             return True
         request = LastLines([(self.command.job_id, path) for path in paths])

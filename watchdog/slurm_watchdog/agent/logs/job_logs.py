@@ -129,6 +129,11 @@ class JobLogs:
             return None
         return f"not read: {mount.point} is served by a program of uid {mount.owner} ({mount.fs_type})"
 
+    def why_silent(self, key: str, now: float) -> str | None:
+        """Why nothing is known of what the child `key` touches; None while that child does not hang."""
+        since_s = self.probes.hung_since(key, now)
+        return None if since_s is None else f"its filesystem has not answered for {since_s:.0f} s"
+
     def seats(self) -> dict[str, dict[int, WorkerRank]]:
         """Of each job whose log says it: pid, in the job's own namespace -> which rank that process is."""
         return {job_id: job.seats for job_id, job in self.jobs.items() if job.seats}
@@ -251,9 +256,8 @@ class JobLogs:
                 if watch is not None and watch.progress_patterns:
                     planned.own[job_id] = list(watch.progress_patterns)
                 followed.append((job_id, path))
-                since_s = self.probes.hung_since(key, now)
-                if since_s is not None:
-                    hung[job_id, path] = f"its filesystem has not answered for {since_s:.0f} s"
+                if (silent := self.why_silent(key, now)) is not None:
+                    hung[job_id, path] = silent
             for pattern in job.found:
                 if self.why_untouched(pattern) is not None:
                     continue

@@ -130,15 +130,21 @@ class LeftoverFiles(Struct, frozen=True, kw_only=True):
     """Of the first process that lives: a core file of its neighbour is read with it."""
 
 
-class KnownFootprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files, bytes and newest change of a candidate at the scan before, and since when it has been like that."""
+class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 
     files: int
     """completeness.WAS_COMPLETE: it was complete, so nobody counted."""
     size_bytes: int
     newest_ns: int
-    since: float
-    """Monotonic clock."""
+    since: float = 0.0
+    """Monotonic clock: since when it has been like that, as far as scans have shown."""
+    whole: bool = True
+    """False: there were more files than were counted."""
+
+    def equals(self, other: Footprint) -> bool:
+        """Whether nothing has changed between the two."""
+        return (self.files, self.size_bytes, self.newest_ns) == (other.files, other.size_bytes, other.newest_ns)
 
 
 class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -152,7 +158,7 @@ class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CheckpointMemory(Struct, frozen=True, kw_only=True):
     """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
 
-    footprints: dict[str, KnownFootprint] = msgspec.field(default_factory=dict)
+    footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)
     """By path."""
     size: KnownSize | None = None
 

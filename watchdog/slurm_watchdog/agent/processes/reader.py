@@ -36,7 +36,7 @@ from slurm_watchdog.agent.processes.identity_cache import (
     Identities,
 )
 from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
-from slurm_watchdog.agent.processes.report_rows import describe
+from slurm_watchdog.agent.processes.process_row import describe
 from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.mounts import Mount

@@ -1,5 +1,4 @@
-"""Processes as rows of a report: which it names one by one, where there are many; and a report that is small enough
-to be sent. Pure.
+"""Which processes a report names one by one, where there are many; and a report that is small enough to be sent. Pure.
 
 Helpers of a job (shells, compilers, the short programs of `xargs -P 128`) say little about a training, and
 come and go by the thousand.
@@ -8,7 +7,6 @@ Ranks and what descends from them are named as long as there is room; of users w
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
@@ -16,13 +14,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, Entry
+from slurm_watchdog.agent.proc.entry import HANGS
 from slurm_watchdog.base.fair_share import fair_share
-from slurm_watchdog.model.observations import Blocked, Process, Role
+from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import LeftOut, Report
 
-CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 HELPERS_OF_JOB: Final = 64
 """Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen."""
 PROCESSES: Final = 2048
@@ -39,37 +36,6 @@ NO_CROWD: Final[Mapping[tuple[str, int], int]] = MappingProxyType({})
 
 Key = tuple[int, int]
 """(pid, start ticks)."""
-
-
-def describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
-    """One process as a row of the report."""
-    known, member, stat = entry.known, entry.member, entry.stat
-    assert member is not None
-    age_s = now - entry.state_since
-    timeout = known.collective_timeout if member.role is Role.RANK else None
-    return Process(
-        pid=known.pid,
-        start_ticks=known.start_ticks,
-        job_id=member.job_id,
-        role=member.role,
-        comm=known.comm,
-        state=stat.state,
-        state_age_s=age_s if age_s > 0 and stat.state in LASTING_STATES else None,
-        uid=known.uid,
-        member_by=member.by,
-        step_id=member.step_id,
-        rank=member.rank,
-        local_rank=member.local_rank,
-        world_size=member.world_size,
-        cpu_s=stat.cpu_ticks / CLOCK_TICKS,
-        io_bytes=entry.io_bytes,
-        threads=stat.threads,
-        context_switches=entry.switches,
-        container_pid=entry.container_pid,
-        blocked=blocked,
-        collective_timeout_s=None if timeout is None else timeout[0],
-        collective_timeout_assumed=timeout is not None and timeout[1],
-    )
 
 
 def choose(

@@ -1,0 +1,40 @@
+"""One process as a row of the report."""
+
+from __future__ import annotations
+
+import os
+
+from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry
+from slurm_watchdog.model.observations import Blocked, Process, Role
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
+    known, member, stat = entry.known, entry.member, entry.stat
+    assert member is not None
+    age_s = now - entry.state_since
+    timeout = known.collective_timeout if member.role is Role.RANK else None
+    return Process(
+        pid=known.pid,
+        start_ticks=known.start_ticks,
+        job_id=member.job_id,
+        role=member.role,
+        comm=known.comm,
+        state=stat.state,
+        state_age_s=age_s if age_s > 0 and stat.state in LASTING_STATES else None,
+        uid=known.uid,
+        member_by=member.by,
+        step_id=member.step_id,
+        rank=member.rank,
+        local_rank=member.local_rank,
+        world_size=member.world_size,
+        cpu_s=stat.cpu_ticks / CLOCK_TICKS,
+        io_bytes=entry.io_bytes,
+        threads=stat.threads,
+        context_switches=entry.switches,
+        container_pid=entry.container_pid,
+        blocked=blocked,
+        collective_timeout_s=None if timeout is None else timeout[0],
+        collective_timeout_assumed=timeout is not None and timeout[1],
+    )

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.evidence.stacks import _Dump, _thread_cpu_s, _undumped, _with_facts, choose, parse_dump
+from slurm_watchdog.agent.evidence.stacks import (
+    _Dump,
+    _thread_cpu_s,
+    _undumped,
+    _with_facts,
+    choose,
+    dump_stacks,
+    parse_dump,
+)
 from slurm_watchdog.agent.evidence.tool import Ran
 from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.diagnose.stacks.places import locate
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -156,3 +167,27 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
         train.join()
     trained_s = dump.stack.main_cpu_s
     assert trained_s is not None and 0.2 <= trained_s <= 0.5
+
+
+LOCKED = "import threading\ndef waits():\n    lock = threading.Lock(); lock.acquire(); print(1, flush=True); lock.acquire()\nwaits()"
+
+
+def test_dump_of_a_process_that_waits_for_a_lock_has_its_stack_and_what_the_kernel_says_of_it() -> None:
+    """The processor time decides whether a rank moves, the system call what it waits for."""
+    child = subprocess.Popen([sys.executable, "-c", LOCKED], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline()
+        while (stat := read_stat(child.pid)).state != "S":
+            time.sleep(0.01)
+        ticks = stat.start_ticks
+        wanted = replace(this_process(), pid=child.pid, start_ticks=ticks, uid=os.getuid())
+        own = WorkerState(own_uid=os.getuid())
+        (stack,) = dump_stacks(DumpProcessStacks(node="n1", budget_s=20.0, processes=[wanted]), own)
+    finally:
+        child.kill()
+        child.communicate()
+    assert stack.error is None and stack.threads[0].frames[0].function == "waits"
+    assert stack.state == "S" and stack.cpu_s > 0 and stack.resident_bytes and stack.io_bytes
+    assert stack.syscall in {None, "futex"}  # None: this user may not read it
+    assert stack.syscall == "futex" or os.getuid() != 0
+    assert locate(stack).doing is Place.LOCK or os.getuid() != 0

@@ -151,8 +151,9 @@ class _Dump:
 
     def begin(self, end: float, missing: str | None = None) -> bool:
         """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""
-        self.stack = replace(self.stack, error=self._why_not(end) or missing)
-        return self.stack.error is None
+        why_not = self._why_not(end) or missing  # which adds the kernel's facts to the stack
+        self.stack = replace(self.stack, error=why_not)
+        return why_not is None
 
     def _why_not(self, end: float) -> str | None:
         if (refusal := self._refusal()) is not None:

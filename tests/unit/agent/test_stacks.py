@@ -169,7 +169,7 @@ def test_the_thread_in_which_ray_trains_has_its_own_cpu_time_in_each_dump() -> N
     assert trained_s is not None and 0.2 <= trained_s <= 0.5
 
 
-LOCKED = "import threading\ndef waits():\n    lock = threading.Lock(); lock.acquire(); print(1, flush=True); lock.acquire()\nwaits()"
+LOCKED = "import threading, time\nwhile time.process_time() < 0.05: pass\ndef waits():\n    lock = threading.Lock(); lock.acquire(); print(1, flush=True); lock.acquire()\nwaits()"
 
 
 def test_dump_of_a_process_that_waits_for_a_lock_has_its_stack_and_what_the_kernel_says_of_it() -> None:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.diagnose.logs.digest import Collector
-from slurm_watchdog.diagnose.logs.report import RunReport, judge_job
+from slurm_watchdog.diagnose.logs.report import RunReport, Settings, judge_job
 
 Expected = tuple[str, int | None, str | None] | None
 """(row of the signatures, rank, host); None: nothing is wrong."""
 
 
-@dataclass(frozen=True)
-class Defaults:
-    limits: CollectiveHang = field(default_factory=CollectiveHang)
-    nan_steps: int = 3
+DEFAULTS = Settings(CollectiveHang(), nan_steps=3)
 
 
 def read(text: str | bytes, at: str | None = None, path: str = "train.log") -> RunReport:
     data = text.encode() if isinstance(text, str) else text
     collector = Collector(markdown=True)
     collector.add(data, 1)
-    return judge_job([path], [collector.digest()], Defaults(), at)
+    return judge_job([path], [collector.digest()], DEFAULTS, at)
 
 
 def verdict_of(text: str, at: str | None = None) -> tuple[str, int | None, str | None] | None:

@@ -3,7 +3,7 @@ line, as agents report it) and with `scan-log`, and nobody is accused who only e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from msgspec.structs import replace
@@ -28,15 +28,10 @@ from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import kept_line
+from tests.builders.failed_logs import DEFAULTS
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 
 PIDS = {0: 4710, 1: 4711, 2: 4712, 3: 4713}
-
-
-@dataclass(frozen=True)
-class Defaults:
-    limits: CollectiveHang = field(default_factory=CollectiveHang)
-    nan_steps: int = 3
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ def past_of(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> 
 def offline(text: str) -> tuple[str, int | None] | None:
     collector = Collector()
     collector.add(text.encode(), 1)
-    verdict = judge_job(["train.log"], [collector.digest()], Defaults(), None).verdict
+    verdict = judge_job(["train.log"], [collector.digest()], DEFAULTS, None).verdict
     return None if verdict is None else (verdict.name, verdict.rank)
 
 

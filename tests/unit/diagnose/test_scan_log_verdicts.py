@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import judge_job
 from tests.builders.failed_logs import (
+    DEFAULTS,
     DISK,
     LOST,
     VERDICTS,
-    Defaults,
     read,
     steps,
     timeout,
@@ -216,7 +216,7 @@ def test_in_whatever_pieces_a_log_is_read_the_verdict_is_the_same(end: str, size
         stop = text.find(b"\n", min(len(text) - 1, at + sizes[turn % len(sizes)])) + 1 or len(text)
         split.add(text[at:stop], line)
         line, at, turn = line + text.count(b"\n", at, stop), stop, turn + 1
-    one, other = (judge_job(["a.log"], [each.digest()], Defaults(), None) for each in (whole, split))
+    one, other = (judge_job(["a.log"], [each.digest()], DEFAULTS, None) for each in (whole, split))
     assert one.verdict == other.verdict
     assert one.ranks.world == other.ranks.world
     assert one.rows()[0]["progress"]["last_step"] == other.rows()[0]["progress"]["last_step"]

@@ -178,25 +178,14 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
       slurm-watchdog ca renew 'node[017-018]'
     """
     from slurm_watchdog.identity import certificate_authority
-    from slurm_watchdog.identity.secret_files import IdentityError
 
     now, place, wanted = clock.wall(), Path(directory), set(expand(nodes))
     with reported_errors(as_json):
-        known = certificate_authority.list_issued(place)
-        missing = wanted - {each.name for each in known}
-        if missing:
-            raise IdentityError(
-                f"{directory} has no certificate of {', '.join(sorted(missing)[:5])}: slurm-watchdog ca issue"
-            )
-        due = [
-            each
-            for each in known
-            if (
-                each.name in wanted
-                if wanted
-                else certificate_authority.days_left(each.certificate.not_after, now) < within
-            )
-        ]
+        if wanted:
+            due = issued_to(directory, wanted, ": slurm-watchdog ca issue")
+        else:
+            known, left = certificate_authority.list_issued(place), certificate_authority.days_left
+            due = [each for each in known if left(each.certificate.not_after, now) < within]
         made = [certificate_authority.renew(place, each, days, now) for each in due]
     print_certificates(made, now, as_json, "renewed")
 
@@ -217,14 +206,10 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
       slurm-watchdog ca revoke 'node[017-018]' && cp /etc/slurm-watchdog/ca/ca.crl /etc/slurm-watchdog/tls/
     """
     from slurm_watchdog.identity import certificate_authority
-    from slurm_watchdog.identity.secret_files import IdentityError
 
     now, place, wanted = clock.wall(), Path(directory), set(expand(nodes))
     with reported_errors(as_json):
-        due = [each for each in certificate_authority.list_issued(place) if each.name in wanted]
-        missing = wanted - {each.name for each in due}
-        if missing:
-            raise IdentityError(f"{directory} has no certificate of {', '.join(sorted(missing)[:5])}")
+        due = issued_to(directory, wanted)
         file = certificate_authority.revoke(place, due, now)
     print_certificates(due, now, as_json, "revoked")
     if not as_json:
@@ -260,6 +245,18 @@ def list_(directory: str, as_json: bool) -> None:
         sentence(f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}.")
         print_certificates(issued, now, as_json=False, verb="listed")
     sys.exit(EXIT_FOUND if min(ends) - now < WARN_S else EXIT_FINE)
+
+
+def issued_to(directory: str, wanted: set[str], todo: str = "") -> list[Issued]:
+    """The certificates of these names. Raises IdentityError if one of them has none."""
+    from slurm_watchdog.identity.certificate_authority import list_issued
+    from slurm_watchdog.identity.secret_files import IdentityError
+
+    found = [each for each in list_issued(Path(directory)) if each.name in wanted]
+    missing = wanted - {each.name for each in found}
+    if missing:
+        raise IdentityError(f"{directory} has no certificate of {', '.join(sorted(missing)[:5])}{todo}")
+    return found
 
 
 def expand(nodes: tuple[str, ...]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,9 +23,8 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import clean, count, duration, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.analysis.learned_limit import LimitSettings
     from slurm_watchdog.diagnose.logs.digest import Digest
-    from slurm_watchdog.diagnose.logs.report import RunReport
+    from slurm_watchdog.diagnose.logs.report import RunReport, Settings
     from slurm_watchdog.knowledge.progress_patterns import Pattern
 
 SHOWN_ERRORS: Final = 8
@@ -108,7 +106,7 @@ def _warn_of_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | No
 
 
 def _judge_jobs(
-    paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: _Settings
+    paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: Settings
 ) -> list[RunReport]:
     from slurm_watchdog.diagnose.logs.grouping import group
     from slurm_watchdog.diagnose.logs.report import judge_job
@@ -121,28 +119,22 @@ def _judge_jobs(
     return judged
 
 
-@dataclass(frozen=True)
-class _Settings:
-    limits: LimitSettings
-    nan_steps: int
-    own: tuple[Pattern, ...] = ()
-
-
-def _settings(config_file: str | None) -> _Settings:
+def _settings(config_file: str | None) -> Settings:
     """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file
     is wrong."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.detect.loss_nan import LossNan
+    from slurm_watchdog.diagnose.logs.report import Settings
 
     if config_file is None:
-        return _Settings(CollectiveHang(), LossNan().steps)
+        return Settings(CollectiveHang(), LossNan().steps)
     from slurm_watchdog.config.knowledge_files import put_in_force
     from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
     config = load_or_exit(config_file)
     put_in_force(config.site_texts)
     own = compile_patterns(config.jobs.progress_patterns)
-    return _Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
+    return Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
 
 
 def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:

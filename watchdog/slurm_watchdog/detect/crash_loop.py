@@ -67,7 +67,8 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
     if len(past) < settings.runs:
         return finding.unknown(f"{len(past)} earlier runs of job {job_id} are known")
     recent = past[-settings.runs :]
-    causes = [find_cause(_whole(run)) for run in recent]
+    # With all of its errors, those before its last step, too: it made no new one.
+    causes = [find_cause(replace(run, rose_at=None)) for run in recent]
     for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):
         before = past[: len(past) - len(recent) + place]
         objection = _objection(run, cause, before, settings.within)
@@ -85,11 +86,6 @@ def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
     held a job is no way out of its loop."""
     lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
     return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
-
-
-def _whole(run: PastRun) -> PastRun:
-    """The run with all of its errors, those before its last step, too: it made no new one."""
-    return replace(run, rose_at=None)
 
 
 def _was_read(run: PastRun) -> bool:

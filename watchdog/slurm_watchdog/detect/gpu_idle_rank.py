@@ -29,7 +29,7 @@ from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
@@ -89,7 +89,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     quiet = [each for each in idle if each.rank in waiting]
     if not quiet:
         return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
-    culprits = tuple(_culprit(each, now) for each in quiet)
+    culprits = tuple(r.culprit(f"has been idle for {now - (r.view.idle_since or now):.0f} s") for r in quiet)
     first, more = culprits[0], and_more(len(culprits))
     return finding.bad(
         f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
@@ -141,10 +141,6 @@ def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | Non
     is the reason, that is reported under its own name."""
     seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
     return frozenset(a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank))
-
-
-def _culprit(each: RankGpu, now: float) -> Culprit:
-    return each.culprit(f"has been idle for {now - (each.view.idle_since or now):.0f} s")
 
 
 def _fact(each: RankGpu) -> str:

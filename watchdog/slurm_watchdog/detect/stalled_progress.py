@@ -116,7 +116,9 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
     if patient and (not evidence.stands or waits_for_stacks):
         return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
-    return replace(_bad_finding(job, finding, limit, evidence), actionable=still)
+    beyond = f"no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason})"
+    what = f"makes no progress since {progress.place}: {beyond}"
+    return _bad_finding(job, finding, what, evidence, actionable=still)
 
 
 def _patient_s(
@@ -167,13 +169,11 @@ def _without_steps(
     objection = stepless_runs.objection_to_hang(job, clock, tuple(dumped), now)
     if objection:
         return finding.unknown(f"{clock.words}, and {objection}")
-    return finding.bad(
-        f"Job {job.job.job_id} has stopped after it had trained, and its steps cannot be read: {clock.words} "
-        f"(limit {limit_s:.0f} s, {clock.limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
-        culprits=evidence.culprits,
-        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
-        actionable=bool(voted.groups),
+    what = (
+        f"has stopped after it had trained, and its steps cannot be read: {clock.words} "
+        f"(limit {limit_s:.0f} s, {clock.limit.reason})"
     )
+    return _bad_finding(job, finding, what, evidence, actionable=bool(voted.groups))
 
 
 def _before_the_first_step(
@@ -203,13 +203,11 @@ def _before_the_first_step(
         return finding.unknown(f"{none}; {seen.why}")
     if seen.in_collective and job.log.grew_age_s < limit_s / 2:
         return finding.unknown(f"{none}; its log grew {job.log.grew_age_s:.0f} s ago")
-    return finding.bad(
-        f"Job {job_id} has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase "
-        f"{job.phase or 'starting'}), and its "
-        f"log is silent since {job.log.grew_age_s:.0f} s; {seen.why}{_culprit_words(seen.culprits)}.",
-        culprits=seen.culprits,
-        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+    what = (
+        f"has made no first step for {age_s:.0f} s (limit {limit_s:.0f} s, phase {job.phase or 'starting'}), "
+        f"and its log is silent since {job.log.grew_age_s:.0f} s"
     )
+    return _bad_finding(job, finding, what, seen)
 
 
 def _evidence(job: JobView, now: float, limit_s: float) -> LoopState:
@@ -249,19 +247,16 @@ def _where(voted: Vote, ranks: int) -> str:
     return f"{count} of {ranks} in {first}{rest}" + (f", and in {more} more places" if more > 0 else "")
 
 
-def _bad_finding(job: JobView, finding: Finding, limit: Limit, evidence: LoopState) -> Finding:
-    progress = job.progress
-    assert progress is not None
+def _bad_finding(
+    job: JobView, finding: Finding, what: str, evidence: LoopState, *, actionable: bool = False
+) -> Finding:
+    named = f"; {what_they_do(evidence.culprits)}" if evidence.culprits else ", so nobody is named"
     return finding.bad(
-        f"Job {job.job.job_id} makes no progress since {progress.place}: no step for {progress.age_s:.0f} s "
-        f"(limit {limit.seconds:.0f} s, {limit.reason}); {evidence.why}{_culprit_words(evidence.culprits)}.",
+        f"Job {job.job.job_id} {what}; {evidence.why}{named}.",
         culprits=evidence.culprits,
         facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+        actionable=actionable,
     )
-
-
-def _culprit_words(culprits: tuple[Culprit, ...]) -> str:
-    return f"; {what_they_do(culprits)}" if culprits else ", so nobody is named"
 
 
 SPEC = DetectorSpec(

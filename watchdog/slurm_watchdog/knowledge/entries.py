@@ -46,7 +46,7 @@ def parse_entries(text: str, file: str) -> tuple[list[Entry], list[str]]:
     problems: list[str] = []
     values: dict[str, list[str]] = {}
     header: tuple[str, str, int] | None = None
-    for number, line in enumerate(_lines(text), 1):
+    for number, line in enumerate(text[:MAX_TEXT].split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         if match := _HEADER.match(line):
@@ -64,10 +64,6 @@ def parse_entries(text: str, file: str) -> tuple[list[Entry], list[str]]:
     if header is not None:
         entries.append(_entry(header, file, values))
     return entries, problems
-
-
-def _lines(text: str) -> list[str]:
-    return text[:MAX_TEXT].split("\n")
 
 
 def _entry(header: tuple[str, str, int], file: str, values: Mapping[str, list[str]]) -> Entry:

@@ -111,7 +111,8 @@ def together(endings: Iterable[Ending]) -> list[Ending]:
         names = each.rank is not None or each.local is not None or each.pid is not None
         if last is not None and not names and last.rank is None and last.local is None and last.pid is None:
             found[-1] = each if each.signal is not None or last.code is None else last
-        elif last is not None and not names and (last.code is None or _is_a_signal_too(last, each)):
+        elif last is not None and not names and last.code in (None, each.signal):
+            # MPICH writes the signal's number as an exit code, and then says that it was one.
             found[-1] = replace(last, code=each.code)
         elif last is not None and last.pid is not None and each.pid == last.pid:
             found[-1] = replace(
@@ -123,8 +124,3 @@ def together(endings: Iterable[Ending]) -> list[Ending]:
         else:
             found.append(each)
     return found
-
-
-def _is_a_signal_too(last: Ending, each: Ending) -> bool:
-    """Whether MPICH wrote the signal's number as an exit code, and then says that it was one."""
-    return each.signal is not None and last.code == each.signal

@@ -246,8 +246,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """The recent ones."""
     step_history: tuple[StepTime, ...] = ()
     """Of the whole run, the median of each block of comparable steps; `step` and `at` are those of its first."""
-    """Of this run, the recent ones, oldest first."""
     losses: tuple[LossPoint, ...] = ()
+    """Of this run, the recent ones, oldest first."""
     checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
     """As agents last saw them; ages inside are as of that look."""
     growing_age_s: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_watchdog.diagnose.logs.case import LogCase
-from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks
+from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 ALIKE_SHARE = 0.5
@@ -158,7 +158,7 @@ def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None)
             tasks=[task for task in ranks.tasks if segments.get(task.line) == error.segment],
         )
     unknown = () if ranks.excerpt else ("",)  # the line with a row's host may be one that was not reported
-    there = [row for row in ranks.failures if host is None or _short(row.host) in (*unknown, _short(host))]
+    there = [row for row in ranks.failures if host is None or short_host(row.host) in (*unknown, short_host(host))]
     row = _first_failure(there, name, error.traceback)
     if row is not None:
         return row.rank, host or row.host
@@ -166,10 +166,6 @@ def locate_errors(error: FoundError, name: str, case: LogCase, host: str | None)
     if task is not None and (host is None or host == task[1]):
         return task
     return None, host
-
-
-def _short(host: str | None) -> str:
-    return (host or "").partition(".")[0]
 
 
 def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Failure | None:

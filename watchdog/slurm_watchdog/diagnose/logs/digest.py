@@ -73,7 +73,6 @@ class Digest:
     facts: list[Fact] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
     """In the order of the file, with gaps."""
-    total_lines: int = 0
     left_out: int = 0
     segments: dict[int, int] | None = None
     """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""

@@ -118,10 +118,10 @@ def read_progress(digest: Digest) -> Progress:
     first, last = facts[0].fact, facts[-1].fact
     total = next((f.fact.total_steps for f in reversed(facts) if f.fact.total_steps is not None), None)
     # What is said before the last step may be the end of an earlier run in the same log; a bar is drawn once
-    # more when it is closed.
+    # more when it is closed, and its total may be that of one bar of many.
     last_rise = rises[-1][0] if rises else facts[-1].line
     said_end = bool(ends) and ends[-1].line >= last_rise
-    reached = total is not None and last.step is not None and last.step >= total and _is_whole(last.pattern)
+    reached = total is not None and last.step is not None and last.step >= total and last.pattern not in BARS
     median_s = _median_step(facts)
     return Progress(
         framework=progress_table().frameworks.get(last.pattern, last.pattern),
@@ -143,11 +143,6 @@ def read_progress(digest: Digest) -> Progress:
 
 def _trained(ends: Sequence[Fact]) -> int | None:
     return max((fact.line for fact in ends if fact.fact.pattern not in ALSO_WHEN_IT_DIES), default=None)
-
-
-def _is_whole(pattern: str) -> bool:
-    """Whether the total is the whole run's: a bar may be one of many."""
-    return pattern not in BARS
 
 
 def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:

@@ -186,14 +186,15 @@ class Ranks:
     def _by_table(self, local: int, host: str | None) -> int | None:
         """The rank of a local rank: only if torchrun's table has exactly one that it can be."""
         rows = [f for f in self.failures if f.local == local and f.rank is not None]
-        if host is not None and any(_same_host(f.host, host) for f in rows):
-            rows = [f for f in rows if _same_host(f.host, host)]
+        if host is not None:
+            rows = [f for f in rows if f.host is not None and short_host(f.host) == short_host(host)] or rows
         ranks = {f.rank for f in rows}
         return ranks.pop() if len(ranks) == 1 else None
 
 
-def _same_host(one: str | None, other: str | None) -> bool:
-    return one is not None and other is not None and one.partition(".")[0] == other.partition(".")[0]
+def short_host(host: str | None) -> str:
+    """A host's name without its domain; empty for None."""
+    return (host or "").partition(".")[0]
 
 
 def read_ranks(lines: Sequence[Line]) -> Ranks:

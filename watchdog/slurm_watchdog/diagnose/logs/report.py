@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
@@ -15,17 +16,20 @@ from slurm_watchdog.diagnose.logs.silence import read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import find_verdict, with_rank
+from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 
 MAX_ERRORS = 400
 """Of one file in the answer: the first ones, the cause, and the last."""
 
 
-class Settings(Protocol):
-    @property
-    def limits(self) -> LimitSettings: ...
-    @property
-    def nan_steps(self) -> int: ...
+@dataclass(frozen=True)
+class Settings:
+    """Of the detectors, and a site's own patterns of progress."""
+
+    limits: LimitSettings
+    nan_steps: int
+    own: tuple[Pattern, ...] = ()
 
 
 class RunReport:

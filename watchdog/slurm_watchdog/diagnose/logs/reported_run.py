@@ -19,7 +19,7 @@ from slurm_watchdog.diagnose.logs.digest import Digest, put_on_clock, take_apart
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import Progress
-from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks
+from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks, short_host
 from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import ordered_case, with_rank
@@ -98,7 +98,7 @@ def case_of(run: ReportedRun) -> LogCase:
 
 def _lines(of_file: Sequence[ReportedLine], run: ReportedRun) -> list[Line]:
     """The lines of one file taken apart. A name before a line is a host only if it is one of the job's nodes."""
-    hosts = frozenset(name for node in run.nodes for name in (node, _short(node)))
+    hosts = frozenset(name for node in run.nodes for name in (node, short_host(node)))
     lines, _ = take_apart([(line.number, line.text) for line in of_file], hosts)
     return [_without_strangers(line, run) for line in lines]
 
@@ -107,7 +107,7 @@ def _without_strangers(line: Line, run: ReportedRun) -> Line:
     """The line without a host and a number that are no node of the job and no rank: a logger puts a module
     and its line there."""
     who = line.who
-    if who.number is None or who.host is None or not run.nodes or _is_node(who.host, run):
+    if who.number is None or who.host is None or not run.nodes or _node_of(who.host, run) is not None:
         return line
     return replace(line, who=replace(who, host=None, number=None))
 
@@ -150,7 +150,7 @@ def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
 
 
 def _source(path: str, lines: list[Line]) -> Source:
-    digest = Digest(lines=lines, total_lines=lines[-1].number)
+    digest = Digest(lines=lines)
     put_on_clock(digest)
     return Source(path, digest, Progress(), find_errors(lines))
 
@@ -170,7 +170,7 @@ def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) 
         many = any((task.task or 0) >= max(1, len(run.nodes)) for task in tasks)
         ranks.several_a_host = ranks.several_a_host or one_a_node or many
         ranks.tasks_are_ranks = ranks.tasks_are_ranks and all(
-            task.task in seats and _short(seats[task.task].node) == _short(task.host) for task in tasks
+            task.task in seats and short_host(seats[task.task].node) == short_host(task.host) for task in tasks
         )
     _name_failures(ranks, read, run)
     return ranks
@@ -213,17 +213,9 @@ def _order_by_arrival(case: LogCase, run: ReportedRun) -> None:
     case.timed = len(times) > 1 and times[1] - times[0] >= APART_S
 
 
-def _is_node(host: str, run: ReportedRun) -> bool:
-    return _short(host) in {_short(node) for node in run.nodes}
-
-
 def _node_of(host: str | None, run: ReportedRun) -> str | None:
     """The node of the job that a host's name means; None if it is none of them, or an address."""
-    return next((node for node in run.nodes if host is not None and _short(node) == _short(host)), None)
-
-
-def _short(host: str) -> str:
-    return host.partition(".")[0]
+    return next((node for node in run.nodes if host is not None and short_host(node) == short_host(host)), None)
 
 
 class AttributedError(Struct, frozen=True):

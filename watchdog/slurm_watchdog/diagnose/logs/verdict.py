@@ -107,7 +107,8 @@ def _of_errors(case: LogCase) -> LogVerdict | None:
     for error in errors:
         case.role[id(error)] = "noise"
     for error in alive:
-        case.role[id(error)] = "teardown" if _is_teardown(error) else "cascade"
+        is_teardown = error.name in log_table().from_outside or error.name in LAST_CHOICE
+        case.role[id(error)] = "teardown" if is_teardown else "cascade"
     if not alive:
         return None
     if alive[0].segment != alive[-1].segment:
@@ -128,7 +129,7 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
         before = before + [error for error in after if is_root(error) and error.name not in log_table().after_sigterm]
     roots = [error for error in before if is_root(error) and not error.chained]
     firm = [error for error in roots if not error.weak] or roots
-    deaths = _deaths(alive)
+    deaths = [error for error in alive if not is_root(error)]  # of something, or others felt them
     cascade = _cascade(alive, case)
     fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
     if fatal and not _are_cut_off(fatal, alive):
@@ -152,20 +153,11 @@ def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bo
     return any(e.name in log_table().felt and not e.weak and e.line < began and e.who != fatal[0].who for e in alive)
 
 
-def _is_teardown(error: FoundError) -> bool:
-    return error.name in log_table().from_outside or error.name in LAST_CHOICE
-
-
 def _ends_from_outside(error: FoundError) -> bool:
     """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
     if error.name in ("cancelled", "terminated"):
         return bool(_JOB_ENDED.search(error.raw_text) or _TOLD_TO_END.search(error.text))
     return error.name in log_table().from_outside
-
-
-def _deaths(alive: Sequence[FoundError]) -> list[FoundError]:
-    """The lines that say that something died, or that others felt it."""
-    return [error for error in alive if not is_root(error)]
 
 
 def _is_fatal(error: FoundError, case: LogCase, deaths: Sequence[FoundError]) -> bool:

@@ -121,7 +121,7 @@ def _is_small(seen: Steady) -> bool:
         return False
     outwards = [tuple(reversed(stack)) for stack in seen.stacks]
     common = _common(outwards)
-    loops = {_function(stack[common]) for stack in outwards if len(stack) > common}
+    loops = {(stack[common].function, stack[common].file) for stack in outwards if len(stack) > common}
     lines = [stack[common].line for stack in outwards if len(stack) > common]
     deepest = max(len(stack) - common for stack in outwards)
     return len(loops) <= 1 and deepest <= DEPTH and (not lines or max(lines) - min(lines) <= LINES)
@@ -134,10 +134,6 @@ def _common(outwards: Sequence[tuple[Frame, ...]]) -> int:
     same = next((place for place in range(shortest) if len({stack[place] for stack in outwards}) > 1), shortest)
     # A function that the loop calls from one and the same line is there in some dumps and not in others.
     return same if same < shortest else max(0, shortest - 1)
-
-
-def _function(frame: Frame) -> tuple[str, str]:
-    return frame.function, frame.file
 
 
 def keeps_the_lock(seen: Steady) -> bool:

@@ -98,7 +98,7 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
     by_key: dict[tuple[Place, tuple[str, ...]], list[RankPlace]] = {}
     for each in places:
         by_key.setdefault((each.place, frames_key(each)), []).append(each)
-    stacks = {_identity(each.dumps[-1]): each.dumps[-1] for each in found.ranks if each.dumps}
+    stacks = {(d.node, d.pid, d.start_ticks): d for each in found.ranks for d in each.dumps[-1:]}
     groups: list[StackGroup] = []
     for (place, _), members in by_key.items():
         members.sort(key=lambda p: (p.rank if p.rank >= 0 else 1 << 40, p.node, p.pid))
@@ -114,10 +114,6 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
             StackGroup(place=place, frames=min(shown)[:MAX_FRAMES], members=who, threads=tuple(sorted(threads.items())))
         )
     return tuple(sorted(groups, key=lambda group: (-len(group.members), group.place, group.frames)))
-
-
-def _identity(stack: ProcessStack) -> tuple[str, int, int]:
-    return (stack.node, stack.pid, stack.start_ticks)
 
 
 def _roles(stack: ProcessStack) -> list[str]:

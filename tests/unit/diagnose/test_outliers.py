@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.diagnose.outliers import RankFacts, compare, describe
+from slurm_watchdog.diagnose.outliers import RankFacts, compare
 from slurm_watchdog.model.observations import Gpu
 
 WELL = {
@@ -132,4 +132,4 @@ def test_a_long_value_is_shortened_in_its_sentence() -> None:
     values = [{"LD_LIBRARY_PATH": "/usr/lib"} for _ in range(4)]
     values[2]["LD_LIBRARY_PATH"] = "/opt/" + "x" * 500
     (difference,) = compare(with_environment(values), {})
-    assert len(describe(difference)) < 200
+    assert len(difference.line) < 200

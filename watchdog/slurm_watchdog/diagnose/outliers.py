@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Gpu
 
@@ -57,8 +59,17 @@ class Difference(Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """One sentence."""
-        return describe(self)
+        """`rank 3 on n2: NCCL_SOCKET_IFNAME is eth1, that of the 7 others eth0`."""
+        places = ", ".join(self.nodes[:4]) + (", …" if len(self.nodes) > 4 else "")
+        if self.ranks:
+            shown = ", ".join(map(str, self.ranks[:6])) + (", …" if len(self.ranks) > 6 else "")
+            who = f"rank{'s' if len(self.ranks) > 1 else ''} {shown} on {places}"
+        else:
+            who = places
+        what = f"GPU {self.what}" if self.kind == "gpu" else self.what
+        others = self.of - len(self.ranks or self.nodes)
+        rest = f"that of the {others} others" if others != 1 else "that of the other"
+        return f"{who}: {what} is {_short(self.value)}, {rest} {_short(self.usual)}"
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):
@@ -90,7 +101,7 @@ MEASURES: Final = (
     _Measure(name="temperature", get=lambda g: g.temperature_c, share=0.3, least=15.0, say=lambda v: f"{v:.0f} C"),
     _Measure(name="utilisation", get=lambda g: g.utilization_ratio, share=0.3, least=0.3, say=lambda v: f"{v:.0%}"),
     _Measure(
-        name="memory used", get=lambda g: _number(g.memory_used_bytes), share=0.25, least=2 << 30,
+        name="memory used", get=lambda g: g.memory_used_bytes, share=0.25, least=2 << 30,
         say=lambda v: f"{v / 2**30:.1f} GiB"
     ),
 )  # fmt: skip
@@ -110,10 +121,6 @@ EQUALS: Final[tuple[tuple[str, Callable[[Gpu], str | None]], ...]] = (
     ("MIG", lambda g: "off" if g.mig is None else f"{len(g.mig)} slices"),
 )
 """Attributes that the GPUs of one job have in common."""
-
-
-def _number(value: int | None) -> float | None:
-    return None if value is None else float(value)
 
 
 def _text(value: object) -> str | None:
@@ -185,9 +192,7 @@ def _settings(settings: Mapping[str, Mapping[str, str]]) -> Iterable[Difference]
         if _follows_rank(words):
             continue
         for each in _odd("node", name, words, numbers):
-            yield Difference(
-                kind=each.kind, what=name, value=each.value, usual=each.usual, nodes=each.nodes, of=each.of
-            )
+            yield replace(each, ranks=())
 
 
 def _odd(kind: str, what: str, words: Mapping[int, str], where: Mapping[int, str]) -> Iterable[Difference]:
@@ -213,20 +218,6 @@ def _difference(
 ) -> Difference:
     nodes = tuple(sorted({where[member] for member in members}))
     return Difference(kind=kind, what=what, value=value, usual=usual, nodes=nodes, ranks=tuple(members), of=of)
-
-
-def describe(difference: Difference) -> str:
-    """`rank 3 on n2: NCCL_SOCKET_IFNAME is eth1, that of the 7 others eth0`."""
-    places = ", ".join(difference.nodes[:4]) + (", …" if len(difference.nodes) > 4 else "")
-    if difference.ranks:
-        shown = ", ".join(map(str, difference.ranks[:6])) + (", …" if len(difference.ranks) > 6 else "")
-        who = f"rank{'s' if len(difference.ranks) > 1 else ''} {shown} on {places}"
-    else:
-        who = places
-    what = f"GPU {difference.what}" if difference.kind == "gpu" else difference.what
-    others = difference.of - len(difference.ranks or difference.nodes)
-    rest = f"that of the {others} others" if others != 1 else "that of the other"
-    return f"{who}: {what} is {_short(difference.value)}, {rest} {_short(difference.usual)}"
 
 
 def _short(text: str) -> str:

@@ -206,7 +206,7 @@ class Collector:
             ordered = [(number, text) for number, text in ordered if number in segments]
             self._facts = [fact for fact in self._facts if fact.line in segments]
         lines, headings = take_apart(ordered)
-        digest = Digest(self._facts, lines, self._lines, self._left_out, segments, headings)
+        digest = Digest(self._facts, lines, self._left_out, segments, headings)
         digest.lone_losses = self._lone_losses
         put_on_clock(digest)
         return digest

@@ -96,7 +96,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 
 def _server_of(fs_type: str, options: str) -> int | None:
-    """The user, root aside, as whom a FUSE filesystem is served; its type may be called anything behind `fuse.`."""
+    """The user, root aside, who serves a FUSE filesystem; its type may be called anything behind `fuse.`."""
     match = _USER_ID.search(options) if fs_type.startswith("fuse") else None
     return int(match[1]) if match is not None and int(match[1]) else None
 

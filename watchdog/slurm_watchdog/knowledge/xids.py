@@ -1,4 +1,4 @@
-"""NVIDIA's numbered faults (Xid): what each means, whom to blame, and whether it alone may keep jobs off a
+"""NVIDIA's numbered faults (Xid): what each means, what to blame, and whether it alone may keep jobs off a
 node: `data/xids.conf`.
 
 Sources: NVIDIA's Xid catalogue for Ampere and newer (docs.nvidia.com/deploy/xid-errors, "Analyzing Xid Errors

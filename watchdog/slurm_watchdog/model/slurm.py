@@ -86,7 +86,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     state: str
     reason: str = ""
     reason_at: float | None = None
-    """When that reason was given, by whom: a drain is ours only if all three are as we left them."""
+    """When that reason was given, and who gave it: a drain is ours only if all three are as we left them."""
     reason_user: str = ""
     partitions: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()

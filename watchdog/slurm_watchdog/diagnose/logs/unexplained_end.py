@@ -1,4 +1,4 @@
-"""A run of which no line says why it ended: who is missing from the cascade, whom the launcher or Slurm saw
+"""A run of which no line says why it ended: who is missing from the cascade, what the launcher or Slurm saw
 die. Pure."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ra
 
 
 def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: FoundError | None) -> LogVerdict | None:
-    """No line says why. What is known: who is missing from the cascade, or whom the launcher saw die by a signal.
+    """No line says why. What is known: who is missing from the cascade, or what the launcher saw die by a signal.
 
     `ended_by` is the line with which somebody ended the run from outside.
     """
@@ -121,7 +121,7 @@ def _marked_dead(felt_errors: Sequence[FoundError]) -> str | None:
 
 
 def _of_lost(case: LogCase, felt: Sequence[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict | None:
-    """Ranks say in a program's own words whom they lost, and no line says why."""
+    """Ranks say in a program's own words which rank they lost, and no line says why."""
     suspects = lost_rank([error for error in case.errors if case.role.get(id(error)) != "noise"], case.ranks)
     if suspects is None:
         return None

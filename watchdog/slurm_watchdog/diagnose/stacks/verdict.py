@@ -260,7 +260,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
 
 
 def _by_topology(case: StackCase) -> _Ruling | None:
-    """All wait, and who waits with whom is known: a rank that left its tensor-parallel group, or a pipeline
+    """All wait, and which ranks wait together is known: a rank that left its tensor-parallel group, or a pipeline
     that has not finished.
 
     Ranks that train look so for a moment, too: time, or dumps that are alike, have to say that they do not.

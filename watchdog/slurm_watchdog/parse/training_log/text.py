@@ -36,7 +36,7 @@ def plain_line(line: str) -> str:
 
 
 def split_prefix(text: str) -> tuple[str, dict[str, Any]]:
-    """The line without what launchers put in front, and whom that names: `rank`, `local_rank`, `host`."""
+    """The line without what launchers put in front, and what that names: `rank`, `local_rank`, `host`."""
     who: dict[str, Any] = {}
     for _ in range(3):  # a host's prefix before a rank's, and no deeper
         for name, regex in PREFIXES:

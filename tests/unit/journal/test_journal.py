@@ -172,7 +172,7 @@ def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> N
     assert [item.payload["text"] for item in (one, two, three)] == ["0", "1", "2"]
     journal.outbox.failed(one.id, "no", 99.0)
     journal.outbox.failed(one.id, "still no", 100.0)
-    journal.outbox.done(two.id)
+    journal.outbox.done_all("slack", (two.id,))
     journal.close()
     journal = Journal(f"sqlite:///{path}")
     first, last = journal.outbox.pending(10)

@@ -6,14 +6,14 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from slurm_watchdog.journal.error import JournalError
 
-__all__ = ["Database", "JournalError", "encode", "open_engine", "plain"]
+__all__ = ["Database", "JournalError", "encode", "open_engine", "plain", "value_of"]
 
 BUSY_MS = 5000
 PRIVATE_MODE = 0o600
@@ -22,6 +22,7 @@ BESIDE = ("-wal", "-shm", "-journal")
 
 log = logging.getLogger(__name__)
 
+V = TypeVar("V")
 Row = dict[str, Any]
 Write = tuple[sa.Executable, Sequence[Row]]
 """A statement that takes one row, and rows. The statement is a constant: rows of the same one go out together."""
@@ -66,6 +67,16 @@ class Database:
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.where) from error
+
+    def change(self, statement: sa.Executable) -> int:
+        """One statement in a transaction; how many rows it changed."""
+        with self.transaction() as sql:
+            return int(sql.execute(statement).rowcount)
+
+    def rows(self, query: sa.Executable) -> Sequence[Any]:
+        """What a query finds."""
+        with self.transaction() as sql:
+            return sql.execute(query).all()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -158,6 +169,12 @@ def encode(value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except UnicodeEncodeError:  # a lone surrogate: no database keeps it
         return msgspec.json.encode(_plain_values(msgspec.to_builtins(value))).decode()
+
+
+def value_of(row: Any, kind: type[V], **decoded: Any) -> V:
+    """The value that a row holds field by field, some of them `decoded` already."""
+    columns = {str(name): column for name, column in row._mapping.items()}  # SQLAlchemy's names are no plain str
+    return msgspec.convert(columns | decoded, kind)
 
 
 def plain(text: str) -> str:

@@ -81,5 +81,4 @@ class SqlEvidence:
     def forget(self, before: float) -> int:
         """Remove evidence that is older than this date; incidents, decisions and timelines stay. Returns how
         many pieces."""
-        with self._database.transaction() as sql:
-            return int(sql.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before)).rowcount)
+        return self._database.change(sa.delete(EVIDENCE).where(EVIDENCE.c.at < before))

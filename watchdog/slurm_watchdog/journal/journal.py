@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.journal.database import Database, JournalError, encode, plain
+from slurm_watchdog.journal.database import Database, JournalError, encode, plain, value_of
 from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.tables import (
@@ -151,8 +151,7 @@ class Journal:
     def timeline(self, incident_id: str) -> list[tuple[float, str]]:
         """(time, sentence) of an incident, in the order they were noted."""
         query = sa.select(TIMELINE.c.at, TIMELINE.c.text).where(TIMELINE.c.incident_id == incident_id)
-        with self._database.transaction() as sql:
-            return [(row.at, row.text) for row in sql.execute(query.order_by(TIMELINE.c.id))]
+        return [(row.at, row.text) for row in self._database.rows(query.order_by(TIMELINE.c.id))]
 
     # -- decisions and actions
 
@@ -262,17 +261,7 @@ class Journal:
         rows = sql.execute(
             sa.select(OPERATIONS).where(OPERATIONS.c.decision_id == decision.id).order_by(OPERATIONS.c.id)
         )
-        records = tuple(
-            OperationRecord(
-                operation=Operation(row.operation),
-                attempt=row.attempt,
-                intent_at=row.intent_at,
-                outcome=None if row.outcome is None else OperationOutcome(row.outcome),
-                outcome_at=row.outcome_at,
-                detail=row.detail,
-            )
-            for row in rows
-        )
+        records = tuple(value_of(row, OperationRecord) for row in rows)
         query = sa.select(ACTION_ENDS.c.document).where(ACTION_ENDS.c.decision_id == decision.id)
         end = sql.execute(query).scalar_one_or_none()
         return ActionRun(
@@ -319,26 +308,13 @@ class Journal:
         query = sa.select(NODE_LEDGER).where(NODE_LEDGER.c.what == what, NODE_LEDGER.c.ended_at.is_(None))
         if job_id is not None:
             query = query.where(NODE_LEDGER.c.job_id == job_id)
-        with self._database.transaction() as sql:
-            return [
-                NodeEntry(
-                    id=row.id,
-                    node=row.node,
-                    what=row.what,
-                    job_id=row.job_id,
-                    decision_id=row.decision_id,
-                    at=row.at,
-                    reason=row.reason,
-                    reason_at=row.reason_at,
-                )
-                for row in sql.execute(query.order_by(NODE_LEDGER.c.id))
-            ]
+        rows = self._database.rows(query.order_by(NODE_LEDGER.c.id))
+        return [value_of(row, NodeEntry) for row in rows]
 
     def end_node_entry(self, entry_id: int, at: float, why: str) -> None:
         """It is taken back, or not ours any more."""
         ended = {"ended_at": at, "ended_why": why}
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(NODE_LEDGER).where(NODE_LEDGER.c.id == entry_id).values(ended))
+        self._database.change(sa.update(NODE_LEDGER).where(NODE_LEDGER.c.id == entry_id).values(ended))
 
     # -- pause
 
@@ -351,21 +327,18 @@ class Journal:
     def resume(self, by: str, at: float) -> None:
         """End the pause, if there is one."""
         ended = {"resumed_by": plain(by), "resumed_at": at}
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(PAUSES).where(PAUSES.c.resumed_at.is_(None)).values(ended))
+        self._database.change(sa.update(PAUSES).where(PAUSES.c.resumed_at.is_(None)).values(ended))
 
     def paused(self) -> tuple[str, str, float] | None:
         """(reason, by whom, since when) while paused, else None."""
         query = sa.select(PAUSES).where(PAUSES.c.resumed_at.is_(None)).order_by(PAUSES.c.id)
-        with self._database.transaction() as sql:
-            row = sql.execute(query).first()
+        row = next(iter(self._database.rows(query)), None)
         return None if row is None else (row.reason, row.paused_by, row.paused_at)
 
     # -- inside
 
     def _documents(self, query: sa.Select[Any], kind: type[V]) -> list[V]:
-        with self._database.transaction() as sql:
-            return [self._database.decode(text, kind) for text in sql.execute(query).scalars()]
+        return [self._database.decode(text, kind) for (text,) in self._database.rows(query)]
 
 
 def one_operation(decision_id: str, operation: Operation, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

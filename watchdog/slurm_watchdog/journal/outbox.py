@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.journal.database import Database, encode, plain
+from slurm_watchdog.journal.database import Database, encode, plain, value_of
 from slurm_watchdog.journal.tables import OUTBOX, THREADS
 
 
@@ -48,40 +48,21 @@ class SqlOutbox:
         if channel is not None:
             query = query.where(OUTBOX.c.channel == channel)
         query = query.order_by(OUTBOX.c.id).limit(limit)
-        with self._database.transaction() as sql:
-            return [
-                OutboxItem(
-                    id=row.id,
-                    channel=row.channel,
-                    incident_id=row.incident_id,
-                    payload=self._database.decode(row.payload, dict[str, Any]),
-                    added_at=row.added_at,
-                    attempts=row.attempts,
-                    retry_at=row.retry_at,
-                    error=row.error,
-                )
-                for row in sql.execute(query)
-            ]
+        return [
+            value_of(row, OutboxItem, payload=self._database.decode(row.payload, dict[str, Any]))
+            for row in self._database.rows(query)
+        ]
 
     def waiting_channels(self) -> list[str]:
         """Channels that have messages which are not done."""
         query = sa.select(OUTBOX.c.channel).where(OUTBOX.c.done.is_(False)).distinct()
-        with self._database.transaction() as sql:
-            return sorted(sql.execute(query).scalars())
+        return sorted(channel for (channel,) in self._database.rows(query))
 
     def backlog(self, channel: str) -> tuple[int, float | None]:
         """How many messages of a channel are not done, and the date of the oldest; None: there is none."""
-        query = sa.select(sa.func.count(), sa.func.min(OUTBOX.c.added_at)).where(
-            OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False)
-        )
-        with self._database.transaction() as sql:
-            number, oldest = sql.execute(query).one()
+        query = sa.select(sa.func.count(), sa.func.min(OUTBOX.c.added_at)).where(*_undone(channel))
+        ((number, oldest),) = self._database.rows(query)
         return int(number), oldest
-
-    def done(self, item_id: int) -> None:
-        """This message needs no more sending."""
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(done=True))
 
     def done_all(self, channel: str, item_ids: Sequence[int]) -> None:
         """None of these needs more sending."""
@@ -99,23 +80,20 @@ class SqlOutbox:
             {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
             for payload in payloads
         ]
-        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.id <= through)
         with self._database.transaction() as sql:
-            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+            sql.execute(sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.id <= through).values(done=True))
             if new:
                 sql.execute(sa.insert(OUTBOX), new)
 
     def expire(self, channel: str, before: float) -> int:
         """Give up messages of a channel that were added before this date; returns how many."""
-        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.added_at < before)
-        with self._database.transaction() as sql:
-            return int(sql.execute(sa.update(OUTBOX).where(*old).values(done=True)).rowcount)
+        old = sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.added_at < before)
+        return self._database.change(old.values(done=True))
 
     def drop(self, channel: str, incident_id: str) -> None:
         """Give up what waits to be said about this."""
-        old = (OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False), OUTBOX.c.incident_id == incident_id)
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(OUTBOX).where(*old).values(done=True))
+        old = sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.incident_id == incident_id)
+        self._database.change(old.values(done=True))
 
     def forget(self, before: float) -> None:
         """Remove messages and threads from before this date, sent or not."""
@@ -133,11 +111,15 @@ class SqlOutbox:
     def thread_of(self, channel: str, incident_id: str) -> str | None:
         """The thread of an incident in a channel, None if it has none."""
         query = sa.select(THREADS.c.thread).where(THREADS.c.channel == channel, THREADS.c.incident_id == incident_id)
-        with self._database.transaction() as sql:
-            return sql.execute(query).scalar_one_or_none()
+        found = self._database.rows(query)
+        return found[0].thread if found else None
 
     def failed(self, item_id: int, error: str, retry_at: float) -> None:
         """Sending failed; not to be tried again before `retry_at`."""
         failed = {"error": plain(error), "retry_at": retry_at, "attempts": OUTBOX.c.attempts + 1}
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(failed))
+        self._database.change(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(failed))
+
+
+def _undone(channel: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """The messages of a channel that are not done."""
+    return OUTBOX.c.channel == channel, OUTBOX.c.done.is_(False)

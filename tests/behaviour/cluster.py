@@ -329,12 +329,6 @@ class Scripted:
 
         self._request("exclude", f"exclude {job_id} {','.join(nodes)}", effect)
 
-    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        self._arrives("add_excluded_nodes")
-        whole = tuple(sorted({*self.jobs[job_id].excluded, *nodes}))
-        await self.set_excluded_nodes(job_id, whole)
-        return whole
-
     async def release(self, job_id: str) -> None:
         self._arrives("release")
 
@@ -407,9 +401,6 @@ class Scripted:
             self.nodes[node.name] = replace(now, state="IDLE", reason="", reason_at=None)
 
         self._request("undrain", f"undrain {node.name}", effect)
-
-    async def resume_node(self, node: str) -> None:
-        raise AssertionError("the watchdog returns no node that it has not drained itself")
 
     # ---------------------------------------------------------------------------------------- agents
 

@@ -245,7 +245,7 @@ def test_a_controller_that_is_gone_leaves_everything_open_within_the_deadline(
             client.read_view(),
             client.read_job(job_id),
             client.requeue_hold(job_id, only_unfinished=True),
-            client.add_excluded_nodes(job_id, ["n1"]),
+            client.set_excluded_nodes(job_id, ["n1"]),
             client.release(job_id),
             client.send_signal(job_id, "USR1", SignalTo.FULL),
             client.drain_node("n1", "test"),
@@ -272,7 +272,7 @@ def test_a_controller_that_stands_still_is_unknown_and_the_same_client_goes_on_a
     try:
         for call in (
             client.read_view(),
-            client.requeue(job_id, only_unfinished=True),
+            client.requeue_hold(job_id, only_unfinished=True),
         ):
             with pytest.raises(SlurmUnavailable, match="no answer within 3 s"):
                 do(call)
@@ -343,36 +343,17 @@ def test_a_job_without_processes_gets_no_signal(cluster: Cluster, client: SlurmC
 # ------------------------------------------------------------------------------------------------- requeue, exclude
 
 
-def test_a_plain_requeue_counts_and_is_refused_where_there_is_nothing_to_stop(
-    cluster: Cluster, client: SlurmClient, do: Do
-) -> None:
-    job_id = cluster.sbatch(SLEEP, "--output=/dev/null")
-    job_when(do, client, job_id, lambda job: job.state == "RUNNING")
-    do(client.requeue(job_id, only_unfinished=True))
-    job = do(client.read_job(job_id))
-    assert (job.restarts, job.held) == (1, False)
-    pending = cluster.sbatch(SLEEP, "--begin=now+1hour")
-    with pytest.raises(SlurmRefused, match="not running"):
-        do(client.requeue(pending, only_unfinished=True))
-    over = cluster.sbatch("#!/bin/bash\ntrue\n", "--output=/dev/null")
-    job_when(do, client, over, lambda job: job.state == "COMPLETED")
-    with pytest.raises(SlurmRefused, match="already finished"):
-        do(client.requeue(over, only_unfinished=True))
-    assert do(client.read_job(over)).restarts == 0
-
-
-def test_exclusions_are_added_to_those_that_are_there(cluster: Cluster, client: SlurmClient, do: Do) -> None:
+def test_exclusions_replace_those_that_are_there(cluster: Cluster, client: SlurmClient, do: Do) -> None:
     job_id = cluster.sbatch(SLEEP, "--begin=now+1hour", "--exclude=n3")
-    assert do(client.add_excluded_nodes(job_id, ["n1"])) == ("n1", "n3")
-    assert do(client.add_excluded_nodes(job_id, ["n3"])) == ("n1", "n3")
+    do(client.set_excluded_nodes(job_id, ["n1", "n3"]))
     assert do(client.read_job(job_id)).excluded_nodes == ("n1", "n3")
     running = cluster.sbatch(SLEEP, "--exclude=n2", "--output=/dev/null")
     job_when(do, client, running, lambda job: job.state == "RUNNING")
     with pytest.raises(SlurmRefused) as caught:
-        do(client.add_excluded_nodes(running, ["n1"]))
+        do(client.set_excluded_nodes(running, ["n1"]))
     assert (caught.value.kind, caught.value.terminal) == (Refusal.NOT_PENDING, False)
     with pytest.raises(SlurmRefused) as caught:
-        do(client.add_excluded_nodes("400000", ["n1"]))
+        do(client.set_excluded_nodes("400000", ["n1"]))
     assert (caught.value.kind, caught.value.terminal) == (Refusal.NO_SUCH_JOB, True)
 
 
@@ -504,12 +485,6 @@ def test_an_unknown_node_is_none_and_refused(client: SlurmClient, do: Do) -> Non
     assert caught.value.kind is Refusal.NO_SUCH_NODE
 
 
-def test_a_node_that_was_taken_out_is_resumed(cluster: Cluster, commands: SlurmClient, do: Do) -> None:
-    do(commands.drain_node("n2", "test"))
-    do(commands.resume_node("n2"))
-    assert "DRAIN" not in do(commands.read_node("n2")).state
-
-
 # ------------------------------------------------------------------------------------------------- rights
 
 
@@ -527,15 +502,13 @@ def test_a_user_without_rights_is_told_so_for_good(cluster: Cluster, do: Do, tmp
     job_when(do, user, job_id, lambda job: job.state == "RUNNING")
     for call in (
         user.requeue_hold(job_id, only_unfinished=True),
-        user.requeue(job_id, only_unfinished=True),
         user.cancel(job_id),
         user.send_signal(job_id, "TERM", SignalTo.FULL),
-        user.add_excluded_nodes(pending, ["n1"]),
+        user.set_excluded_nodes(pending, ["n1"]),
         user.hold(pending),
         user.release(pending),
         user.read_script(job_id),
         user.drain_node("n1", "test"),
-        user.resume_node("n1"),
     ):
         with pytest.raises(SlurmRefused, match="Slurm operator") as caught:
             do(call)

@@ -194,12 +194,6 @@ class SimSlurm:
 
         await self._request(f"signal {signal} {job_id}", send, changes=True)
 
-    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
-        raise AssertionError("no action requeues a job that is not held")
-
-    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        raise AssertionError("the ladder gives the whole list")
-
     # ------------------------------------------------------------------------------------ a job in the place of another
 
     async def read_script(self, job_id: str) -> bytes:
@@ -258,9 +252,6 @@ class SimSlurm:
 
     async def set_node_down(self, node: str, reason: str) -> None:
         raise AssertionError("no site of the simulation permits it")
-
-    async def resume_node(self, node: str) -> None:
-        raise AssertionError("no action resumes a node")
 
 
 def replace_plan(plan: Plan) -> Plan:

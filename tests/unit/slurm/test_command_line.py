@@ -93,8 +93,6 @@ def test_client_given_no_job_id_refuses_without_calling_slurm(client: Client, tm
             lambda: slurm.release(job_id),
             lambda: slurm.hold(job_id),
             lambda: slurm.cancel(job_id),
-            lambda: slurm.requeue(job_id, only_unfinished=True),
-            lambda: slurm.add_excluded_nodes(job_id, ["n1"]),
             lambda: slurm.read_script(job_id),
             lambda: slurm.send_signal(job_id, "USR1", SignalTo.FULL),
         ]

@@ -537,22 +537,6 @@ def test_refusal_for_lack_of_permission_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restarts", "state", "done"),
-    [
-        (1, "PENDING", True),
-        (1, "COMPLETING", True),
-        (0, "COMPLETED", False),
-        (0, "PENDING", False),
-        (0, "RUNNING", None),
-    ],
-)
-def test_a_plain_requeue_is_judged_by_the_restart_count(restarts: int, state: str, done: bool | None) -> None:
-    before = SlurmJob(job_id="1", state="RUNNING")
-    assert requeue_outcome.requeue_verdict(before, SlurmJob(job_id="1", state=state, restarts=restarts))[0] is done
-    assert requeue_outcome.requeue_verdict(before, None)[0] is False
-
-
-@pytest.mark.parametrize(
     ("text", "seconds"),
     [
         ("365-00:00:00", 31536000.0),

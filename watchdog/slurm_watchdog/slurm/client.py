@@ -140,10 +140,6 @@ class SlurmReads(Protocol):
 class SlurmJobLevers(Protocol):
     """What can be done to one job. Each raises SlurmUnavailable, SlurmRefused."""
 
-    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
-        """Stop the run and put the job back into the queue. Otherwise as `requeue_hold`."""
-        ...
-
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
         """Stop the run and put the job back into the queue, held. It may still be completing on return.
 
@@ -154,10 +150,6 @@ class SlurmJobLevers(Protocol):
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
         """Replace the whole list of nodes that the pending job must not get: give the existing ones, too."""
-        ...
-
-    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        """The pending job must not get these nodes either; returns the whole list as Slurm has it now, sorted."""
         ...
 
     async def release(self, job_id: str) -> None:
@@ -202,10 +194,6 @@ class SlurmNodeLevers(Protocol):
     async def set_node_down(self, node: str, reason: str) -> None:
         """The node counts as lost, with this reason: every job there ends at once, also one whose processes
         cannot be killed."""
-        ...
-
-    async def resume_node(self, node: str) -> None:
-        """Return a drained or down node to service, whatever took it out."""
         ...
 
 

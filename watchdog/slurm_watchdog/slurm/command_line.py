@@ -96,19 +96,11 @@ class CommandLineSlurm:
 
     # -- a job
 
-    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
-        await self._carry_out("requeue", lambda: self._requeue(checked_job_id(job_id), only_unfinished))
-
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
         await self._carry_out("requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished))
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
         await self._carry_out("set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes)))
-
-    async def add_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        return await self._carry_out(
-            "add_excluded_nodes", lambda: self._add_excluded(checked_job_id(job_id), checked_nodes(nodes))
-        )
 
     async def release(self, job_id: str) -> None:
         await self._carry_out("release", lambda: self._change("scontrol", "release", checked_job_id(job_id)))
@@ -151,9 +143,6 @@ class CommandLineSlurm:
             lambda: self._update_node(*checked_nodes([node]), "State=DOWN", f"Reason={one_line(reason)}"),
         )
 
-    async def resume_node(self, node: str) -> None:
-        await self._carry_out("resume_node", lambda: self._update_node(*checked_nodes([node]), "State=RESUME"))
-
     # -- how
 
     async def _view(self) -> SlurmView:
@@ -191,12 +180,6 @@ class CommandLineSlurm:
             return answer.output
         raise failure("scontrol", answer)  # it exits with 0 also if there is none
 
-    async def _requeue(self, job_id: str, only_unfinished: bool) -> None:
-        before = await self._listings.job(job_id)
-        await self._change("scontrol", "requeue", *(("Incomplete",) if only_unfinished else ()), job_id)
-        # Slurm prints nothing when it did not requeue the job: see requeue_outcome.
-        raise_unless_done(requeue_outcome.requeue_verdict(before, await self._listings.job(job_id)))
-
     async def _requeue_hold(self, job_id: str, only_unfinished: bool) -> None:
         if not only_unfinished:
             await self._change("scontrol", "requeuehold", job_id)
@@ -206,22 +189,6 @@ class CommandLineSlurm:
 
     async def _exclude(self, job_id: str, nodes: Sequence[str]) -> None:
         await self._change("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
-
-    async def _add_excluded(self, job_id: str, nodes: Sequence[str]) -> tuple[str, ...]:
-        job = await self._listings.job(job_id)
-        if job is None:
-            raise SlurmRefused(f"Slurm knows no job {job_id}", Refusal.NO_SUCH_JOB)
-        if job.het_job_id:
-            raise SlurmRefused(
-                "one list would replace that of every component of the heterogeneous job", Refusal.NOT_ASKED
-            )
-        if not set(nodes) <= set(job.excluded_nodes):
-            await self._exclude(job_id, sorted({*job.excluded_nodes, *nodes}))
-            job = await self._listings.job(job_id)
-        excluded = () if job is None else job.excluded_nodes
-        if missing := sorted(set(nodes) - set(excluded)):
-            raise SlurmUnavailable(f"Slurm does not show {', '.join(missing[:5])} among the excluded nodes")
-        return tuple(sorted(excluded))
 
     async def _send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         # scancel waits long for a pending job to change, and exits with 0 for a finished one: so read the job first.

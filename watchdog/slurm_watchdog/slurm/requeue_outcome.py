@@ -37,17 +37,6 @@ def requeue_hold_verdict(job: SlurmJob | None) -> Verdict:
     """What `requeuehold Incomplete` did, from the job as read afterwards."""
     if job is not None and job.held and job.state in REQUEUED:
         return True, f"{job.state}, {job.reason}", Refusal.OTHER
-    return _not_requeued(job)
-
-
-def requeue_verdict(before: SlurmJob | None, after: SlurmJob | None) -> Verdict:
-    """What `requeue` did, from the job as read before and afterwards. The restart count rises at once."""
-    if before is not None and after is not None and after.restarts > before.restarts:
-        return True, f"{after.state}, {after.reason}", Refusal.OTHER
-    return _not_requeued(after)
-
-
-def _not_requeued(job: SlurmJob | None) -> Verdict:
     if job is None:
         return False, "Slurm no longer knows the job", Refusal.NO_SUCH_JOB
     if job.state in OVER:

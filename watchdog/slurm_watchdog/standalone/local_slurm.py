@@ -259,22 +259,16 @@ class LocalSlurm:
         if job_id != self.job_id:
             raise SlurmRefused(f"there is no job {job_id}", Refusal.NO_SUCH_JOB)
 
-    async def requeue(self, job_id: str, *, only_unfinished: bool) -> None:
-        await self._requeue(job_id, only_unfinished, held=False)
-
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        await self._requeue(job_id, only_unfinished, held=True)
-
-    async def _requeue(self, job_id: str, only_unfinished: bool, *, held: bool) -> None:
         self._check(job_id)
-        if self.state == "PENDING" and self.held and held:
+        if self.state == "PENDING" and self.held:
             return
         if self.state in OVER and only_unfinished:
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
         if self.state == "COMPLETING":
             raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
         self.restarts += 1
-        self.held, self.state = held, "COMPLETING"
+        self.held, self.state = True, "COMPLETING"
         self.over.clear()
         self._spawn(self._end_and_wait())
 
@@ -310,10 +304,10 @@ class LocalSlurm:
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
         self._signal(chosen, _number(signal))
 
-    set_excluded_nodes = add_excluded_nodes = _refused("there is no other machine to run on", Refusal.UNSATISFIABLE)
+    set_excluded_nodes = _refused("there is no other machine to run on", Refusal.UNSATISFIABLE)
     submit = _refused("there is no queue on this machine", Refusal.NOT_BATCH)
     drain_node = _refused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
-    undrain_node = resume_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+    undrain_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
     set_node_down = _refused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
 
 

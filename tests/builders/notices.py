@@ -87,7 +87,7 @@ class Ticking:
         self.journal = journal
         self.now = now
         self.notifier = Notifier(journal.outbox, channels, "a", wall=lambda: self.now)
-        self.workers = [ChannelWorker(journal.outbox, channel, 5.0, 2.0, lambda: self.now) for channel in channels]
+        self.workers = [ChannelWorker(journal.outbox, channel, 5.0, lambda: self.now) for channel in channels]
 
     async def run_until(self, until: float) -> None:
         """Let the channels send until this date."""

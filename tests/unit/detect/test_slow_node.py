@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
 from slurm_watchdog.detect import slow_job, slow_node
 from slurm_watchdog.detect.slow_job import SlowJob
@@ -144,7 +145,7 @@ def test_without_a_signal_the_slow_job_says_how_to_find_the_node() -> None:
 
 
 def test_a_counter_rises_since_the_first_of_its_rises_without_a_long_break() -> None:
-    nodes = Nodes()
+    nodes = Nodes(LeftOut())
 
     def look(number: int, at: float, count: int) -> tuple[Rise, ...]:
         gpu = Gpu(uuid="GPU-1", index=0, pcie_replays=count)

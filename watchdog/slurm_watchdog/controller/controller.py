@@ -196,7 +196,7 @@ class Controller:
             watch=tuple(
                 self._paths.watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
             ),
-            # Told only once the jobs are known: what agents then tell again has somebody to belong to.
+            # Sent only once the jobs are known: what agents then report again belongs to a job.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
             takes_changes=True,

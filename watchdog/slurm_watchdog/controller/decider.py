@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.actuate import kill_switch
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.decision_inputs import DecisionInputs, TickContext
+from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
@@ -74,7 +75,7 @@ class Decider:
         made = 0
         while left and made < self._chunks.size:
             incident = known.get(left.popleft())
-            if incident is None or not _stands_alone(incident):
+            if incident is None or not is_announced(incident):
                 continue
             for matter in matters_of(incident, self._cluster.jobs.get, self._inputs.rule):
                 try:
@@ -223,12 +224,3 @@ class Decider:
         else:
             self._incidents.close_incident(incident, f"refused: {decision.reason}")
         return incident, decision
-
-
-def _stands_alone(incident: Incident) -> bool:
-    """Whether it fires and nothing explains it. Somebody's own wish was decided about when it was said."""
-    return (
-        incident.state is IncidentState.FIRING
-        and incident.inhibited_by is None
-        and incident.kind != IncidentKind.OPERATOR_RESTART
-    )

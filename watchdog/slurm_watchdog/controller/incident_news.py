@@ -148,7 +148,7 @@ class IncidentNews:
         self.writer.write_or_queue(lambda: self.notifier.decided(incident, decision))
 
     def journal_failed(self, error: JournalError) -> None:
-        """The journal has failed somebody who decides: nothing is done until it works."""
+        """The journal has failed a decision: nothing is done until it works."""
         self.writer.failed(error)
 
 

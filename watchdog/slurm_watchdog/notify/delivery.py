@@ -70,13 +70,10 @@ class Channel(Protocol):
 class ChannelWorker:
     """Sends the outbox rows of one channel."""
 
-    def __init__(
-        self, outbox: Outbox, channel: Channel, poll_s: float, first_retry_s: float, wall: Callable[[], float]
-    ) -> None:
+    def __init__(self, outbox: Outbox, channel: Channel, poll_s: float, wall: Callable[[], float]) -> None:
         self.channel = channel
         self._outbox = outbox
         self._poll_s = poll_s
-        self._first_retry_s = first_retry_s
         self._wall = wall
         self._added = asyncio.Event()
         self.count: Count = lambda channel, outcome, number: None
@@ -157,13 +154,13 @@ class ChannelWorker:
         self.count(name, "dropped" if pending and error.permanent else "failed", 1)
         if not pending:
             LOG.warning("%s: %s", name, error.reason)
-            return min(LONGEST_WAIT_S, error.retry_after_s or 10 * self._first_retry_s)
+            return min(LONGEST_WAIT_S, error.retry_after_s or 10 * FIRST_RETRY_S)
         item = pending[0]
         if error.permanent:
             LOG.error("message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason)
             self._outbox.done_all(name, (item.id,))
             return 0.0
-        backoff = min(LONGEST_RETRY_S, self._first_retry_s * 2 ** min(item.attempts, 20))
+        backoff = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(item.attempts, 20))
         wait_s = backoff if error.retry_after_s is None else min(error.retry_after_s, LONGEST_WAIT_S)
         LOG.warning(
             "message %d to %s about %s waits %.0f s: %s",

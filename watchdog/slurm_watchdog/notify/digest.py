@@ -23,7 +23,7 @@ from slurm_watchdog.notify.slack_messages import (
 from slurm_watchdog.notify.wording import SEVERITY_WORDS, message_of
 
 MAX_SENTENCES = 12
-"""So few incidents are told with their own sentences."""
+"""So few incidents are listed with their own sentences."""
 MAX_URGENT = 10
 MAX_MENTIONS = 5
 BLOCKS_PER_MESSAGE = 3

@@ -21,7 +21,6 @@ from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.delivery import (
-    FIRST_RETRY_S,
     FORGET_AFTER_S,
     POLL_S,
     STALE_AFTER_S,
@@ -82,7 +81,7 @@ class IncidentSources:
 class Notifier:
     """Writes notices to the outbox for every channel and, while `run` is running, has the channels send them."""
 
-    def __init__(  # noqa: PLR0913 - each has a default, and one caller in the program
+    def __init__(
         self,
         outbox: Outbox,
         channels: Sequence[Channel],
@@ -91,7 +90,6 @@ class Notifier:
         legacy_channel: str = "",
         pulse_s: float = 0.0,
         poll_s: float = POLL_S,
-        first_retry_s: float = FIRST_RETRY_S,
         wall: Callable[[], float] = clock.wall,
         caller: Caller = Caller.SERVICE,
     ) -> None:
@@ -104,7 +102,7 @@ class Notifier:
         self._pulse_s = pulse_s
         self._poll_s = poll_s
         self._wall = wall
-        self._workers = [ChannelWorker(outbox, channel, poll_s, first_retry_s, wall) for channel in self._channels]
+        self._workers = [ChannelWorker(outbox, channel, poll_s, wall) for channel in self._channels]
         self.sources = IncidentSources()
         self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
         """(incident, job or process) -> since when which decision is held back."""
@@ -216,8 +214,8 @@ class Notifier:
         async with asyncio.TaskGroup() as tasks:
             for worker in self._workers:
                 tasks.create_task(worker.run())
-            tasks.create_task(self._expire_threads())
-            tasks.create_task(self._release_held())
+            tasks.create_task(self._every(TIDY_EVERY_S, self._tidy, "the outbox can't be tidied"))
+            tasks.create_task(self._every(self._poll_s, self.release, "what was held back cannot be written"))
             if self._pulse_s > 0:
                 tasks.create_task(self._queue_pulses())
 
@@ -265,38 +263,33 @@ class Notifier:
                 )  # fmt: skip
         self._outbox.done_all(name, [item.id for item in items])
 
-    async def _expire_threads(self) -> None:
+    async def _every(self, pause_s: float, work: Callable[[], object], complaint: str) -> None:
         while True:
             try:
-                self._outbox.forget(self._wall() - FORGET_AFTER_S)
-            except Exception:  # the boundary: a journal that fails is tidied later
-                LOG.exception("the outbox can't be tidied")
-            await asyncio.sleep(TIDY_EVERY_S)
-
-    async def _release_held(self) -> None:
-        while True:
-            await asyncio.sleep(self._poll_s)
-            try:
-                self.release()
+                work()
             except Exception:  # the boundary: a journal that fails gets it later
-                LOG.exception("what was held back cannot be written")
+                LOG.exception(complaint)
+            await asyncio.sleep(pause_s)
+
+    def _tidy(self) -> None:
+        self._outbox.forget(self._wall() - FORGET_AFTER_S)
 
     async def _queue_pulses(self) -> None:
         """On the grid of the wall clock: a restarted controller repeats none."""
-        told = self._wall() // self._pulse_s
+        newest = self._wall() // self._pulse_s
         while True:
             await asyncio.sleep(min(self._poll_s, self._pulse_s))
             try:
-                told = self.pulse(told)
+                newest = self.pulse(newest)
             except Exception:  # the boundary: a status message that fails is skipped
                 LOG.exception("a pulse can't be written")
 
-    def pulse(self, told: float) -> float:
-        """Queues a job status message if one is due; `told` is the number of the last interval. Returns the
+    def pulse(self, newest: float) -> float:
+        """Queues a job status message if one is due; `newest` is the number of the last interval. Returns the
         newest number."""
         at = self._wall()
         number = at // self._pulse_s
-        pulses = self.sources.pulses() if number != told else ()
+        pulses = self.sources.pulses() if number != newest else ()
         for worker in self._workers if pulses else ():
             if worker.channel.takes_messages:
                 # After an outage of Slack only the newest status is sent, not one per hour.

@@ -195,17 +195,17 @@ class SlackChannel:
 
     async def _queue_digest(self, outbox: Outbox, now: float) -> None:
         """Replaces all waiting rows by one digest."""
-        digest, last, told = Digest(self._mentions), 0, 0
+        digest, last, number = Digest(self._mentions), 0, 0
         while page := outbox.pending(ROWS_AT_ONCE, self.name, last):
             notices = self._read(outbox, page)
             for _, notice in notices:
                 digest.add(notice)
-            told, last = told + len(notices), page[-1].id
+            number, last = number + len(notices), page[-1].id
             if len(page) < ROWS_AT_ONCE:
                 break
             await asyncio.sleep(0)
-        if told:
-            LOG.warning("%d messages to %s are sent as a digest", told, self.name)
+        if number:
+            LOG.warning("%d messages to %s are sent as a digest", number, self.name)
             rows = [{"message": each} for each in digest.messages(self._cluster)]
             outbox.replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
         self._digest_at = now
@@ -215,11 +215,11 @@ class PulseChannel:
     """The hourly job status: its own outbox rows, so that no notice waits behind it, and the message rate
     that all of Slack shares."""
 
+    name = "slack-pulse"
     topics: frozenset[Topic] = frozenset()
     takes_messages = True
 
-    def __init__(self, poster: Poster, pace: MessageRate, *, name: str = "slack-pulse") -> None:
-        self.name = name
+    def __init__(self, poster: Poster, pace: MessageRate) -> None:
         self._poster = poster
         self._pace = pace
 

@@ -116,7 +116,7 @@ class SlurmListing:
 
     def _lost(self, heard: Mapping[str, float], now: float) -> dict[str, SlurmNode]:
         """NODE_FAIL is Slurm's word that it has lost a node of the job: those that fell silent while others
-        went on, or its only one."""
+        continued, or its only one."""
         newest = max(heard.values(), default=now)
         return {
             name: SlurmNode(name=name, address="", state=LOST, reason=f"job {job.job_id} ended {job.state}")

@@ -1,1 +1,1 @@
-"""How Slurm is asked and told: a Protocol, a client on its commands, pure parsers of what they print."""
+"""How Slurm is queried and controlled: a Protocol, a client on its commands, pure parsers of what they print."""

@@ -22,7 +22,7 @@ JOB_ATTRIBUTES = (
     "submit_time", "eligible_time", "user_id", "partition", "allocated_nodes", "batch_host", "required_nodes",
     "excluded_nodes", "num_nodes", "time_limit",
 )  # fmt: skip
-"""Without one of these a job cannot be told. The same names in pyslurm 22.5 to 25.11."""
+"""Without one of these a job cannot be described. The same names in pyslurm 22.5 to 25.11."""
 JOB_TEXTS = (
     "name", "state_reason", "account", "qos", "reservation", "dependencies", "command", "working_directory",
     "standard_output", "standard_error", "comment",

@@ -20,13 +20,9 @@ def jobs_behind(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]
         if other.uid == job.uid
         and other.job_id != job.job_id
         and other.state in COMES
-        and (_same_array(job, other) or _depends(job, other))
+        and ((job.array_job_id and job.array_job_id == other.array_job_id) or _depends(job, other))
     ]
     return tuple(sorted(found, key=lambda other: (other.state in WAITING, other.job_id)))
-
-
-def _same_array(job: SlurmJob, other: SlurmJob) -> bool:
-    return bool(job.array_job_id) and job.array_job_id == other.array_job_id
 
 
 def _depends(job: SlurmJob, other: SlurmJob) -> bool:

@@ -135,9 +135,9 @@ SHOWN_STEP_TIMES = 24
 
 def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
     """Those that are announced, what fires and is critical first, at most SHOWN_OPEN."""
-    told = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
-    told.sort(key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at))
-    return told[:SHOWN_OPEN]
+    shown = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
+    shown.sort(key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at))
+    return shown[:SHOWN_OPEN]
 
 
 def open_json(incident: Incident, sees: Sees) -> dict[str, Any]:

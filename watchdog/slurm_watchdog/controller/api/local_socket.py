@@ -172,10 +172,9 @@ class LocalApi:
 
     def _deliveries(self, request: web.Request) -> list[Delivery]:
         """How messages fare; what a receiver answered is for operators, for it may repeat a message."""
-        told = may_see((), self._person_of(request), self._operators)
-        return [
-            each if told else msgspec.structs.replace(each, error="") for each in self._controller.notifier.deliveries()
-        ]
+        is_operator = may_see((), self._person_of(request), self._operators)
+        found = self._controller.notifier.deliveries()
+        return [each if is_operator else msgspec.structs.replace(each, error="") for each in found]
 
     def _paused(self) -> dict[str, Any] | None:
         paused = self._controller.journal.paused()

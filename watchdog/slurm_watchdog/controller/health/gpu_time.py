@@ -24,7 +24,7 @@ class GpuTime:
         self._looked_at: float | None = None
 
     def gpus_of(self, job_id: str) -> int:
-        """How many GPUs a job has; 0 if nobody knows."""
+        """How many GPUs a job has; 0 if unknown."""
         return self._gpus.get(job_id, 0)
 
     def add(self, view: ClusterView, incidents: Iterable[Incident]) -> float:

@@ -181,10 +181,6 @@ class ControllerMetrics:
         for name in expires():
             self.certificate_expiry.labels(name).set_function(partial(_expiry, expires, name))
 
-    def count_refused_connection(self, reason: str) -> None:
-        """`reason` is one of CONNECTION_REASONS."""
-        self.refused_connections.labels(reason).inc()
-
     def show(
         self,
         view: ClusterView,

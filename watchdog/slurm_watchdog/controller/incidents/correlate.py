@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -125,18 +126,18 @@ def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incid
         job_ids=finding.job_ids,
         opened_at=moment.wall - finding.duration_s,
         pending_mono=moment.mono,
-        summary=finding.summary,
-        summary_at=moment.wall,
-        facts=finding.facts,
         culprits=finding.culprits,
-        actionable=finding.actionable,
-        jobs_now=finding.job_ids,
-        exclude_nodes=finding.exclude_nodes,
-        mounts=finding.mounts,
-        processes=finding.processes,
         runs=_runs(finding, moment),
         owners=_owners(finding, (), moment),
+        **_said(finding, moment),
     )
+
+
+def _said(finding: Finding, moment: CorrelateContext) -> dict[str, Any]:
+    """The fields of an incident that are as its newest finding has them."""
+    same = ("summary", "facts", "actionable", "exclude_nodes", "mounts", "processes")
+    now = {name: getattr(finding, name) for name in same}
+    return now | {"summary_at": moment.wall, "jobs_now": finding.job_ids}
 
 
 def _owners(finding: Finding, before: tuple[int, ...], moment: CorrelateContext) -> tuple[int, ...]:
@@ -188,16 +189,9 @@ def _update(
             clear_mono=None,
             job_ids=job_ids,
             runs=tuple({**dict(_runs(finding, moment)), **dict(incident.runs)}.items()),
-            summary=finding.summary,
-            summary_at=moment.wall,
-            facts=finding.facts,
             culprits=_with_ranks(finding.culprits, incident.culprits) or incident.culprits,
-            actionable=finding.actionable,
-            jobs_now=finding.job_ids,
-            exclude_nodes=finding.exclude_nodes,
-            mounts=finding.mounts,
-            processes=finding.processes,
             owners=_owners(finding, incident.owners, moment),
+            **_said(finding, moment),
         )
     if incident.state is IncidentState.PENDING:
         return None

@@ -85,7 +85,6 @@ class ReportEndpoint:
 
     def server(self) -> Server:
         """What listens on the port."""
-        count = self._metrics.count_refused_connection
         server = Server(
             self.answer,
             self.admit,
@@ -93,7 +92,7 @@ class ReportEndpoint:
             MAX_BYTES,
             BODY_DEADLINE_S,
             tls=self._tls,
-            count=count,
+            count=lambda reason: self._metrics.refused_connections.labels(reason).inc(),
             limits=self._limits,
             only_uid=None if self._own_user is None else self._own_user.uid,
         )

@@ -26,7 +26,7 @@ class Crowd(Struct, frozen=True, kw_only=True):
 
     users: int = 0
     own: int = 0
-    """Jobs of the user whom the incident concerns, this one included."""
+    """Jobs of the user that the incident concerns, this one included."""
 
 
 def in_trouble(incidents: Iterable[Incident], owner_of: Callable[[str], Uid]) -> Trouble:

@@ -27,7 +27,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     ladder, left_out = _possible(rule.ladder, situation)
     asked = incident.kind == IncidentKind.OPERATOR_RESTART
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
-    verdict, by, reason = Verdict.ALLOWED, str(incident.kind), _why_allowed(incident, asked=asked)
+    verdict, by = Verdict.ALLOWED, str(incident.kind)
+    reason = f"{'a person asked for it' if asked else 'the evidence is clear'} and no guard holds it back"
     if action is Action.NONE:
         reason = _why_none(incident, rule)
     else:
@@ -43,8 +44,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     exclude, kept_in = _to_exclude(incident, situation)
     drain, not_drained = _to_drain(incident, situation, limits)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
-        told = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
-        reason = "; ".join((reason, *left_out, *told, *kept_in, *not_drained))
+        why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
+        reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
         incident_id=incident.id,
@@ -70,12 +71,6 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         process_since=situation.process_since,
         uid=None if job is None else job.uid,
     )
-
-
-def _why_allowed(incident: Incident, *, asked: bool) -> str:
-    if asked:
-        return "a person asked for it and no guard holds it back"
-    return "the evidence is clear and no guard holds it back"
 
 
 def _why_none(incident: Incident, rule: Rule) -> str:
@@ -128,7 +123,7 @@ def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[
 
 
 def is_news(decision: Decision, earlier: Sequence[Decision]) -> bool:
-    """Whether a decision differs from the last one on its incident: only then it is written and told.
+    """Whether a decision differs from the last one on its incident: only then it is written and announced.
 
     Evidence comes and goes with every report, and sight with every start of the controller: that there is none at
     this moment is reported once, if nothing else was.

@@ -44,8 +44,8 @@ def lost_mounts(
         ]
         reach = [name for name, other in words if other.probe.responding]
         if len(reach) > len(words) - len(reach):
-            told = f"its mount of {seen.probe.mount} has not answered for {seen.probe.seconds:.0f} s"
-            found.setdefault(node.name, f"{told}, and {_few(reach)} reach{'es' if len(reach) == 1 else ''} it")
+            why = f"its mount of {seen.probe.mount} has not answered for {seen.probe.seconds:.0f} s"
+            found.setdefault(node.name, f"{why}, and {_few(reach)} reach{'es' if len(reach) == 1 else ''} it")
     return tuple(sorted(found.items()))
 
 

@@ -41,9 +41,9 @@ class _Agent:
 class Agents:
     """One for each node that has ever reported. Not thread-safe: the state owns it."""
 
-    def __init__(self, silent_after_s: float, left_out: LeftOut | None = None):
+    def __init__(self, silent_after_s: float, left_out: LeftOut):
         self.silent_after_s = silent_after_s
-        self._left_out = left_out if left_out is not None else LeftOut()
+        self._left_out = left_out
         self._agents: dict[str, _Agent] = {}
         self._registered = 0
         """Reports so far."""
@@ -79,7 +79,7 @@ class Agents:
         if agent is None or agent.agent_id != report.agent_id or agent.whole is None:
             return None
         if report.sequence <= agent.sequence:
-            return replace(report, changes=None)  # told before: what is in it will not be looked at
+            return replace(report, changes=None)  # reported before: what is in it will not be looked at
         agent.bytes += size
         if agent.bytes > MAX_BASE_BYTES:
             agent.whole = None

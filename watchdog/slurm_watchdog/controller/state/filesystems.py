@@ -39,10 +39,8 @@ class _Filesystem:
 class Filesystems:
     """All of them, by their key. One loop owns it."""
 
-    def __init__(self, left_out: LeftOut | None = None) -> None:
-        self._known: Capped[str, _Filesystem] = Capped(
-            "filesystems", left_out if left_out is not None else LeftOut(), MAX_OF_NODE, MAX_OF_USER
-        )
+    def __init__(self, left_out: LeftOut) -> None:
+        self._known: Capped[str, _Filesystem] = Capped("filesystems", left_out, MAX_OF_NODE, MAX_OF_USER)
 
     def note_blocked(self, node: str, boot_id: str, process: Process, made_at: float) -> None:
         """A process of a job waits on `node`; without a mount in what blocks it, nothing is taken up."""

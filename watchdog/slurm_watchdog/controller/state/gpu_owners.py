@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.model.incidents import Culprit, Finding
+from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.report import Report
 
 KEPT_S = 3600.0
@@ -75,8 +75,5 @@ class GpuPids:
         """The finding, with the GPU of every culprit whose process is named and whose GPU is known."""
         if not finding.culprits:
             return finding
-        return replace(finding, culprits=tuple(self._with_gpu(culprit) for culprit in finding.culprits))
-
-    def _with_gpu(self, culprit: Culprit) -> Culprit:
-        uuid = culprit.gpu_uuid or self.uuid_of(culprit.node, culprit.pid)
-        return replace(culprit, gpu_uuid=uuid)
+        named = ((each, each.gpu_uuid or self.uuid_of(each.node, each.pid)) for each in finding.culprits)
+        return replace(finding, culprits=tuple(replace(culprit, gpu_uuid=uuid) for culprit, uuid in named))

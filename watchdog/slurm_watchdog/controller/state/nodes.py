@@ -116,8 +116,8 @@ class _Node:
     gpus: Capped[str, _Past]
     boot_id: str = ""
     events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
-    told: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
-    """(source, sequence) of the kernel's records that have come: an agent may tell them again."""
+    records: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    """(source, sequence) of the kernel's records that have come: an agent may send them again."""
     held: dict[tuple[int, int], tuple[float, GpuHolder]] = field(default_factory=dict)
     """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
     mounts: dict[str, SeenMount] = field(default_factory=dict)
@@ -127,8 +127,8 @@ class _Node:
 class Nodes:
     """Every node that has reported. One loop owns it."""
 
-    def __init__(self, left_out: LeftOut | None = None) -> None:
-        self._left_out = left_out if left_out is not None else LeftOut()
+    def __init__(self, left_out: LeftOut) -> None:
+        self._left_out = left_out
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
         self._names: list[str] = []
@@ -200,14 +200,14 @@ class Nodes:
 
 
 def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
-    """One event more, unless it was told before, is older than the agent, or is the other voice of the same fault."""
+    """One event more, unless it was reported before, is older than the agent, or is the same fault by another source."""
     if event.backlog:
         return
     if event.sequence is not None:
         key = (event.source, event.sequence)
-        if key in node.told:
+        if key in node.records:
             return
-        node.told.append(key)
+        node.records.append(key)
     if event.xid is not None:
         for seen in node.events:
             other = seen.event

@@ -78,7 +78,7 @@ class PastJobs:
 
     def preceded_by(self, job: SlurmJob, past: PastRun) -> tuple[str, ...]:
         """The jobs that this one followed on: it was there when they ended, ran after them, and its steps
-        went on from theirs.
+        continued from theirs.
 
         A sweep, or somebody who tries again and again, begins at the first step each time and is no chain.
         """

@@ -35,7 +35,7 @@ class ProcessRates:
     busy_at: float | None = None
     """When it was last seen to use most of a core, or more than next to nothing since; None: never."""
     ran: int = 0
-    """Looks that found it running, of a process whose time is not told."""
+    """Looks that found it running, of a process whose time is not reported."""
     asleep: int = 0
     """Looks since, that found it asleep."""
     asleep_at: float = 0.0
@@ -51,8 +51,8 @@ class ProcessRates:
             return
         # Nobody has trained without using any time: nought is what a trace says that does not tell. A
         # loader's worker may have.
-        told = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
-        used_s = max(0.0, process.cpu_s - self.cpu_s) if told else None
+        reported = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
+        used_s = max(0.0, process.cpu_s - self.cpu_s) if reported else None
         self.cpu_ratio = self._by_state(now) if used_s is None else used_s / elapsed_s
         if self.cpu_ratio is None:
             self.busy_at = None

@@ -19,7 +19,7 @@ from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.model.cluster_view import JobView, Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
-from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
+from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -76,7 +76,7 @@ class Run:
     looked: tuple[float, JobView] | None = None
     """When a tick last looked at it, and what it saw."""
     restless: bool = True
-    """Something that may be told has happened since."""
+    """Something that may be reported has happened since."""
     left_over: frozenset[ProcessKey] = frozenset()
     """Processes of the run before that are still ending."""
     step_id: str | None = None
@@ -91,7 +91,7 @@ class Run:
     troubled_at: float = float("-inf")
     """When an incident of this job was last open: a step that took so long because of it teaches nothing."""
     troubled_from: float = float("-inf")
-    """Since when it has been so. Steps that were made before are told again to a controller that starts, and
+    """Since when it has been so. Steps that were made before are reported again to a controller that starts, and
     teach unchanged."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
@@ -206,7 +206,7 @@ def past_run(run: Run, now: float) -> PastRun:
         unseen=run.unseen,
         nodes=run.job.nodes,
         touched_at=run.touched_at,
-        errors=logged_errors(run),
+        errors=tuple(logged_error(event, node, at) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         ranks=_world(process for process, _, _ in run.processes.values() if process.role is Role.RANK),
         seats=_seats(run),
@@ -218,11 +218,6 @@ def _world(ranks: Iterable[Process]) -> int:
     """How many ranks there are: those that were seen, or as many as their world size says."""
     seen = list(ranks)
     return max([len({rank.rank for rank in seen}), *(rank.world_size or 0 for rank in seen)])
-
-
-def logged_errors(run: Run) -> tuple[LoggedError, ...]:
-    """The kept error lines."""
-    return tuple(logged_error(event, node, at) for node, at, event in run.errors.lines)
 
 
 def _seats(run: Run) -> tuple[RankLocation, ...]:
@@ -256,7 +251,7 @@ def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
     return max((step for step in steps if last_step is None or step <= last_step), default=None)
 
 
-def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut | None = None) -> Run:
+def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut) -> Run:
     """The run that begins, with what is remembered of the one before; `left_out` counts what it will have no
     room for."""
     started = job.state in RUNNING
@@ -267,7 +262,7 @@ def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, l
         valid_from = started_at(job, now, wall)
     run = Run(
         job=job,
-        left_out=left_out if left_out is not None else LeftOut(),
+        left_out=left_out,
         began_at=now,
         started=started,
         valid_from=valid_from,

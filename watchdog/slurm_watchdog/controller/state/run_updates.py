@@ -21,7 +21,7 @@ from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogF
 from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0
-"""A rank or worker that is gone is remembered this long, so that its death can be told; see Run.gone for how many."""
+"""A rank or worker that is gone is remembered this long, so that its death is reported; see Run.gone for how many."""
 MAX_PATH = 4096
 """Characters of a file's name that is remembered; linux/limits.h."""
 MAX_LAST_WORDS = 30
@@ -186,7 +186,7 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
     One more that is complete sets the clock, as a line in the log does that says so: the step after it could
-    not begin before. One that the log has told did that already, and one beyond the run's step is another
+    not begin before. One that the log has reported did that already, and one beyond the run's step is another
     training's.
     """
     if not run.started:
@@ -196,9 +196,9 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     if found.step is None or len(found.directory) > MAX_PATH:
         return
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
-    told = run.checkpoint is not None and run.checkpoint[0] >= found.step
+    logged = run.checkpoint is not None and run.checkpoint[0] >= found.step
     others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
-    if before is not None and found.step > before and not told and not others:
+    if before is not None and found.step > before and not logged and not others:
         run.note_save(at)
     run.disk_steps.put(found.directory, found.step, run.name, node)
 

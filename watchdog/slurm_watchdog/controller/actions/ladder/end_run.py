@@ -47,15 +47,11 @@ def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
             return move
         reasons.append(why)
     if not reasons:  # the job was asked, and that is all that the rule wants
-        ok = ActionEnd(ok=True, ended_at=world.now, detail=_asked_only(stage))
-        return finish(run, world, ok)
+        after = "continues: the rule does not end it"
+        if stage is Stage.FINISHED:
+            after = "ended by itself; the rule runs nothing again"
+        return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=f"the job has saved and {after}"))
     return give_up(run, world, "; ".join(reasons))
-
-
-def _asked_only(stage: Stage) -> str:
-    if stage is Stage.SAME_RUN:
-        return "the job has saved and continues: the rule does not end it"
-    return "the job has saved and ended by itself; the rule runs nothing again"
 
 
 Way = tuple[Move | None, str]
@@ -82,7 +78,7 @@ def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) 
     if not world.behind:
         return None, "nothing is queued behind the job: there is no chain to leave it to"
     if stage is Stage.FINISHED:
-        return finish(run, world, _chain_end(run, world)), ""
+        return finish(run, world, _chain_end(world)), ""
     return _cancel(run, stage, world, limits)
 
 
@@ -101,7 +97,7 @@ def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         return _wait_for_end(run, stage, world, limits)
     if Rung.CHAIN in ladder_of(run.decision) and world.behind:
-        return finish(run, world, _chain_end(run, world))
+        return finish(run, world, _chain_end(world))
     detail = "the job was cancelled and has ended"
     return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=detail))
 
@@ -120,7 +116,7 @@ def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
     return Wait(reason="the job was cancelled and is ending")
 
 
-def _chain_end(run: ActionRun, world: Observed) -> ActionEnd:
+def _chain_end(world: Observed) -> ActionEnd:
     """What continues where the job ended."""
     first = world.behind[0]
     how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state

@@ -20,7 +20,6 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Reconcile,
     Stage,
     Wait,
-    attempts,
     can_be_abandoned,
     give_up,
     ladder_of,
@@ -53,7 +52,7 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     stage = stage_of(run, world.job)
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:
-        return _reconcile(lost, stage, run, world)
+        return _reconcile(lost, stage, world)
     if tried(run, Operation.ABANDON) and can_be_abandoned(run):
         return give_up(run, world, tries(run, Operation.ABANDON)[-1].detail or "an operator ended the action")
     if Rung.HOLD in ladder_of(run.decision):
@@ -65,7 +64,7 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if stage is Stage.GONE:
         return give_up(run, world, "Slurm does not know the job any more")
     if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
-        return Execute(operation=Operation.EVIDENCE, attempt=attempts(run, Operation.EVIDENCE) + 1)
+        return Execute(operation=Operation.EVIDENCE, attempt=len(tries(run, Operation.EVIDENCE)) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
     if not tried(run, Operation.REQUEUE_HOLD):
@@ -91,7 +90,7 @@ def _job_id(run: ActionRun) -> str:
     return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
-def _reconcile(lost: OperationRecord, stage: Stage, run: ActionRun, world: Observed) -> Move:
+def _reconcile(lost: OperationRecord, stage: Stage, world: Observed) -> Move:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     new = world.submitted
@@ -127,10 +126,10 @@ def _reconcile(lost: OperationRecord, stage: Stage, run: ActionRun, world: Obser
 def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
     """Before anything is done to the job, once; a second time only if the controller died over the first. An
     action that has begun is past it."""
-    tries = [record for record in run.records if record.operation is Operation.EVIDENCE]
-    if limits.evidence_s <= 0 or Rung.EVIDENCE not in ladder_of(run.decision) or len(tries) < len(run.records):
+    before = tries(run, Operation.EVIDENCE)
+    if limits.evidence_s <= 0 or Rung.EVIDENCE not in ladder_of(run.decision) or len(before) < len(run.records):
         return False
-    return not tries or (len(tries) == 1 and tries[0].outcome is OperationOutcome.UNKNOWN)
+    return not before or (len(before) == 1 and before[0].outcome is OperationOutcome.UNKNOWN)
 
 
 def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
@@ -159,4 +158,4 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     refusal = refused(run, Operation.HOLD)
     if refusal is not None:
         return give_up(run, world, f"hold was refused: {refusal.detail}")
-    return Execute(operation=Operation.HOLD, attempt=attempts(run, Operation.HOLD) + 1)
+    return Execute(operation=Operation.HOLD, attempt=len(tries(run, Operation.HOLD)) + 1)

@@ -54,10 +54,10 @@ def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: Ladd
         return Wait(reason=f"{process.node} is asked what became of process {process.pid}")
     if not run.records and world.process_objection is not None:
         return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
-    if not _is_over(run, world, limits, Operation.TERM_PROCESS, limits.term_s):
-        return _signal(run, process, world, limits, Operation.TERM_PROCESS)
-    if not _is_over(run, world, limits, Operation.KILL_PROCESS, limits.kill_s):
-        return _signal(run, process, world, limits, Operation.KILL_PROCESS)
+    if not _is_over(run, world, Operation.TERM_PROCESS, limits.term_s):
+        return _signal(run, process, world, Operation.TERM_PROCESS)
+    if not _is_over(run, world, Operation.KILL_PROCESS, limits.kill_s):
+        return _signal(run, process, world, Operation.KILL_PROCESS)
     return _in_vain(run, process, world, limits)
 
 
@@ -82,7 +82,7 @@ def _reconcile(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
     return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=OperationOutcome.UNKNOWN, detail=detail)
 
 
-def _is_over(run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation, limit_s: float) -> bool:
+def _is_over(run: ActionRun, world: Observed, operation: Operation, limit_s: float) -> bool:
     """Whether a signal was sent, as far as is known, and had its time."""
     sent = _sent(run, operation)
     if operation is Operation.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
@@ -99,7 +99,7 @@ def _is_sure(sent: list[OperationRecord]) -> bool:
     return any(each.outcome is OperationOutcome.DONE for each in sent)
 
 
-def _signal(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits, operation: Operation) -> Move:
+def _signal(run: ActionRun, process: GpuProcess, world: Observed, operation: Operation) -> Move:
     sent = _sent(run, operation)
     if _is_sure(sent) or (sent and operation is Operation.TERM_PROCESS):
         return Wait(reason=f"{operation}: process {process.pid} on {process.node} has a moment to end")

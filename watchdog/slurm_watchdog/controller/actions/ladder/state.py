@@ -222,10 +222,6 @@ def tried(run: ActionRun, operation: Operation) -> bool:
     return any(record.operation is operation for record in run.records)
 
 
-def attempts(run: ActionRun, operation: Operation) -> int:
-    return len(tries(run, operation))
-
-
 def done(run: ActionRun, operation: Operation) -> bool:
     return any(r.outcome in (OperationOutcome.DONE, OperationOutcome.SKIPPED) for r in tries(run, operation))
 

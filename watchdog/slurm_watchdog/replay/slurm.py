@@ -126,6 +126,10 @@ class SlurmListing:
             if name in heard and heard[name] < (now if len(job.nodes) == 1 else newest) - LOST_SHARE * self.patience_s
         }
 
+    def patience_ends(self, since: float, until: float) -> bool:
+        """Whether nodes that have said nothing yet begin to count as silent between these two."""
+        return any(since < at + self.patience_s <= until for at in self._active_since.values())
+
     def _expected(self, nodes: Sequence[str], heard: Mapping[str, float], since: float, now: float) -> Iterator[str]:
         """Those of a job's nodes that should have reported: in many traces a node only speaks while a job
         runs there."""

@@ -34,6 +34,9 @@ class StackDumps:
     listing: SlurmListing
     _open: dict[str, _Dump] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def add_stack(self, record: Stack, now: float) -> None:
         """One process's stacks."""
         try:

@@ -202,8 +202,7 @@ Own = Controller | Asked | Touched | Ended
 """What a controller says of itself."""
 Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault | Own
 KINDS: Final[dict[str, type[Record]]] = {str(each.__struct_config__.tag): each for each in get_args(Any_)}
-_decoder = msgspec.json.Decoder(Any_)
-_lines: msgspec.json.Decoder[Any_] = _decoder
+_decoder: msgspec.json.Decoder[Any_] = msgspec.json.Decoder(Any_)
 
 
 @dataclass
@@ -259,7 +258,7 @@ def _where(found: list[int]) -> str:
 def parse_records(block: bytes) -> list[Any_] | None:
     """The records of lines of which every one is as it should be; None if any is not."""
     try:
-        return _lines.decode_lines(block)
+        return _decoder.decode_lines(block)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -270,8 +269,7 @@ def parse_record(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine 
     `tally` counts everything that was not used. A BadLine has no time of its own yet.
     """
     try:
-        record: Any_ = _decoder.decode(line)
-        return record
+        return _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _mend(line, number, tally)
 

@@ -9,13 +9,14 @@ from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Match, Override, RuleBook, RuleChange
 from slurm_watchdog.detect.registry import KINDS
 
-RUNG_LIMITS = {
-    "kill_switch_limit": "kill_switch_s",
-    "checkpoint_limit": "checkpoint_s",
-    "signal_limit": "signal_s",
-    "exit_limit": "exit_s",
-}
-"""Key of a treatment -> field of LadderLimits."""
+LADDER_LIMITS = {
+    "kill_switch_limit": "kill_switch_s", "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
+    "exit_limit": "exit_s", "end_limit": "end_s", "step_limit": "step_s", "mount_limit": "mount_s",
+    "confirm_limit": "confirm_s", "term_limit": "term_s", "kill_limit": "kill_s", "evidence_limit": "evidence_s",
+    "set_down_after": "set_down_after_s",
+}  # fmt: skip
+"""Key of `ladder`, of which a treatment has some, too -> field of LadderLimits."""
+SAME_IN_A_RULE = ("mode", "exclude_nodes", "drain", "signal_to", "lose_work", "attempts")
 
 
 def limits_of(config: Config) -> GuardLimits:
@@ -39,23 +40,12 @@ def limits_of(config: Config) -> GuardLimits:
 
 def ladder_limits_of(config: Config) -> LadderLimits:
     """The limits of the operations."""
-    ladder = config.ladder
+    policy = config.policy
     return LadderLimits(
-        kill_switch_s=ladder.kill_switch_limit,
-        checkpoint_s=ladder.checkpoint_limit,
-        exit_s=ladder.exit_limit,
-        signal_s=ladder.signal_limit,
-        end_s=ladder.end_limit,
-        step_s=ladder.step_limit,
-        mount_s=ladder.mount_limit,
-        confirm_s=ladder.confirm_limit,
-        term_s=ladder.term_limit,
-        kill_s=ladder.kill_limit,
-        evidence_s=ladder.evidence_limit,
-        exclusion_s=config.policy.exclusion_lifetime,
-        set_down_after_s=ladder.set_down_after,
-        max_drained_nodes=config.policy.max_drained_nodes,
-        drained_percent=config.policy.drained_percent,
+        **{field: getattr(config.ladder, key) for key, field in LADDER_LIMITS.items()},
+        exclusion_s=policy.exclusion_lifetime,
+        max_drained_nodes=policy.max_drained_nodes,
+        drained_percent=policy.drained_percent,
     )
 
 
@@ -67,12 +57,7 @@ def rule_book_of(config: Config) -> RuleBook:
         kinds={kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()},
         overrides=tuple(
             Override(
-                match=Match(
-                    partition=tuple(override.match.partition),
-                    account=tuple(override.match.account),
-                    user=tuple(override.match.user),
-                    job_name=tuple(override.match.job_name),
-                ),
+                match=Match(**{name: tuple(globs) for name, globs in override.match}),
                 kinds=tuple(override.kinds),
                 change=_change(override, f"policy.overrides[{index}]"),
             )
@@ -82,16 +67,13 @@ def rule_book_of(config: Config) -> RuleBook:
 
 
 def _change(treatment: Treatment, source: str) -> RuleChange:
-    limits = {field: value for key, field in RUNG_LIMITS.items() if (value := getattr(treatment, key)) is not None}
+    limits = {
+        field: value for key, field in LADDER_LIMITS.items() if (value := getattr(treatment, key, None)) is not None
+    }
     return RuleChange(
         source=source,
-        mode=treatment.mode,
+        **{name: getattr(treatment, name) for name in SAME_IN_A_RULE},
         ladder=None if treatment.ladder is None else tuple(treatment.ladder),
-        exclude_nodes=treatment.exclude_nodes,
-        drain=treatment.drain,
-        signal_to=treatment.signal_to,
-        lose_work=treatment.lose_work,
         cooldown_s=treatment.cooldown,
-        attempts=treatment.attempts,
         rung_limits=tuple(sorted(limits.items())),
     )

@@ -96,6 +96,14 @@ def reason_of(body: dict[str, Any]) -> str:
     return mask_cut(str(body.get("reason", "")), MAX_REASON)
 
 
+def job_id_of(body: dict[str, Any]) -> str:
+    """The job that a request is about. Raises RequestRefused."""
+    job_id = str(body.get("job_id", ""))
+    if not _JOB.fullmatch(job_id):
+        raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+    return job_id
+
+
 @web.middleware
 async def _errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
@@ -147,6 +155,11 @@ class LocalApi:
     def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
         """Whether the person who asks may see the evidence of a job."""
         return may_see((job.uid,), self._person_of(request), self._operators)
+
+    def _require_owner(self, request: web.Request, job: SlurmJob) -> None:
+        """Raises RequestRefused unless the person who asks may see the evidence of a job."""
+        if not self.may_see_job(request, job):
+            raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
 
     async def status(self, request: web.Request) -> web.Response:
         c, now = self._controller, clock.monotonic()
@@ -212,26 +225,20 @@ class LocalApi:
     async def start_diagnosis(self, request: web.Request) -> web.Response:
         """Asks every node of a job for evidence, now; how far that is, and the diagnosis, are read by the
         answer's id."""
-        job_id = str((await self._body(request)).get("job_id", ""))
-        if not _JOB.fullmatch(job_id):
-            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+        job_id = job_id_of(await self._body(request))
         now = clock.monotonic()
         view = self._controller.state.job_view(job_id, now)
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
             raise RequestRefused(404, f"job {job_id} has no ranks to be asked: {state}. See: slurm-watchdog status")
-        if not self.may_see_job(request, view.job):
-            raise RequestRefused(403, f"job {job_id} belongs to {view.job.user}: its evidence is for {DETAILS_FOR}")
+        self._require_owner(request, view.job)
         return web.json_response(self._progress(self._controller.collector.collect(view.job, now)))
 
     async def diagnosis(self, request: web.Request) -> web.Response:
         found = self._controller.collector.known(request.match_info["id"])
         if found is None:
             raise RequestRefused(404, "that diagnosis is not known any more: start it again")
-        if not self.may_see_job(request, found.job):
-            raise RequestRefused(
-                403, f"job {found.job.job_id} belongs to {found.job.user}: its evidence is for {DETAILS_FOR}"
-            )
+        self._require_owner(request, found.job)
         return web.json_response(self._progress(found))
 
     def _progress(self, found: Collected) -> dict[str, Any]:
@@ -263,9 +270,7 @@ class LocalApi:
 
     async def restart(self, request: web.Request) -> web.Response:
         body = await self._body(request)
-        job_id, exclude = str(body.get("job_id", "")), body.get("exclude", [])
-        if not _JOB.fullmatch(job_id):
-            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+        job_id, exclude = job_id_of(body), body.get("exclude", [])
         if not isinstance(exclude, list) or not all(isinstance(n, str) and _NODE.fullmatch(n) for n in exclude):
             raise RequestRefused(400, "exclude has to be a list of node names")
         unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
@@ -304,9 +309,7 @@ class LocalApi:
 
     async def cancel_restart(self, request: web.Request) -> web.Response:
         """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
-        job_id = str((await self._body(request)).get("job_id", ""))
-        if not _JOB.fullmatch(job_id):
-            raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+        job_id = job_id_of(await self._body(request))
         job = self._controller.state.jobs.get(job_id)
         uid, name = peer_of(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):

@@ -200,7 +200,7 @@ class Nodes:
 
 
 def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
-    """One event more, unless it was reported before, is older than the agent, or is the same fault by another source."""
+    """One event more, unless it was reported before, older than the agent, or the same fault by another source."""
     if event.backlog:
         return
     if event.sequence is not None:

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, TickChunks
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import Action, ActionRun, Decision, Rung, Verdict
+from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -109,7 +109,7 @@ class Decider:
         """Looks up what was decided about these incidents before, unless it is known. Raises JournalError."""
         new = [incident_id for incident_id in incident_ids if incident_id not in self._earlier]
         for incident_id, found in self._journal.decisions_about(new).items():
-            acted = any(each.verdict is Verdict.ALLOWED and each.action is not Action.NONE for each in found)
+            acted = any(each.acts for each in found)
             self._failed.update(
                 run.decision.id
                 for run in (self._journal.actions(incident_id) if acted else ())
@@ -151,7 +151,7 @@ class Decider:
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if not (again or is_news(decision, earlier)):
             return
-        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        if decision.acts:
             self._write_and_execute(incident, decision)
             context.recent.append(decision)
         elif held is None:
@@ -177,10 +177,10 @@ class Decider:
         """Writes the decision before anything else; only then it is reported and, if allowed, carried out."""
         self._journal.add_decision(decision)
         self._earlier.setdefault(incident.id, []).append(decision)
-        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        if decision.acts:
             self._inputs.note_allowed(decision, self._monotonic())
         self._news.decided(incident, decision)
-        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        if decision.acts:
             self._executor.drive(ActionRun(decision=decision))
 
     # ------------------------------------------------------------------------------------ an operator asks

@@ -115,6 +115,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     uid: int | None = None
     """Whose job it is; None in journals of older releases."""
 
+    @property
+    def acts(self) -> bool:
+        """Whether something is done for it: it is allowed, and not to do nothing."""
+        return self.verdict is Verdict.ALLOWED and self.action is not Action.NONE
+
 
 class Operation(StrEnum):
     """What is done for the rungs of a ladder, each with an intent before and an outcome after in the journal."""
@@ -129,7 +134,6 @@ class Operation(StrEnum):
     RELEASE = "release"
     SET_DOWN = "set_down"
     """Tells Slurm that a node is down on which it cannot end the old run, so that the job starts elsewhere."""
-    CONFIRM = "confirm"
     SIGNAL_USR1 = "signal_usr1"
     SIGNAL_TERM = "signal_term"
     CANCEL = "cancel"

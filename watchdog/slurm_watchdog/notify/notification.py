@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -95,8 +95,7 @@ class Notice(Struct, frozen=True, kw_only=True):
             return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said
         if self.topic is Topic.DECIDED and self.decision is not None:
             decision = self.decision
-            acts = decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE
-            return critical and not acts and decision.by not in BUSY
+            return critical and not decision.acts and decision.by not in BUSY
         return self.urgent
 
     @property

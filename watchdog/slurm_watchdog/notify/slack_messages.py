@@ -23,7 +23,6 @@ from slack_sdk.models.blocks import (
 )
 
 from slurm_watchdog.base.text import cut, duration, plural, safe
-from slurm_watchdog.model.actions import Action, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic
@@ -148,8 +147,7 @@ def _state(story: Sequence[Notice]) -> str:
     newest = next((each for each in reversed(story) if each.topic in (Topic.DECIDED, Topic.ENDED)), None)
     if newest is None or newest.topic is Topic.ENDED or newest.decision is None:
         return ""
-    acts = newest.decision.verdict is Verdict.ALLOWED and newest.decision.action is not Action.NONE
-    return f"{ACTION_PARTICIPLES.get(newest.decision.action, 'action')}: under way" if acts else ""
+    return f"{ACTION_PARTICIPLES.get(newest.decision.action, 'action')}: under way" if newest.decision.acts else ""
 
 
 def _where(incident: Incident) -> str:

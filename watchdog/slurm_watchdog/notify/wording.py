@@ -122,7 +122,7 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
     done = ACTION_PARTICIPLES.get(decision.action, "requeued")
     job = _job(incident, decision)
     subject = decision_subject(incident, decision)
-    if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+    if decision.acts:
         sentence = f"{subject} is being {done}"
         todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
     elif decision.verdict is Verdict.ALLOWED:

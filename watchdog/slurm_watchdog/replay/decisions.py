@@ -24,7 +24,7 @@ from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision, Verdict
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
@@ -63,7 +63,7 @@ class ReplayJournal:
         self._works()
         self.written.append(decision)
         self._by_incident.setdefault(decision.incident_id, []).append(decision)
-        if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
+        if decision.acts:
             self._allowed.append(decision)
 
     def end_action(self, decision: Decision, end: ActionEnd) -> None:

@@ -52,7 +52,7 @@ def histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int]
 
 def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
     """Answers on this address from a thread of its own; returns the port, or None, with a warning, where it
-    can't be had."""
+    is taken."""
     try:
         family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family_of_host, backlog=16)

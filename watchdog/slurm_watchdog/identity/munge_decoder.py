@@ -23,7 +23,7 @@ START_S: Final = 15.0
 DEADLINE_S: Final = 5.0
 """munged answers within a millisecond."""
 RETRY_PAUSE_S: Final = 5.0
-"""After a failure munged is not asked for so long; agents are told to retry."""
+"""After a failure munged is not asked for so long; agents are asked to retry."""
 END_S: Final = 2.0
 """For a killed process to exit."""
 MAX_ANSWER: Final = 64 * 1024

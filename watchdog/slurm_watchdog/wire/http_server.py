@@ -233,7 +233,7 @@ class Connection(asyncio.Protocol):
         self._since = clock.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._promised = False
-        """The client was told to go on and send its body."""
+        """The client was answered `100 Continue`: it sends its body."""
         self._arriving: tuple[Head, int] | None = None
         """The head of the request whose body is arriving, and where it ends: read once, however small the
         pieces are."""

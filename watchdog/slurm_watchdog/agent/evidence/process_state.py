@@ -27,7 +27,7 @@ from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 MAX_THREADS: Final = 1024
 """Of one process: whose state is read."""
 MAX_SHOWN: Final = 16
-"""Threads that are told one by one: the main thread, and those that wait for a disk, a file or a debugger."""
+"""Threads that are shown one by one: the main thread, and those that wait for a disk, a file or a debugger."""
 MAX_STACK: Final = 24
 MAX_SILENT_FILES: Final = 32
 STATUS_LINES: Final = (

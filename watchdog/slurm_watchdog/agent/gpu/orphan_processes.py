@@ -93,7 +93,7 @@ class OrphanGpuProcesses:
         return OrphanMemory(since=tuple(self._since.items()), seen_running=tuple(self._seen_running))
 
     def remember(self, memory: OrphanMemory) -> None:
-        """Before the first look: an orphan that was told of is not let go of for a grace, to be told of again."""
+        """Before the first look: an orphan that was reported is not dropped for a grace and reported again."""
         self._since |= dict(memory.since)
         self._seen_running |= dict.fromkeys(memory.seen_running)
 

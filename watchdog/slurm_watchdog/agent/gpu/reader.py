@@ -103,7 +103,7 @@ class GpuReader:
     def suspect(self, pids: Iterable[int], now: float) -> None:
         """Ranks that are blocked now: if one of them is new and in no list yet, the next request lists everybody, too.
 
-        A job that has just begun is not listed for a minute; a stall in that minute is to be told with its GPU.
+        A job that has just begun is not listed for a minute; a stall in that minute is to be reported with its GPU.
         """
         named = {pid for slow in self._slow.values() for pid, _ in slow.processes or ()}
         new = set(pids) - named

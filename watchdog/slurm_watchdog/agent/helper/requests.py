@@ -231,7 +231,7 @@ class Dispatch:
                 )
             except RefusedError as error:
                 self.report(str(error))
-                # The user may have a process by the next request, whom a fresh child is started for: this one
+                # The user may have a process by the next request, for which a fresh child is started: this one
                 # knows what was true at its start.
                 worker.ends = not self.is_here
                 raise OSError(0, f"the helper refuses: {error}") from error

@@ -81,7 +81,7 @@ class KmsgFile:
 
 
 class Kmsg:
-    """A position in the kernel's log, and the device to go on with."""
+    """A position in the kernel's log, and the device that is read."""
 
     def __init__(self, path: str, open_device: Callable[[str], Device] = KmsgFile):
         self._path, self._open_device = path, open_device

@@ -151,7 +151,7 @@ class JobLogs:
         )
 
     def remember(self, memory: LogMemory) -> None:
-        """Before the first look: children go on where the last answer that was taken ended."""
+        """Before the first look: children continue where the last answer that was taken ended."""
         self.jobs |= memory.jobs
         self._rows = {(row.job_id, row.path): (row, at) for row, at in memory.rows}
         for at, event in memory.recent:
@@ -277,7 +277,7 @@ class JobLogs:
         return followed, hung
 
     def _read_so_far(self, key: tuple[str, str], start: int | None) -> int | None:
-        """Where a new child is to go on: an earlier one may have ended."""
+        """Where a new child continues: an earlier one may have ended."""
         row = self._rows.get(key)
         return row[0].offset if row is not None and row[0].offset is not None else start
 

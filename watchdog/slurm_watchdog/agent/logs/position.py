@@ -50,7 +50,7 @@ class LineBuffer:
 
 @dataclass
 class FilePosition:
-    """How far a file was read: enough to go on under another name, or when it is opened again."""
+    """How far a file was read: enough to continue under another name, or when it is opened again."""
 
     identity: Identity
     position: int = 0

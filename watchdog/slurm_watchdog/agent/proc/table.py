@@ -74,7 +74,7 @@ class ProcessTable:
     suspects: set[int] = field(default_factory=set)
     """Pids of which only a child may read more: in D since they were first seen."""
     spawner: int = -1
-    """Whoever has this parent is a child of the agent's own. To ask about those, too, would start the child
+    """A process with this parent is a child of the agent's own. To ask about those, too, would start the child
     that is asked, which again would be somebody new to be asked about."""
     changed: bool = True
     """Something that decides who belongs where is not what it was."""

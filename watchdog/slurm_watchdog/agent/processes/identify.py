@@ -98,8 +98,8 @@ def _foreign(known: IdentifiedProcess, refusal: str, title: str = "") -> Identif
 def _is_slurms(pid: int) -> bool:
     """Whether a process that calls itself slurmstepd may be believed: anybody can take that name, and a title.
 
-    The real one is root's, or belongs to the one user for whom a slurmd without root starts jobs, as whom the
-    agent runs then, too. Its real uid is asked for: the effective one is the job owner's for moments.
+    The real one is root's, or belongs to the one user for which a slurmd without root starts jobs: then the
+    agent runs as that user, too. Its real uid is asked for: the effective one is the job owner's for moments.
     """
     return parse_status(_read(f"/proc/{pid}/status", 8192)).real_uid in (0, os.getuid())
 

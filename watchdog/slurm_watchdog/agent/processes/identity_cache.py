@@ -263,7 +263,7 @@ class Identities:
         log.warning("nothing can be learnt about process %d: its memory's lock is held, or it is in execve", culprit)
 
     def _release(self) -> None:
-        """Whoever's child came back, or who is gone, may be asked about again."""
+        """A process whose child answered, or that ended, may be asked about again."""
         for pid, stuck in list(self.stuck.items()):
             gone = pid not in self.table.entries and pid not in self.table.suspects
             if self.probes.is_free(stuck.key) or gone:

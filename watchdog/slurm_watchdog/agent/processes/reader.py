@@ -344,7 +344,7 @@ def may_look_into_all(status: bytes) -> bool:
 
 
 def _with_ancestors(known: dict[int, ProcessFacts], entries: Mapping[int, Entry]) -> dict[int, ProcessFacts]:
-    """`known` and those of the crowd from whom it descends: a job is known by its ancestors."""
+    """`known` and its ancestors in the crowd: a job is known by its ancestors."""
     whole = dict(known)
     for process in known.values():
         above = entries.get(process.ppid)

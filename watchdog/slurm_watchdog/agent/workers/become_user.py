@@ -90,7 +90,7 @@ def may_become_others() -> bool:
 
 
 def read_overflow_uids() -> frozenset[int]:
-    """As whom the kernel shows users that it cannot name (proc(5)): files of another user namespace, a
+    """What the kernel shows for users that it cannot name (proc(5)): files of another user namespace, a
     filesystem of 16-bit numbers."""
     found = set()
     for name in ("kernel/overflowuid", "fs/overflowuid"):

@@ -1,8 +1,8 @@
 """What a child does that has not answered: only one that stands in a call that does not return says something
 about its resource.
 
-Stopped, killed, without CPU or in the middle of a page fault (out of memory) it says nothing: the user as
-whom it runs may have had a hand in that. So the kernel is asked, twice with a second in between, as it is
+Stopped, killed, without CPU or in the middle of a page fault (out of memory) it says nothing: the user that it
+runs as may have had a hand in that. So the kernel is asked, twice with a second in between, as it is
 asked about the ranks (agent.proc.blocked_calls).
 """
 

@@ -18,7 +18,7 @@ from slurm_watchdog.agent.gpu.convert import (
     without_values,
 )
 from slurm_watchdog.agent.gpu.nvml_health import TABLE
-from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuRow
+from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuRow
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent
 from slurm_watchdog.model.report import Report
@@ -98,7 +98,7 @@ def test_processes_are_in_the_order_of_their_memory(listed: Any, pids: Any, held
 
 @pytest.mark.parametrize("name", sorted(name for names, _ in TABLE for name in names))
 def test_every_slow_value_has_its_field(name: str) -> None:
-    gpu = make_gpu(ROW, health=GpuHealth(**{name: HEALTH[name]}))
+    gpu = make_gpu(ROW, health=GpuHealthRow(**{name: HEALTH[name]}))
     if name == "memory_clock_mhz":
         assert gpu.memory_clock_hz == 2.619e9
     elif name == "mig":
@@ -183,7 +183,7 @@ def test_a_report_with_gpus_survives_the_wire() -> None:
     gpus = (
         make_gpu(ROW),
         make_gpu(replace(ROW, throttle_mask=0), ()),
-        make_gpu(ROW, PROCESSES, GpuHealth(**HEALTH)),
+        make_gpu(ROW, PROCESSES, GpuHealthRow(**HEALTH)),
         Gpu(uuid="", index=2, error="lost"),
     )
     report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, gpus=gpus)

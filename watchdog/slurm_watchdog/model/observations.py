@@ -204,37 +204,12 @@ class MigInstance(Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
 
 
-class Gpu(Struct, frozen=True, kw_only=True):
-    """One GPU of a node at one moment, as NVML sees it. None: it did not say.
+class GpuHealth(Struct, frozen=True, kw_only=True):
+    """What changes slowly about a GPU or costs the driver time: read about once a minute and said again in between.
 
-    Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the
-    number in /dev/nvidiaN; the index is its place in NVML's list, which may change when another GPU goes away.
+    None: the GPU, its driver or its hypervisor does not say.
     """
 
-    uuid: str
-    """Empty for a GPU that has not answered since the agent started."""
-    index: int
-    pci_bus_id: str | None = None
-    """As the kernel writes it: 0000:c1:00.0."""
-    minor: int | None = None
-    name: str = ""
-    utilization_ratio: float | None = None
-    """1.0 also while it spins in a collective: no proof of work."""
-    sm_clock_hz: float | None = None
-    memory_clock_hz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    throttle: tuple[str, ...] | None = None
-    """Why its clocks are lower than they could be; empty: nothing holds them back."""
-    pids: tuple[int, ...] | None = None
-    """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
-    error: str | None = None
-    """Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost."""
-    process_memory_bytes: tuple[int | None, ...] | None = None
-    """What each of `pids` holds, in their order."""
-    # What follows changes slowly or costs the driver time: it is read about once a minute and said again in between.
     ecc_corrected: int | None = None
     """Memory errors since the driver was loaded that ECC put right (volatile, all locations)."""
     ecc_uncorrected: int | None = None
@@ -264,6 +239,38 @@ class Gpu(Struct, frozen=True, kw_only=True):
     """CRC, replay and recovery errors of all its links so far."""
     mig: tuple[MigInstance, ...] | None = None
     """None: MIG is off or unknown; its utilisation is then the whole GPU's."""
+
+
+class Gpu(GpuHealth, frozen=True, kw_only=True):
+    """One GPU of a node at one moment, as NVML sees it. None: it did not say.
+
+    Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the
+    number in /dev/nvidiaN; the index is its place in NVML's list, which may change when another GPU goes away.
+    """
+
+    uuid: str
+    """Empty for a GPU that has not answered since the agent started."""
+    index: int
+    pci_bus_id: str | None = None
+    """As the kernel writes it: 0000:c1:00.0."""
+    minor: int | None = None
+    name: str = ""
+    utilization_ratio: float | None = None
+    """1.0 also while it spins in a collective: no proof of work."""
+    sm_clock_hz: float | None = None
+    memory_clock_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    throttle: tuple[str, ...] | None = None
+    """Why its clocks are lower than they could be; empty: nothing holds them back."""
+    pids: tuple[int, ...] | None = None
+    """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
+    error: str | None = None
+    """Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost."""
+    process_memory_bytes: tuple[int | None, ...] | None = None
+    """What each of `pids` holds, in their order."""
 
 
 class FaultSeverity(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuProcesses, GpuRow
+from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuRow
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 
@@ -39,7 +39,7 @@ def parse_bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHealth | None = None) -> Gpu:
+def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHealthRow | None = None) -> Gpu:
     """One GPU from the row that the child read in this tick, and from its newest processes and health."""
     used, total = row.memory_bytes or (None, None)
     held = _by_pid(processes) if processes is not None else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.workers.answer_types import GpuHealth
+from slurm_watchdog.agent.workers.answer_types import GpuHealthRow
 from slurm_watchdog.model.observations import MigInstance
 
 Timed = Callable[..., Any]
@@ -22,9 +22,9 @@ MAX_MIG_DEVICES = 16
 """NVIDIA's largest number is 7 a GPU; a driver that says more is not believed."""
 
 
-def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> GpuHealth:
+def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> GpuHealthRow:
     """Everything slow about one GPU, without what it does not have. Raises NVMLError if its code is in `fatal`."""
-    found = GpuHealth()
+    found = GpuHealthRow()
     for names, read in TABLE:
         try:
             values = read(nvml, timed, handle)

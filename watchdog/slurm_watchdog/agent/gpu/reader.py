@@ -19,7 +19,7 @@ from slurm_watchdog.agent.gpu.convert import (
     without_values,
 )
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
-from slurm_watchdog.agent.workers.answer_types import GpuHealth, GpuProcesses, GpuReading, GpuRow
+from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadGpus
@@ -56,7 +56,7 @@ class _Slow:
     """The newest processes and health of one GPU; None: not read, or refused."""
 
     processes: GpuProcesses | None = None
-    health: GpuHealth | None = None
+    health: GpuHealthRow | None = None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
-from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, MigInstance
+from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogFile
 
 
 class IdentifiedProcess(Struct, frozen=True, kw_only=True):
@@ -215,27 +215,10 @@ class ProbedDirectory(Struct, frozen=True, kw_only=True):
     wrote: bool = False
 
 
-class GpuHealth(Struct, frozen=True, kw_only=True):
-    """What changes slowly about a GPU. None: the GPU, its driver or its hypervisor does not say."""
+class GpuHealthRow(GpuHealth, frozen=True, kw_only=True):
+    """Of one GPU, with the one value that is in NVML's unit."""
 
     memory_clock_mhz: int | None = None
-    ecc_corrected: int | None = None
-    ecc_uncorrected: int | None = None
-    remapped_rows_corrected: int | None = None
-    remapped_rows_uncorrected: int | None = None
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    retired_pages: int | None = None
-    retired_pages_pending: bool | None = None
-    pcie_link_width: int | None = None
-    pcie_link_width_max: int | None = None
-    pcie_link_generation: int | None = None
-    pcie_link_generation_max: int | None = None
-    pcie_replays: int | None = None
-    nvlinks_active: int | None = None
-    nvlinks_down: int | None = None
-    nvlink_errors: int | None = None
-    mig: tuple[MigInstance, ...] | None = None
 
 
 GpuProcesses = tuple[tuple[int, int | None], ...]
@@ -262,7 +245,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     """It answered nothing at all."""
     processes: GpuProcesses | UnsetType | None = UNSET
     """UNSET: it was not its turn; None: NVML refused."""
-    health: GpuHealth | UnsetType | None = UNSET
+    health: GpuHealthRow | UnsetType | None = UNSET
 
 
 class GpuReading(Struct, frozen=True, kw_only=True):

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.base.listening import why_not_address
 from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.reload import reload_config, why_not, why_not_address
+from slurm_watchdog.controller.reload import reload_config, why_not
 from tests.builders.identity_files import controller_files, make_authority
 
 
@@ -65,12 +66,13 @@ def test_what_would_keep_it_from_starting_is_found_before(tmp_path: Path) -> Non
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        port = taken.getsockname()[1]
+        address = f"127.0.0.1:{port}"
         config = parse_config(f"controller: {{listen: '{address}'}}\n")
         assert "in use" in why_not(config, Config())[0]
         assert why_not(config, config) == []  # its own port is its own
-    assert why_not_address(address) is None
-    assert "can't be listened at" in str(why_not_address("192.0.2.1:80"))
+    assert why_not_address("127.0.0.1", port) is None
+    assert "can't be listened at" in str(why_not_address("192.0.2.1", 80))
 
 
 def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one(tmp_path: Path) -> None:

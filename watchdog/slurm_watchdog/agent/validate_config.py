@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 
 import msgspec
 
 import slurm_watchdog.agent.service  # noqa: F401 -- what is installed now has to be loadable
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
+from slurm_watchdog.base.listening import why_not_address
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of, split_listen
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
@@ -43,8 +43,8 @@ def why_not(settings: Settings, running: Settings) -> list[str]:
     if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
         found.append("security.mode: munge is not installed here: apt-get install munge, or dnf install munge")
     address = agent.metrics_listen
-    if address and address != running.agent.metrics_listen and (problem := why_not_address(address)):
-        found.append(f"agent.metrics_listen: {problem}")
+    if address and address != running.agent.metrics_listen and (problem := why_not_address(*split_listen(address))):
+        found.append(f"agent.metrics_listen: {address} {problem}")
     directory = agent.state_directory
     if directory != running.agent.state_directory and os.path.isdir(directory) and not os.access(directory, os.W_OK):
         found.append(f"agent.state_directory: {directory} can't be written")
@@ -61,19 +61,6 @@ def _why_no_tls(settings: Settings) -> list[str]:
     except IdentityError as error:
         return [f"security.tls_directory: {error}"]
     return []
-
-
-def why_not_address(address: str) -> str | None:
-    """Why nobody can listen at `HOST:PORT`; None: one can."""
-    host, port = split_listen(address)
-    try:
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-    except OSError as error:
-        return f"{address} can't be listened at: {error.strerror or error}"
-    return None
 
 
 def main(argv: list[str]) -> int:

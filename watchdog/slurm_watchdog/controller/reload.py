@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 from typing import Final, NoReturn
 
+from slurm_watchdog.base.listening import why_not_address
 from slurm_watchdog.base.loop import HANDLED_SIGNALS
 from slurm_watchdog.config.loading import ConfigError, load_config
 from slurm_watchdog.config.schema import Config
@@ -64,25 +64,14 @@ def why_not(config: Config, running: Config) -> list[str]:
     mine = {running.controller.listen, running.controller.page_listen}
     for name in ("listen", "page_listen"):
         address = getattr(config.controller, name)
-        if address and address not in mine and (problem := why_not_address(address)) is not None:
-            found.append(f"controller.{name}: {problem}")
+        if not address or address in mine:
+            continue
+        if (problem := why_not_address(*split_address(address))) is not None:
+            found.append(f"controller.{name}: {address} {problem}")
     directory = config.controller.state_directory
     if not config.controller.journal_url and os.path.isdir(directory) and not os.access(directory, os.W_OK):
         found.append(f"controller.state_directory: {directory} can't be written")
     return found
-
-
-def why_not_address(address: str) -> str | None:
-    """Why nobody can listen at `HOST:PORT`; None: one can."""
-    host, port = split_address(address)
-    try:
-        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(place)
-    except OSError as error:
-        return f"{address} can't be listened at: {error.strerror or error}"
-    return None
 
 
 def restart_process() -> NoReturn:

@@ -1,0 +1,17 @@
+"""Whether an address can be listened at: looked at before a process with another configuration takes over."""
+
+from __future__ import annotations
+
+import socket
+
+
+def why_not_address(host: str, port: int) -> str | None:
+    """Why nobody can listen there; None: one can."""
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        return f"can't be listened at: {error.strerror or error}"
+    return None

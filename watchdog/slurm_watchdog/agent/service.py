@@ -98,9 +98,8 @@ class Service:
         return True
 
     def _put_less(self, report: Report, why: str) -> None:
-        """Of a report that is too large what matters most. One user's names or processes must not end the
-        agent for all on the node:
-        at worst the controller hears nothing for a while."""
+        """Of a report that is too large what matters most. One user's names or processes must not end the agent for
+        all on the node: at worst the controller hears nothing for a while."""
         log.error("this report is too large to be sent whole: %s", why)
         try:
             self.sender.put(reduced(report, why))
@@ -167,11 +166,9 @@ def run_agent(
         return EXIT_USAGE
     if not once and not config.personal and (mighty := why_too_mighty()) is not None:
         log.critical(
-            "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their "
-            "units (systemctl enable "
-            "--now slurm-watchdog-agent), or the agent as a user of its own beside `slurm-watchdog helper "
-            "--agent-user THAT_USER`; "
-            "`slurm-watchdog agent --once` may be run by root",
+            "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their units "
+            "(systemctl enable --now slurm-watchdog-agent), or the agent as a user of its own beside "
+            "`slurm-watchdog helper --agent-user THAT_USER`; `slurm-watchdog agent --once` may be run by root",
             mighty,
         )
         return EXIT_USAGE
@@ -259,9 +256,7 @@ def _show_once(agent: Agent, as_json: bool) -> int:
 
 
 def _print_json(report: Report, *, pretty: bool) -> None:
-    from slurm_watchdog.agent.delivery.sender import (
-        encode,  # file names may be no UTF-8, and it knows what to do
-    )
+    from slurm_watchdog.agent.delivery.sender import encode  # file names may be no UTF-8, and it knows what to do
 
     data = encode(report)
     sys.stdout.write((msgspec.json.format(data) if pretty else data).decode() + "\n")

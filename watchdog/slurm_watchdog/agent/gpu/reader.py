@@ -13,11 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
-from slurm_watchdog.agent.gpu.convert import (
-    make_gpu,
-    parse_event,
-    without_values,
-)
+from slurm_watchdog.agent.gpu.convert import make_gpu, parse_event, without_values
 from slurm_watchdog.agent.gpu.nvml import HEALTH, PROCESSES
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuProcesses, GpuReading, GpuRow
 from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED

@@ -6,12 +6,8 @@ import msgspec
 
 from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, ProcessFacts
-from slurm_watchdog.agent.proc.system_call import (
-    BlockedCallHistory,
-)
-from slurm_watchdog.agent.processes.identity_cache import (
-    UnidentifiedProcess,
-)
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory
+from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 
 
 class EntryMemory(msgspec.Struct, frozen=True, array_like=True):

@@ -237,8 +237,7 @@ class ProcessReader:
         if 1 not in entries and 1 not in self.table.suspects:
             return (
                 "/proc hides the processes of other users (hidepid): their jobs are not seen. Give the agent's unit "
-                "the group that "
-                "may see them (gid= of that mount): SupplementaryGroups="
+                "the group that may see them (gid= of that mount): SupplementaryGroups="
             )
         if isinstance(self.files, DelegatedFiles):
             return None  # the helper looks

@@ -71,12 +71,7 @@ def end_process(request: SignalProcess, worker: WorkerState) -> ProcessEnd:
 
     Raises OSError where the kernel gives no handle on processes (before Linux 5.3): then nothing is ever sent.
     """
-    return end(
-        ProcessToEnd(
-            request.pid, request.start_ticks, request.uid, request.comm, request.boot_id, request.job_id,
-            frozenset(request.minors),
-        ), request.how
-    )  # fmt: skip
+    return end(msgspec.convert(request, ProcessToEnd, from_attributes=True), request.how)
 
 
 def end(wanted: ProcessToEnd, how: str) -> ProcessEnd:
@@ -99,10 +94,7 @@ def _end(handle: int, wanted: ProcessToEnd, how: str) -> ProcessEnd:
         check(wanted)
     except NotEndedError as reason:
         refusal = str(reason)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # its files are gone with it, or somebody hides them: nothing is known
+    except (OSError, ValueError) as error:  # its files are gone with it, or hidden: nothing is known
         refusal = f"it could not be looked at: {describe(error) if isinstance(error, OSError) else error}"
     else:
         refusal = ""

@@ -238,17 +238,14 @@ class KernelLogCollector:
         settings, self._sections = context.settings, context.sections
         kept = settings.state_directory and not context.once
         state_file = f"{settings.state_directory}/kernel-log.json" if kept else ""
-        self._reader = (
-            KernelLogReader(
-                settings.kernel_log, context.boot_id, state_file, context.workers, open_device=context.open_kernel_log
-            )
-            if settings.kernel_log
-            else None
-        )  # fmt: skip
+        self._is_on = bool(settings.kernel_log)
+        self._reader = KernelLogReader(
+            settings.kernel_log, context.boot_id, state_file, context.workers, open_device=context.open_kernel_log
+        )
 
     def collect(self, now: float) -> KernelLogSection:
         """What happened since the last tick; a line that names a PCI address gets the UUID of the GPU there."""
-        if self._reader is None:
+        if not self._is_on:
             return KernelLogSection()
         events, lost = self._reader.collect(now)
         gpus = self._sections.of(GpuSection).gpus
@@ -263,18 +260,16 @@ class KernelLogCollector:
 
     def problems(self, now: float) -> Iterator[Problem]:
         """Why the log can't be read."""
-        if self._reader is not None and self._reader.problem:
+        if self._reader.problem:
             yield Problem(self._reader.problem)
 
     def retell(self) -> None:
         """The controller is new."""
-        if self._reader is not None:
-            self._reader.retell()
+        self._reader.retell()
 
     def close(self, now: float) -> None:
         """Keeps how far the log was read."""
-        if self._reader is not None:
-            self._reader.close(now)
+        self._reader.close(now)
 
 
 _STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}

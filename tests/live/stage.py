@@ -210,7 +210,14 @@ def typical(steps: list[tuple[int, float]]) -> float:
 
 
 ACTING: Mapping[str, Mapping[str, Any]] = {
-    "policy": {"cooldown": "1s", "budget": 50, "budget_percent": 100, "attempts": 10, "storm_jobs": 20},
+    "policy": {
+        "cooldown": "1s",
+        "budget": 50,
+        "budget_percent": 100,
+        "budget_window": "10s",
+        "attempts": 10,
+        "storm_jobs": 20,
+    },
     "ladder": {"exit_limit": "20s"},
 }
 """What is not as shipped where the watchdog acts: so many jobs are broken here within an hour that its

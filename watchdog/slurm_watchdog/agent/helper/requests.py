@@ -143,7 +143,10 @@ TASKS: Final = tasks_by_name(
             *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places)
         ),
     ),
-    Task(ReadCore, cores.read_core, as_owner=True, paths=lambda args: filter(None, (args.path, args.program))),
+    Task(
+        ReadCore, cores.read_core, as_owner=True,
+        paths=lambda args: (args.path, *([] if args.program is None else [args.program])),
+    ),
     Task(
         ScanCheckpoints, scan.scan_checkpoints, as_owner=True,
         paths=lambda args: (

@@ -130,7 +130,7 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("end_process", ENDING | {"minors": []}, -1, "length >= 1"),
     ("find_files", ALLOWED["find_files"][0] | {"uid": USER + 1}, USER, "are not looked for"),
     ("read_core", {"path": "--eval-command=shell id", "program": None}, USER, "no absolute path"),
-    ("read_core", {"path": "/home/u/core.7", "program": ""}, USER, "no absolute path"),
+    ("read_core", {"path": "/home/u/core.7", "program": ""}, USER, "length >= 1"),
     ("probe_mount", ALLOWED["probe_mount"][0] | {"node": "../x"}, USER, "no name of a node"),
     ("dump_stacks", ALLOWED["dump_stacks"][0] | {"py_spy": "/tmp/evil"}, -1, "unknown field"),
     ("write_kill_switch", SWITCH | {"path": "run/kill"}, USER, "no absolute path"),

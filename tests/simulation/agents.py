@@ -145,7 +145,7 @@ class _Commands(Commands):
         def done() -> None:
             if agent.life == life:
                 evidence = agent.evidence(command.job_id, {process.pid for process in mine})
-                self._answer(CommandResult(command_id=command.id, ok=True, evidence=evidence))
+                self._answer(command.id, evidence=evidence)
                 agent.push()
 
         agent.cluster.timeline.after(agent.rng.uniform(1, 20), done)

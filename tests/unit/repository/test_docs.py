@@ -74,6 +74,7 @@ def test_the_reference_has_every_series_that_the_agent_can_render(checkout: Path
     agent = checkout / "watchdog/slurm_watchdog/agent"
     sources = "".join(file.read_text() for file in (agent / "metrics.py", *(agent / "collectors").glob("*.py")))
     found = {f"gpu_{name}" for name, *_ in GPU_VALUES} | set(re.findall(r'Family\(\s*"(\w+)"', sources))
+    found |= set(re.findall(r'\(\s*"(\w+)", "(?:gauge|counter)"', (agent / "metrics.py").read_text()))
     assert len(found) > 40
     assert found <= {metric.name for metric in agent_metrics()}
 

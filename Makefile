@@ -113,7 +113,7 @@ else
 endif
 endif
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
-LIVE_WORKERS ?= 4
+LIVE_WORKERS ?= 5
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' $(SPREAD)
 # tests/conftest.py says what goes to one worker together, and with what to begin.
 SPREAD := --dist loadscope --no-loadscope-reorder

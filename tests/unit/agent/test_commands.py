@@ -4,8 +4,9 @@ sense here."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,23 @@ def test_an_agent_that_was_told_nothing_about_its_processes_ends_none(here: Comm
     here.accept((ending(1),), clock.monotonic())
     (result,) = here.take_results()
     assert result.process == ProcessEnd(refusal="nobody looks at processes here")
+
+
+class LateMounts(MountProber):
+    """Answers when the test says so."""
+
+    then: Callable[[CommandResult], None]
+
+    def command(self, *args: Any) -> bool:
+        self.then = args[5]
+        return True
+
+
+def test_an_answer_that_comes_after_the_results_were_taken_is_among_the_next_ones(here: Commands) -> None:
+    mounts = LateMounts(here.probes, "n1", 60.0, frozenset(), stagger=False)
+    here.mount_collector = mounts
+    here.accept((ProbeMount(id="p", mount="/shared", directory="/shared", uid=4711),), clock.monotonic())
+    assert here.take_results() == ()
+    answer = CommandResult(command_id="p", ok=True)
+    mounts.then(answer)
+    assert here.take_results() == (answer,)

@@ -162,7 +162,8 @@ class Commands:
 
     def take_results(self) -> tuple[CommandResult, ...]:
         """The answers since the last call."""
-        results, self._results = tuple(self._results), []
+        results = tuple(self._results)
+        self._results.clear()  # and not a new list: who answers later has the method of this one
         self._answered.update(dict.fromkeys(result.command_id for result in results))
         while len(self._answered) > REMEMBERED:
             self._answered.popitem(last=False)

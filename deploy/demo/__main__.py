@@ -225,7 +225,10 @@ class Story:
         self.watchdog.wait_for(self._is_between_checkpoints, 30)
         step = self.watchdog.step(self.job)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
-        self.teller.say("we", f"rank {HUNG_RANK} gets no more data, from step {step} on")
+        self.teller.say(
+            "we",
+            f"rank {HUNG_RANK} gets no more data, from soon after step {step} on: it uses what is loaded, then hangs",
+        )
         incident = self.incident("collective_hang", 60)
         output = (self.cluster.directory / "log" / "demo.out").read_text(errors="replace").splitlines()
         pulse = [line for line in output if "PULSE" in line]

@@ -54,7 +54,7 @@ class Children:
         if isinstance(value, dict) and "mounted" in value:
             value = ProbedDirectory(**value)
         if key in self.hung:
-            self.hung.discard(key)  # too late: nobody is told
+            self.hung.discard(key)  # too late: the answer is dropped
         else:
             then(Answer(1, key, value, error))
 

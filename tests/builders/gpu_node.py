@@ -22,7 +22,7 @@ GPUS = (
 
 
 class Node:
-    """A node whose GPUs are files; its processes are real ones, which belong to whom the test says."""
+    """A node whose GPUs are files; its processes are real ones, with the owner that the test gives them."""
 
     def __init__(self, directory: Path, probes: WorkerPool) -> None:
         self.devices = f"{directory}/nvidia"
@@ -61,6 +61,6 @@ class Node:
         return self.holders.collect(self.now, self.table, frozenset(), gpus, None if unknown else frozenset(running))
 
     def rows_after(self, *running: str, gpus: tuple[Gpu, ...] = GPUS) -> tuple[GpuHolder, ...]:
-        """What is told after more than every grace, the jobs `running` all the time."""
+        """What is reported after more than every grace, the jobs `running` all the time."""
         self.tick(0, *running, gpus=gpus)
         return self.tick(UNSEEN_JOB_GRACE_S + GRACE_S, *running, gpus=gpus)

@@ -143,6 +143,10 @@ def test_end_of_a_run_is_over_when_the_next_one_makes_steps_and_is_reported_for_
     trains = progress(1.0, rises=rises)
     view = job(job=slurm_job(restarts=1), progress=trains, run_age_s=ago_s, past=(before,))
     assert detect(cluster(view), Settings(), CollectiveHang())[1].truth is truth
+    newest = past(restarts=1, state="COMPLETED", steps_seen=rises)
+    over = EndedJob(job=slurm_job(state="COMPLETED", restarts=1), ended_at=NOW - 20.0, run=newest, past=(before,))
+    (finding,) = detect(cluster(ended=(over,)), Settings(), CollectiveHang())
+    assert (finding.subject, finding.truth) == ("run:7.0", truth)
 
 
 def test_the_run_that_completes_or_waits_freezes_what_was_said_of_it() -> None:

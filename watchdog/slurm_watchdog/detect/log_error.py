@@ -72,7 +72,8 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
         again = _trains_again(job, limits)
         findings += [_past_finding(job.job.job_id, run, view, settings, again) for run in job.past if run.errors]
     for ended in view.ended:
-        findings += [_past_finding(ended.job.job_id, run, view, settings) for run in ended.past if run.errors]
+        again = ended.run is not None and ended.run.steps_seen >= RISES
+        findings += [_past_finding(ended.job.job_id, run, view, settings, again) for run in ended.past if run.errors]
         if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
             findings.append(_ended_finding(ended, ended.run, view, settings))
     return findings
@@ -150,11 +151,9 @@ def _trains_again(job: JobView, limits: LimitSettings) -> bool:
     return makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
 
 
-def _past_finding(
-    job_id: str, run: PastRun, view: ClusterView, settings: LogError, trains_again: bool = False
-) -> Finding:
+def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogError, trains_again: bool) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
-    cause counts. `trains_again`: the present run makes steps, so that the end of this one is over, too."""
+    cause counts. `trains_again`: the newest run made steps, so that the end of this one is over, too."""
     finding = _finding(job_id, run.restarts, "").ok(f"run {run.restarts} of job {job_id} has ended")
     age_s = view.now - run.ended_at
     if run.touched_at is not None:

@@ -33,7 +33,7 @@ from slurm_watchdog.agent.workers.request_types import (
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.kill_switch import FIELDS, parse_line, problem_of_path
+from slurm_watchdog.model.kill_switch import FIELDS, ORDER_FIELDS, parse_line, problem_of_path
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import (
     CollectEvidence,
@@ -260,7 +260,7 @@ class Commands:
             if problem := self._directories.problem_of(directory):
                 raise Refused(f"{directory} could not be made: {problem}")
         kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
-        request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in FIELDS})
+        request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in (*FIELDS, *ORDER_FIELDS)})
         key = self.logs.key_of(path, uid)
         self._check_child(key, f"the filesystem of {path} has not answered", now)
         then = partial(self._answer_kill_switch, command)

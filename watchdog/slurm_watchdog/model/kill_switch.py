@@ -18,6 +18,8 @@ KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
 FIELDS: Final = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
+ORDER_FIELDS: Final = ("step", "avoid")
+"""What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD: Final = 300
 """Characters of one value."""
 MAX_PATH: Final = 4096  # linux/limits.h
@@ -38,8 +40,10 @@ def clean_field(text: object) -> str:
 
 
 def compose_line(fields: Mapping[str, object]) -> str:
-    """The line, with its end of line, of the values in `fields` by name; one that is missing is empty."""
-    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in FIELDS)
+    """The line, with its end of line, of the values in `fields` by name; one that is missing is empty, and those of
+    an order are there only if one of them is given."""
+    names = (*FIELDS, *ORDER_FIELDS) if any(fields.get(name) for name in ORDER_FIELDS) else FIELDS
+    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in names)
     return f"{{{', '.join(pairs)}}}\n"
 
 
@@ -49,7 +53,7 @@ def parse_line(line: str) -> dict[str, str] | None:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or not value.keys() <= set(FIELDS) or not value.get("by"):
+    if not isinstance(value, dict) or not value.keys() <= {*FIELDS, *ORDER_FIELDS} or not value.get("by"):
         return None
     return {name: str(value.get(name, ""))[:MAX_FIELD] for name in FIELDS}
 

@@ -265,6 +265,8 @@ class KillSwitch(Request[None], frozen=True):
     why: Field
     incident: Field
     decision: Field
+    step: Field = ""
+    avoid: Field = ""
 
 
 class WriteSwitch(KillSwitch, frozen=True):

@@ -1,0 +1,133 @@
+"""The supervisor of a job (`slurm-watchdog run` in its batch script), and the two files by which the controller
+reaches it: its status, and orders to it. Both lie in the directory of the run's kill switch, on the batch host,
+and belong to the job's owner. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
+
+STATUS_FILE: Final = "supervisor"
+"""One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
+ORDER_PREFIX: Final = "restart-"
+"""An order is called so, with the id of its decision behind it. Its line is a kill switch's, with `step` and `avoid`."""
+WRITE_EVERY_S: Final = 5.0
+FRESH_S: Final = 30.0
+"""Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S."""
+MAX_STATUS_BYTES: Final = 65_536
+PROTOCOL: Final = 1
+"""Of these two files. A supervisor of another one is treated as absent."""
+
+_STEP = re.compile(r"[0-9]{1,10}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+Word = Annotated[str, Meta(max_length=64)]
+Node = Annotated[str, Meta(max_length=255)]
+Nodes = Annotated[tuple[Node, ...], Meta(max_length=16384)]
+
+
+class SupervisorState(StrEnum):
+    """What the supervisor is at."""
+
+    STARTING = "starting"
+    """Looks at the nodes, or has started the command and no step of Slurm's is known yet."""
+    RUNNING = "running"
+    WAITING = "waiting"
+    """The command has ended after a kill switch was written: an order to start it again is waited for."""
+    ENDING = "ending"
+    """The command is being ended."""
+    OVER = "over"
+    """The command has ended and is not started again."""
+
+
+class OrderAnswer(StrEnum):
+    """What became of the last order."""
+
+    NONE = ""
+    TAKEN = "taken"
+    """It is being carried out."""
+    STARTED = "started"
+    """The command runs again: `step_id` is its new step."""
+    REFUSED = "refused"
+    """Nothing was done: `words` says why."""
+    FAILED = "failed"
+    """The command was ended, and could not be started again: `words` says why."""
+
+
+class SupervisorStatus(Struct, frozen=True, kw_only=True):
+    """What a supervisor says of itself. Everything is the job owner's word."""
+
+    protocol: int
+    state: SupervisorState
+    pid: int = 0
+    step_id: Word = ""
+    """The Slurm step that the command runs as; empty while it is not known. A command that starts several has the
+    newest here."""
+    starts: int = 0
+    """How often the command was started."""
+    restarts_left: int = 0
+    nodes: Nodes = ()
+    """Of the present start."""
+    spares: Nodes = ()
+    """Of the allocation, healthy as far as is known, and not in use."""
+    avoided: Nodes = ()
+    """Nodes of the allocation that no start uses any more."""
+    order: Word = ""
+    """Decision of the last order that was seen."""
+    answer: OrderAnswer = OrderAnswer.NONE
+    words: Annotated[str, Meta(max_length=1000)] = ""
+    """One sentence about the last start, end or order."""
+
+
+class RestartOrder(Struct, frozen=True, kw_only=True):
+    """End the command's step `step_id` and start the command again, without the nodes of `avoid`."""
+
+    decision: str
+    step_id: str
+    avoid: tuple[str, ...] = ()
+    why: str = ""
+
+
+def run_directory(job_id: str, restarts: int) -> str:
+    """Directory of one run, on each of its nodes; `job_id` as processes know it (SLURM_JOB_ID)."""
+    return f"{KILL_SWITCH_BASE}/{job_id}.{restarts}"
+
+
+def order_fields(order: RestartOrder) -> dict[str, str]:
+    """The fields `step` and `avoid` of an order's line. Raises ValueError if they cannot be written there."""
+    avoid = ",".join(order.avoid)
+    if len(avoid) > MAX_FIELD:
+        raise ValueError(f"{len(order.avoid)} nodes are too many for one order")
+    if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in order.avoid):
+        raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}")
+    return {"step": order.step_id, "avoid": avoid}
+
+
+def order_in(fields: dict[str, str]) -> RestartOrder:
+    """The order that a parsed line holds. Raises ValueError if it holds none."""
+    decision, step_id = fields.get("decision", ""), fields.get("step", "")
+    avoid = tuple(node for node in fields.get("avoid", "").split(",") if node)
+    if not decision or not _STEP.fullmatch(step_id) or not all(_NODE.fullmatch(node) for node in avoid):
+        raise ValueError("the order names no decision, no step, or something that is no node")
+    return RestartOrder(decision=decision, step_id=step_id, avoid=avoid, why=fields.get("why", ""))
+
+
+def parse_status(data: bytes) -> SupervisorStatus:
+    """The status in a file. Raises ValueError, with the reason, where it is none, or of another protocol."""
+    if len(data) > MAX_STATUS_BYTES:
+        raise ValueError(f"{len(data)} bytes are too many for a supervisor's status")
+    try:
+        status = msgspec.json.decode(data, type=SupervisorStatus)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"not a supervisor's status: {error}") from None
+    if status.protocol != PROTOCOL:
+        raise ValueError(f"protocol {status.protocol} of a supervisor is not known here")
+    return status

@@ -47,7 +47,7 @@ def test_a_kill_switch_is_no_order_and_keeps_its_four_fields() -> None:
     ],
 )
 def test_what_no_line_can_say_is_no_order(order: RestartOrder) -> None:
-    with pytest.raises(ValueError, match="no step or node|too many"):
+    with pytest.raises(ValueError, match=r"no step or node|too many"):
         order_fields(order)
 
 

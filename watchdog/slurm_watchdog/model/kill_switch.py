@@ -55,7 +55,8 @@ def parse_line(line: str) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict) or not value.keys() <= {*FIELDS, *ORDER_FIELDS} or not value.get("by"):
         return None
-    return {name: str(value.get(name, ""))[:MAX_FIELD] for name in FIELDS}
+    names = (*FIELDS, *(name for name in ORDER_FIELDS if name in value))
+    return {name: str(value.get(name, ""))[:MAX_FIELD] for name in names}
 
 
 def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None:

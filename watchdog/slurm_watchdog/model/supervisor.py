@@ -18,7 +18,7 @@ from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
 STATUS_FILE: Final = "supervisor"
 """One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
 ORDER_PREFIX: Final = "restart-"
-"""An order is called so, with the id of its decision behind it. Its line is a kill switch's, with `step` and `avoid`."""
+"""An order is called so, with the id of its decision behind it: the line of a kill switch, with `step` and `avoid`."""
 WRITE_EVERY_S: Final = 5.0
 FRESH_S: Final = 30.0
 """Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S."""

@@ -24,8 +24,11 @@ class Node:
     """The collector with a real child, which finds the stand-in where others find NVIDIA's library; without
     both, that one."""
 
-    def __init__(self, library: Path | None = None, scenario: Scenario | None = None, *, hurry: bool = True):
-        """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time."""
+    def __init__(
+        self, library: Path | None = None, scenario: Scenario | None = None, *, hurry: bool = True, **limits: int
+    ):
+        """`hurry`: the first look lists all processes at once, as `--once` does; the daemon takes its time. `limits`
+        are the collector's, where they are not its usual ones."""
 
         def read_gpus(fields: Any, worker: WorkerState) -> Any:
             if library is not None and scenario is not None:
@@ -34,7 +37,7 @@ class Node:
             return do("read_gpus", fields, worker)
 
         self.probes = WorkerPool({"read_gpus": read_gpus})
-        self.gpus = GpuReader(self.probes)
+        self.gpus = GpuReader(self.probes, **limits)
         if hurry:
             self.gpus.want_processes()
         self.later_s = 0.0

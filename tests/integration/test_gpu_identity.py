@@ -200,13 +200,14 @@ def test_a_driver_that_was_loaded_anew_gives_the_gpus_back(node: Node, scenario:
         check(row)
 
 
-def test_gpus_that_are_never_seen_again_are_forgotten_in_the_end(
-    node: Node, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_reader, "MAX_KNOWN", 3)
-    node.until(read)
-    for number in (10, 20, 30):
-        scenario.only([card(number), card(number + 1)] * (number != 20) + [card(number)] * (number == 20))
-        rows = node.tick()
-        assert len(rows) == 3
-        assert {row.uuid for row in rows if row.error is None} >= {f"GPU-{number}"}
+def test_gpus_that_are_never_seen_again_are_forgotten_in_the_end(library: Path, scenario: Scenario) -> None:
+    node = Node(library, scenario, max_known=3)
+    try:
+        node.until(read)
+        for number in (10, 20, 30):
+            scenario.only([card(number), card(number + 1)] * (number != 20) + [card(number)] * (number == 20))
+            rows = node.tick()
+            assert len(rows) == 3
+            assert {row.uuid for row in rows if row.error is None} >= {f"GPU-{number}"}
+    finally:
+        node.probes.close()

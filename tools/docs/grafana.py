@@ -381,7 +381,7 @@ def itself() -> Any:
     )  # fmt: skip
 
 
-def main() -> None:
+def main(directory: Path = HERE / "dashboards") -> None:
     for made in (cluster(), job(), node(), itself()):
         document = made.build()
         name = document.uid.removeprefix("slurm-watchdog-")
@@ -389,7 +389,7 @@ def main() -> None:
         for each in plain["annotations"]["list"]:  # the library does not know this key of Prometheus's annotations
             each["titleFormat"] = MARKS[each["name"]]
         text = json.dumps(plain, sort_keys=True, indent=1)
-        (HERE / "dashboards" / f"{name}.json").write_text(text + "\n")
+        (directory / f"{name}.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

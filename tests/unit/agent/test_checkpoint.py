@@ -19,7 +19,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.checkpoints import completeness, files, scan
+from slurm_watchdog.agent.checkpoints import files
+from slurm_watchdog.agent.checkpoints.completeness import SETTLES_S
 from slurm_watchdog.agent.checkpoints.files import resolve
 from slurm_watchdog.agent.checkpoints.schedule import CACHED_S, MAX_MOVES, SOON_S, CheckpointSchedule
 from slurm_watchdog.agent.logs.job_logs import JobLogs
@@ -67,8 +68,14 @@ class Place:
 
     path: Path
     before: CheckpointMemory | None = None
+    pause_s: float = 0.0
+    """So much time has passed between two looks, by what they remember."""
 
     def look(self, budget_s: float = 10.0, others: tuple[Path, ...] = ()) -> ScannedDirectory:
+        if self.before is not None:
+            rows = self.before.footprints.items()
+            aged = {path: replace(row, since=row.since - self.pause_s) for path, row in rows}
+            self.before = replace(self.before, footprints=aged)
         directories = [("7", str(self.path), self.before)]
         (row,) = answer_to(ScanCheckpoints("/", [str(each) for each in others], budget_s, directories, [])).directories
         assert isinstance(row, ScannedDirectory)
@@ -404,10 +411,8 @@ def test_one_file_written_over_and_over_is_a_checkpoint_without_a_step(place: Pl
     assert row.at_ns > first.at_ns
 
 
-def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
+def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_more(place: Place) -> None:
+    place.pause_s = SETTLES_S
     place.look()
     file = put(place.path / "step_5.pkl")
     assert place.steps() == (None, 5, True)
@@ -422,10 +427,8 @@ def test_a_file_of_an_unknown_format_is_complete_when_it_does_not_change_any_mor
     assert place.steps() == (5, None, False)
 
 
-def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cut_short(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
+def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cut_short(place: Place) -> None:
+    place.pause_s = SETTLES_S
     put_zip(place.path / "step_5" / "model.pt", cut=10)
     assert [place.steps()[0] for _ in range(3)] == [None, None, None]
     put_zip(place.path / "step_5" / "model.pt")
@@ -433,12 +436,10 @@ def test_a_directory_of_an_unknown_layout_settles_but_not_with_a_file_that_is_cu
     assert place.look().layout == "plain"
 
 
-def test_what_does_not_change_between_two_quick_looks_has_not_settled(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_change_between_two_quick_looks_has_not_settled(place: Place) -> None:
     put(place.path / "step_5.pkl")
     assert [place.steps()[0] for _ in range(5)] == [None] * 5
-    monkeypatch.setattr(completeness, "SETTLES_S", 0.0)
+    place.pause_s = SETTLES_S
     assert place.steps()[0] == 5
 
 
@@ -528,12 +529,11 @@ def test_a_hundred_thousand_files_cost_no_more_than_ten_thousand(place: Place) -
     assert "more than 10000 names" in str(row.error)
 
 
-def test_a_checkpoint_of_very_many_files_has_no_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "MAX_FILES", 10)
+def test_a_checkpoint_of_very_many_files_has_no_size(place: Place) -> None:
     dcp_begin(place.path, 1)
     dcp_end(place.path, 1)
     assert place.look().size_bytes == 200
-    for number in range(20):
+    for number in range(files.MAX_FILES):
         put(place.path / "step-2" / f"__{number}_0.distcp")
     put(place.path / "step-2" / ".metadata")
     row = place.look()

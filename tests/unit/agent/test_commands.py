@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.agent import commands
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
+from slurm_watchdog.agent.workers.admission import MAX_WORKERS
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import KillSwitch
 from slurm_watchdog.agent.workers.worker_state import WorkerState
@@ -24,7 +24,6 @@ from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
     Command,
     CommandResult,
-    DumpStacks,
     EndProcess,
     JobWatch,
     ProbeMount,
@@ -40,10 +39,10 @@ WATCH = JobWatch(job_id="7", restarts=2, uid=4711)
 
 
 @pytest.fixture
-def here() -> Iterator[Commands]:
+def here(request: pytest.FixtureRequest) -> Iterator[Commands]:
     """An agent of root's, on a node where job 7 of user 4711 runs for the third time. Nothing here needs
-    root: all is refused."""
-    probes = WorkerPool(functions("remove_kill_switch"))
+    root: all is refused. A parameter is how many children it may have."""
+    probes = WorkerPool(functions("remove_kill_switch"), getattr(request, "param", MAX_WORKERS))
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.here.hear([WATCH])
     mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
@@ -130,9 +129,12 @@ def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, dire
     assert here.probes.names() == []
 
 
-def test_a_flood_of_commands_is_bounded_and_each_is_answered(here: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands.Commands, "_start", lambda *_: False)  # none can be started now
-    asked = [DumpStacks(id=str(number), job_id="7", restarts=2) for number in range(MAX_COMMANDS + 3)]
+@pytest.mark.parametrize("here", [0], indirect=True, ids=["no child can be started"])
+def test_a_flood_of_commands_is_bounded_and_each_is_answered(here: Commands) -> None:
+    asked = [
+        RemoveKillSwitch(id=str(number), job_id="7", path=f"{RUN}/kill", uid=4711, content=CONTENT)
+        for number in range(MAX_COMMANDS + 3)
+    ]
     results = refusals(here, *asked)
     assert [result.command_id for result in results] == [str(MAX_COMMANDS + at) for at in range(3)]
     assert "wait already" in (results[0].error or "")

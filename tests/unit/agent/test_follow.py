@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.logs import follow as tail
 from slurm_watchdog.agent.logs import log_file, position
 from slurm_watchdog.agent.logs.events import condense, make_event
-from slurm_watchdog.agent.logs.follow import FollowMemory, expand, follow
+from slurm_watchdog.agent.logs.follow import MAX_ANSWER_EVENTS, FollowLimits, FollowMemory, expand, follow
 from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.agent.logs.position import LineBuffer
 from slurm_watchdog.agent.workers.answer_types import FollowedLogs
@@ -459,11 +458,14 @@ def ask(state: WorkerState, *paths: Path, job: str = "4", **more: Any) -> Follow
     return follow(Follow([(job, str(path), None) for path in paths], taken=taken, **more), state)
 
 
-def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail, "LOOK_BYTES", 1 << 20)
-    path, state = tmp_path / "x.log", WorkerState()
+def worker_with(limits: FollowLimits) -> WorkerState:
+    state = WorkerState()
+    state.memory(FollowMemory).limits = limits
+    return state
+
+
+def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_counted(tmp_path: Path) -> None:
+    path, state = tmp_path / "x.log", worker_with(FollowLimits(look_bytes=1 << 20))
     path.touch()
     ask(state, path)
     cascade = "".join(f"[rank{n % 64}]: Watchdog caught collective operation timeout {n}\n" for n in range(50_000))
@@ -482,22 +484,19 @@ def test_the_first_error_in_the_middle_of_a_flood_is_told_and_what_waits_is_coun
     assert sum(row.skipped_bytes for row in rows) == 0
 
 
-def test_far_behind_reading_goes_on_near_the_end_and_says_what_it_passed_over(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_file, "MAX_LAG", 1_000_000)
-    monkeypatch.setattr(log_file, "KEPT_AFTER_SKIP", 100_000)
-    log.write("step 1/9\n" + "nothing\n" * 200_000 + "step 2/9\n")
+def test_far_behind_reading_goes_on_near_the_end_and_says_what_it_passed_over(log: Log) -> None:
+    log.write("step 1/9\n")
+    os.truncate(log.path, log_file.MAX_LAG)  # a hole: it takes no room on the disk
+    log.write("\nstep 2/9\n")
     size = log.path.stat().st_size
     assert steps(log.read()) == [2]
-    assert log.tail.skipped_bytes == size - 100_000
+    assert log.tail.skipped_bytes == size - log_file.KEPT_AFTER_SKIP
     assert log.tail.lag_bytes == 0
 
 
-def test_a_flooded_file_does_not_starve_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "LOOK_BYTES", 2 * log_file.READ)
+def test_a_flooded_file_does_not_starve_the_others(tmp_path: Path) -> None:
     paths = [tmp_path / f"{n}.log" for n in range(4)]
-    state = WorkerState()
+    state = worker_with(FollowLimits(look_bytes=2 * log_file.READ))
     for path in paths:
         path.touch()
     ask(state, *paths)
@@ -526,8 +525,7 @@ def test_lines_that_waited_are_as_old_as_the_look_that_saw_them(tmp_path: Path) 
     assert one.grown_at == 112.0
 
 
-def test_hundreds_of_files_give_an_answer_of_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "MAX_ANSWER_EVENTS", 600)
+def test_hundreds_of_files_give_an_answer_of_bounded_size(tmp_path: Path) -> None:
     paths = [tmp_path / f"{n}.log" for n in range(300)]
     state = WorkerState()
     for path in paths:
@@ -538,7 +536,7 @@ def test_hundreds_of_files_give_an_answer_of_bounded_size(tmp_path: Path, monkey
     answers = [ask(state, *paths).files]
     while any(row.lag_bytes for row in answers[-1]):
         answers.append(ask(state, *paths).files)
-    assert all(sum(len(row.events) for row in rows) <= 600 for rows in answers)
+    assert all(sum(len(row.events) for row in rows) <= MAX_ANSWER_EVENTS for rows in answers)
     rows = [row for rows in answers for row in rows if row.events]
     assert [row.events[-1].step for row in rows] == [100] * 300
     assert sum(len(row.events) + row.dropped for row in rows) == 30_000
@@ -634,11 +632,10 @@ def test_a_pattern_names_the_files_written_last_and_not_hidden_ones(tmp_path: Pa
     assert expand(f"{tmp_path}/none/*") == []
 
 
-def test_a_pattern_reads_only_so_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "MAX_ENTRIES", 10)
+def test_a_pattern_reads_only_so_many_names(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.log").touch()
-    assert len(expand(f"{tmp_path}/*.log")) == 10
+    assert len(expand(f"{tmp_path}/*.log", max_entries=10)) == 10
 
 
 def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
@@ -647,7 +644,7 @@ def test_patterns_are_looked_up_every_so_often(tmp_path: Path) -> None:
     assert ask(state, globs=globs).globs == (("4", f"{tmp_path}/log-*", ()),)
     path.touch()
     assert ask(state, globs=globs).globs == ()
-    state.memory(FollowMemory).expanded["4", f"{tmp_path}/log-*"] -= tail.EXPAND_EVERY_S
+    state.memory(FollowMemory).expanded["4", f"{tmp_path}/log-*"] -= FollowLimits().expand_every_s
     assert ask(state, globs=globs).globs == (("4", f"{tmp_path}/log-*", (str(path),)),)
 
 

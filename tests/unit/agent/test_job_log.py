@@ -51,13 +51,13 @@ def follow(silent: Path, fields: Any, worker: WorkerState) -> Any:
 class Node:
     """An agent's share of logs, with real children and a clock that follows the real one."""
 
-    def __init__(self, mounts: tuple[Mount, ...] = (ROOT,), patterns: tuple[str, ...] = ()):
+    def __init__(self, mounts: tuple[Mount, ...] = (ROOT,), patterns: tuple[str, ...] = (), **limits: int):
         self.silent = Path(tempfile.mkstemp(prefix="slurm-watchdog-silent-")[1])
         """Names the place whose logs are not read while it stands there: a server that does not answer."""
         self.probes = WorkerPool(
             {"follow": partial(follow, self.silent), "list_mounts": no_mounts, "list_open_logs": list_open}
         )
-        self.logs = JobLogs(self.probes, mounts, "n1", patterns, become_owner=False)
+        self.logs = JobLogs(self.probes, mounts, "n1", patterns, become_owner=False, **limits)
         self.events: list[Event] = []
         self.dropped = 0
         self.skew_s = 0.0
@@ -201,11 +201,8 @@ def test_logs_beyond_the_limit_are_named_in_a_row(tmp_path: Path, make_node: Cal
     assert rows[-1].error == f"not followed, like 2 more: at most {MAX_FILES} logs of a job are on one node"
 
 
-def test_of_too_many_events_the_errors_stay(
-    tmp_path: Path, make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_logs, "MAX_WAITING_EVENTS", 30)
-    node, path = make_node(), tmp_path / "x.log"
+def test_of_too_many_events_the_errors_stay(tmp_path: Path, make_node: Callable[..., Node]) -> None:
+    node, path = make_node(max_waiting_events=30), tmp_path / "x.log"
     path.touch()
     node.watch(path)
     node.until(lambda rows: rows[0].offset == 0)

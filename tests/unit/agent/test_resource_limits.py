@@ -18,7 +18,7 @@ from slurm_watchdog.agent.evidence import last_lines, tool
 from slurm_watchdog.agent.processes import environment
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
-from slurm_watchdog.agent.workers.resource_limits import CPU_OF_S, CPU_S
+from slurm_watchdog.agent.workers.resource_limits import CPU_S, cpu_budget
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock, redact
@@ -29,17 +29,19 @@ MEANS = tool.Means(seconds=20.0, output_bytes=10_000, address_space=1 << 30, cpu
 
 
 def spin(args: Any, worker: WorkerState) -> None:
-    while True:
-        pass
+    with cpu_budget(0.2):
+        while True:
+            pass
 
 
 def spin_and_forgive(args: Any, worker: WorkerState) -> None:
-    while True:
-        try:
-            while True:
-                pass
-        except Exception:
-            continue
+    with cpu_budget(0.2):
+        while True:
+            try:
+                while True:
+                    pass
+            except Exception:
+                continue
 
 
 def eat(args: Any, worker: WorkerState) -> int:
@@ -51,9 +53,7 @@ def say_limits(args: Any, worker: WorkerState) -> list[int]:
 
 
 @pytest.fixture
-def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
-    monkeypatch.setitem(CPU_OF_S, "spin", 0.2)  # type: ignore[misc]
-    monkeypatch.setitem(CPU_OF_S, "spin_and_forgive", 0.2)  # type: ignore[misc]
+def probes() -> Iterator[WorkerPool]:
     functions = {"spin": spin, "spin_and_forgive": spin_and_forgive, "eat": eat, "say_limits": say_limits}
     probes = WorkerPool(functions, 4)
     yield probes

@@ -550,10 +550,9 @@ def test_reports_that_wait_are_full_whoever_takes_them(controller: Controller) -
     assert kinds(controller) == ["1 full", "2 full", "3 full"]
 
 
-def test_every_so_often_a_report_is_full_for_no_reason(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.agent.delivery.sender.FULL_EVERY", 2)
+def test_every_so_often_a_report_is_full_for_no_reason(controller: Controller) -> None:
     controller.reply = Reply(takes_changes=True)
-    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url))
+    sender = Sender(controller.url, Spool(10**6, 60), trusting(controller.url), full_every=2)
     sender.start()
     one_by_one(sender, controller, range(1, 6))
     sender.stop()

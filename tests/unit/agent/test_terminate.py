@@ -118,15 +118,11 @@ def test_an_orphan_ends_by_a_signal_and_a_look_sends_none(orphans: Orphans) -> N
     assert end(wanted, "kill") == ProcessEnd(gone=True), "a command that is told again finds nobody"
 
 
-def test_one_that_does_not_hear_sigterm_is_there_afterwards_and_sigkill_ends_it(
-    orphans: Orphans, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminate, "WAIT_S", 0.1)
+def test_one_that_does_not_hear_sigterm_is_there_afterwards_and_sigkill_ends_it(orphans: Orphans) -> None:
     wanted = orphans.wanted(orphans.start(DEAF))
-    after = end(wanted, "term")
+    after = end(wanted, "term", wait_s=0.1)
     assert (after.sent, after.gone, after.released, after.state in "SR") == (True, False, False, True)
-    monkeypatch.setattr(terminate, "WAIT_S", 30.0)
-    assert end(wanted, "kill") == ProcessEnd(gone=True, sent=True)
+    assert end(wanted, "kill", wait_s=30.0) == ProcessEnd(gone=True, sent=True)
     assert orphans.started[0].wait(30) == -9
 
 
@@ -183,13 +179,15 @@ def test_one_that_became_another_program_by_exec_is_left_alone(orphans: Orphans)
 def test_who_ends_between_the_look_and_the_signal_is_gone_and_not_refused(
     orphans: Orphans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = orphans.wanted(orphans.start())
+    wanted, parent = orphans.wanted(orphans.start()), os.getppid()
 
-    def ends_now(_: ProcessToEnd) -> None:
+    def ends_now() -> int:
+        """In the middle of the look: what is read after this is refused."""
         orphans.started[0].kill()
         orphans.started[0].wait()
+        return parent
 
-    monkeypatch.setattr(terminate, "check", ends_now)
+    monkeypatch.setattr(os, "getppid", ends_now)
     assert end(wanted, "term") == ProcessEnd(gone=True)
 
 

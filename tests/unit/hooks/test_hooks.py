@@ -25,16 +25,17 @@ sys.path.insert(0, str(HOOKS))
 
 from slurm_watchdog_hooks import Heartbeat, KillSwitch, Watchdog, agreement  # noqa: E402
 
-from slurm_watchdog.agent.logs import follow  # noqa: E402
+from slurm_watchdog.agent.logs.follow import FollowLimits, FollowMemory  # noqa: E402
 from slurm_watchdog.agent.logs.job_logs import JobLogs  # noqa: E402
 from slurm_watchdog.agent.workers.pool import WorkerPool  # noqa: E402
+from slurm_watchdog.agent.workers.worker_state import WorkerState  # noqa: E402
 from slurm_watchdog.base import clock  # noqa: E402
 from slurm_watchdog.base.mounts import Mount  # noqa: E402
 from slurm_watchdog.controller.state.progress_clock import LEFT_AFTER_S, apply_step, main_clock  # noqa: E402
 from slurm_watchdog.model.kill_switch import heartbeat_beside  # noqa: E402
 from slurm_watchdog.model.observations import Event, EventKind, LogFile  # noqa: E402
 from slurm_watchdog.model.protocol import JobWatch  # noqa: E402
-from tests.builders.requests import functions  # noqa: E402
+from tests.builders.requests import do  # noqa: E402
 from tools.packaging.build import make  # noqa: E402
 
 
@@ -457,14 +458,17 @@ def test_jax_has_the_loop_s_watchdog(given: Path) -> None:
 # ---------------------------------------------------------------------------------------- what the agent makes of it
 
 
-def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def follow_impatiently(fields: Any, worker: WorkerState) -> Any:
+    """The real one; a file that is new is found at once."""
+    worker.memory(FollowMemory).limits = FollowLimits(expand_every_s=0.0)
+    return do("follow", fields, worker)
+
+
+def test_the_agent_reads_the_heartbeat_of_this_run_step_by_step_and_its_phases(tmp_path: Path) -> None:
     """Real lines of the hook, read by the agent's collector of logs through its own child."""
-    monkeypatch.setattr(follow, "EXPAND_EVERY_S", 0.0)
     run = tmp_path / "4.0"
     run.mkdir()
-    probes = WorkerPool({**functions("follow"), "list_mounts": nothing, "list_open_logs": nothing})
+    probes = WorkerPool({"follow": follow_impatiently, "list_mounts": nothing, "list_open_logs": nothing})
     logs = JobLogs(probes, (Mount("/", "ext4", "/dev/sda1"),), "n1", (), become_owner=False)
     logs.here.hear([JobWatch(job_id="4", restarts=0, uid=os.getuid(), kill_switch=str(run / "kill"))])
     beat = Heartbeat(str(run / "heartbeat"), writes=True)

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.agent.logs import follow as tail
-from slurm_watchdog.agent.workers.request_types import Follow
-from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.agent.logs.log_file import LogFollower
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.parse.training_log.learned_format import MAX_FORMS, Learner
 
@@ -131,27 +129,29 @@ def test_a_log_of_ever_new_forms_holds_no_memory() -> None:
     assert len(learner._forms) <= MAX_FORMS
 
 
-def follow(path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Event]:
+def follow(path: Path, lines: list[str]) -> list[Event]:
     """Events of a log that gets a line every 12 s."""
-    state = WorkerState()
-    events = []
-    path.touch()
+    log, events = LogFollower(str(path), 0), []
     for number, line in enumerate(lines):
-        monkeypatch.setattr(tail.clock, "monotonic", lambda at=12.0 * number: at)
         with path.open("a") as file:
             file.write(line + "\n")
-        events += tail.follow(Follow([("1", str(path), 0)]), state).files[0].events
+        now = 12.0 * number
+        log.refresh(now, now, {})
+        while log.has_more:
+            log.read(now, now)
+        events += log.drain_events()[0]
+    log.close()
     return events
 
 
-def test_a_followed_log_of_unknown_format_tells_its_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = follow(tmp_path / "log", [f"part {n} ppl {LOSSES[n]}" for n in range(20)], monkeypatch)
+def test_a_followed_log_of_unknown_format_tells_its_count(tmp_path: Path) -> None:
+    events = follow(tmp_path / "log", [f"part {n} ppl {LOSSES[n]}" for n in range(20)])
     assert {event.pattern for event in events} == {"learnt"}
     assert [event.step for event in events] == [None] * len(events)
     assert events[-1].count == 19
 
 
-def test_where_a_known_format_is_written_nothing_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_known_format_is_written_nothing_is_learnt(tmp_path: Path) -> None:
     lines = [f"step {n}/100\npart {n} ppl {LOSSES[n]}" for n in range(20)]
-    events = follow(tmp_path / "log", lines, monkeypatch)
+    events = follow(tmp_path / "log", lines)
     assert {event.pattern for event in events} == {"step_of"}

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.builders.prometheus_series import PUT_ON_BY_PROMETHEUS, SERIES
@@ -39,13 +38,9 @@ def queries(checkout: Path) -> Iterator[tuple[str, str]]:
             yield f"{name}: mark {mark['name']}", mark["expr"]
 
 
-def test_the_dashboards_are_what_the_generator_writes(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "dashboards").mkdir()
-    monkeypatch.setattr(grafana, "HERE", tmp_path)
-    grafana.main()
-    written = {file.name: file.read_text() for file in (tmp_path / "dashboards").iterdir()}
+def test_the_dashboards_are_what_the_generator_writes(checkout: Path, tmp_path: Path) -> None:
+    grafana.main(tmp_path)
+    written = {file.name: file.read_text() for file in tmp_path.iterdir()}
     kept = {file.name: file.read_text() for file in (checkout / "deploy/grafana/dashboards").iterdir()}
     assert written == kept, "run `make grafana`"
     assert set(written) == {f"{name}.json" for name in NAMES}

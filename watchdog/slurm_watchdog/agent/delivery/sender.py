@@ -96,6 +96,7 @@ class Sender:
         count: Callable[[str], None] = lambda outcome: None,
         now: Callable[[], float] = clock.monotonic,
         answer_s: float = ANSWER_S,
+        full_every: int = FULL_EVERY,
     ):
         """`url` is where `channel` leads to: its path, of http, is put before ours; the rest is for messages."""
         address = urlsplit(url)
@@ -106,6 +107,7 @@ class Sender:
         self._count = count
         self._now = now
         self._answer_s = answer_s
+        self._full_every = full_every
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopping = threading.Event()
@@ -156,7 +158,7 @@ class Sender:
     def _changes(self, report: Report, agreed: int) -> bytes:
         """The report as changes since the one before, if the controller has that one; else nothing."""
         base, self._base = self._base, delta_base(report)
-        if base is None or base.sequence != agreed or self._since_full >= FULL_EVERY:
+        if base is None or base.sequence != agreed or self._since_full >= self._full_every:
             self._since_full = 0
             return b""
         small = changes_between(base, report)

@@ -64,6 +64,7 @@ class GpuReader:
     """Why NVML as a whole says nothing on a node that should have it; None where it works or there is no driver."""
     driver_s: float | None = None
     """Seconds that the answer in the last report spent inside NVML; None if there was none."""
+    max_known: int = MAX_KNOWN
     events_dropped: int = 0
     """Events that were too many for one report: counted by the last drain_events."""
     _known: dict[str, Gpu] = field(default_factory=dict)
@@ -202,7 +203,7 @@ class GpuReader:
                 gpus[uuid] = gpu
                 self._known.pop(uuid, None)  # the last seen is the last in the dictionary
                 self._known[uuid] = without_values(gpu, "")
-        while len(self._known) > MAX_KNOWN:
+        while len(self._known) > self.max_known:
             del self._known[next(iter(self._known))]
         found = [*gpus.values(), *(self._recognise(gpu, set(gpus)) for gpu in nameless)]
         found.sort(key=lambda gpu: gpu.index)

@@ -29,14 +29,8 @@ from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
-LOOK_BYTES = 32 * 1024**2
-LOOK_CPU_S = 0.25
-"""Of one core, each look: a flood may cost 5 % of it at an interval of 5 s, and is then read at some 5 MB/s or more."""
-LOOK_S = 1.0
-"""Wall-clock time of a look on a filesystem that is slow; a child has seconds until it counts as hung."""
 MAX_ANSWER_EVENTS = 3000
 """In one answer: with lines of 500 characters a few megabytes."""
-EXPAND_EVERY_S = 30.0
 MAX_ENTRIES = 4096
 """Names that are read in directories for one pattern."""
 MAX_MATCHES = 24
@@ -50,10 +44,23 @@ News = tuple[list[Event], int]
 """Events of one file, and how many more were left out."""
 
 
+@dataclass(frozen=True)
+class FollowLimits:
+    """What one request may cost, and how often a pattern is looked up."""
+
+    look_bytes: int = 32 * 1024**2
+    look_cpu_s: float = 0.25
+    """Of one core: a flood may cost 5 % of it at an interval of 5 s, and is then read at some 5 MB/s or more."""
+    look_s: float = 1.0
+    """Wall-clock time on a filesystem that is slow; a child has seconds until it counts as hung."""
+    expand_every_s: float = 30.0
+
+
 @dataclass
 class FollowMemory:
     """What a child remembers of the logs that it follows."""
 
+    limits: FollowLimits = FollowLimits()
     tails: dict[Key, LogFollower] = field(default_factory=dict)
     closed: dict[str, dict[Identity, FilePosition]] = field(default_factory=dict)
     """By job: files that are not open now."""
@@ -145,9 +152,10 @@ def _read_in_turns(tails: dict[Key, LogFollower], memory: FollowMemory, now: flo
     waiting = [key for key, tail in tails.items() if tail.has_more]
     late = {key: place for place, key in enumerate(memory.late)}
     waiting.sort(key=lambda key: late.get(key, len(late)))
-    cpu_end_s, read_bytes = _cpu_s() + LOOK_CPU_S, 0
+    limits = memory.limits
+    cpu_end_s, read_bytes = _cpu_s() + limits.look_cpu_s, 0
     while waiting:
-        if read_bytes >= LOOK_BYTES or _cpu_s() >= cpu_end_s or clock.monotonic() >= now + LOOK_S:
+        if read_bytes >= limits.look_bytes or _cpu_s() >= cpu_end_s or clock.monotonic() >= now + limits.look_s:
             break
         key = waiting.pop(0)
         read_bytes += tails[key].read(now, wall)
@@ -202,18 +210,18 @@ def _expand_all(
     for key in [key for key in done if key not in globs]:
         del done[key]
     for job, pattern in globs:
-        if now - done.get((job, pattern), float("-inf")) >= EXPAND_EVERY_S:
+        if now - done.get((job, pattern), float("-inf")) >= memory.limits.expand_every_s:
             done[job, pattern] = now
             yield job, pattern, tuple(expand(pattern))
 
 
-def expand(pattern: str) -> list[str]:
+def expand(pattern: str, max_entries: int = MAX_ENTRIES) -> list[str]:
     """The files that an absolute pattern with `*`, `?`, `[…]` names: at most MAX_MATCHES, the last written ones.
 
-    Of each directory's names at most MAX_ENTRIES are read; directories that cannot be read hold nothing. `*` matches no
-    slash and, as in a shell, no name that begins with a dot.
+    Of the names in directories at most `max_entries` are read; directories that cannot be read hold nothing. `*`
+    matches no slash and, as in a shell, no name that begins with a dot.
     """
-    paths, entries = ["/"], MAX_ENTRIES
+    paths, entries = ["/"], max_entries
     for part in pattern.strip("/").split("/"):
         if not any(sign in part for sign in MAGIC):
             paths = [os.path.join(path, part) for path in paths]

@@ -58,6 +58,7 @@ class JobLogs:
     patterns: tuple[str, ...]
     become_owner: bool
     """Whether the agent is root, and its children can become the job's owner."""
+    max_waiting_events: int = MAX_WAITING_EVENTS
     here: JobsHere = field(default_factory=JobsHere)
     jobs: dict[str, FollowedJob] = field(default_factory=dict)
     dropped: int = 0
@@ -315,7 +316,7 @@ class JobLogs:
             job.seats = {pid: WorkerRank(rank, local, size) for pid, rank, local, size in rows}
 
     def _drop_excess(self) -> None:
-        excess = len(self._events) - MAX_WAITING_EVENTS
+        excess = len(self._events) - self.max_waiting_events
         if excess > 0:
             self.dropped += excess
             order = sorted(range(len(self._events)), key=lambda at: self._events[at][1].kind is not EventKind.PROGRESS)

@@ -74,8 +74,8 @@ def end_process(request: SignalProcess, worker: WorkerState) -> ProcessEnd:
     return end(msgspec.convert(request, ProcessToEnd, from_attributes=True), request.how)
 
 
-def end(wanted: ProcessToEnd, how: str) -> ProcessEnd:
-    """What became of it. `how`: `look`, `term` or `kill`. Raises OSError."""
+def end(wanted: ProcessToEnd, how: str, wait_s: float = WAIT_S) -> ProcessEnd:
+    """What became of it, at most `wait_s` after the signal. `how`: `look`, `term` or `kill`. Raises OSError."""
     if read_file(BOOT_ID).decode().strip() != wanted.boot_id:
         return ProcessEnd(gone=True)  # that process ended with its kernel
     try:
@@ -83,10 +83,10 @@ def end(wanted: ProcessToEnd, how: str) -> ProcessEnd:
     except ProcessLookupError:
         return ProcessEnd(gone=True)
     with closing(handle):
-        return _end(handle, wanted, how)
+        return _end(handle, wanted, how, wait_s)
 
 
-def _end(handle: int, wanted: ProcessToEnd, how: str) -> ProcessEnd:
+def _end(handle: int, wanted: ProcessToEnd, how: str, wait_s: float) -> ProcessEnd:
     seen = _read_state(handle, wanted)
     if seen.gone or seen.released or how == "look":
         return seen
@@ -108,7 +108,7 @@ def _end(handle: int, wanted: ProcessToEnd, how: str) -> ProcessEnd:
         return ProcessEnd(gone=True)
     except PermissionError as error:
         return msgspec.structs.replace(seen, refusal=f"it may not be signalled from here: {describe(error)}")
-    gone = _has_ended(handle, WAIT_S)
+    gone = _has_ended(handle, wait_s)
     return ProcessEnd(gone=True, sent=True) if gone else _after(handle, wanted)
 
 

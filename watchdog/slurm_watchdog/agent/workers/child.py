@@ -212,8 +212,8 @@ def _call(
     try:
         with cpu_budget(CPU_OF_S.get(name, CPU_S)):
             return function(args, worker), None
-    except CpuSpentError:
-        return None, f"given up after {CPU_OF_S.get(name, CPU_S):g} s of CPU time"
+    except CpuSpentError as spent:
+        return None, str(spent)
     except MemoryError:
         return None, "given up: it needs more memory than a child may use"
     except OSError as error:

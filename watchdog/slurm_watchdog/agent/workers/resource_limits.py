@@ -31,7 +31,8 @@ UNLIMITED: Final = frozenset({"read_gpus"})
 
 
 class CpuSpentError(BaseException):
-    """The CPU time of one request is spent. No Exception: what a function forgives does not include this."""
+    """The CPU time of one request is spent, as its text says. No Exception: what a function forgives does not
+    include this."""
 
 
 def forbid_core_files() -> None:
@@ -56,7 +57,11 @@ def limit_address_space(room: int = ADDRESS_SPACE) -> None:
 def cpu_budget(seconds: float) -> Iterator[None]:
     """Raises CpuSpentError in the block once this process has used so much CPU time in it, again each second
     after that; the kernel kills a process that continues for KILLED_AFTER_S more."""
-    before = signal.signal(signal.SIGPROF, _spent)
+
+    def spent(number: int, frame: FrameType | None) -> None:
+        raise CpuSpentError(f"given up after {seconds:g} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, spent)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     killed_at = math.ceil(usage.ru_utime + usage.ru_stime + seconds + KILLED_AFTER_S)
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
@@ -72,7 +77,3 @@ def cpu_budget(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
-
-
-def _spent(number: int, frame: FrameType | None) -> None:
-    raise CpuSpentError

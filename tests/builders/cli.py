@@ -13,7 +13,9 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.cli.options import ServicePaths
 
+NO_SERVICE = ServicePaths("/nowhere/config.yaml", "/nowhere/controller.sock")
 Answer = Callable[[str, str, Any], tuple[int, Any]]
 """(method, target, body) to (status, document); bytes are sent as they are."""
 
@@ -64,10 +66,10 @@ class FakeController:
 
 
 def run(*arguments: str, socket: Path | None = None, **environment: str) -> Result:
-    """One command, as from a pipe."""
+    """One command, as from a pipe, on a machine without a service."""
     more = ["--socket", str(socket)] if socket else []
     return CliRunner(env={"SLURM_WATCHDOG_SOCKET": "", "COLUMNS": "100", **environment}).invoke(
-        main, [*arguments, *more]
+        main, [*arguments, *more], obj=NO_SERVICE
     )
 
 

@@ -39,9 +39,6 @@ def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("slurm_watchdog.cli.options.DEFAULT_SOCKET", str(tmp_path / "no-service.sock"))
-    monkeypatch.setattr("slurm_watchdog.cli.options.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
-    monkeypatch.setattr("slurm_watchdog.cli.find_controller.DEFAULT_CONFIG", str(tmp_path / "no-config.yaml"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return own_runs.state_home(tmp_path, {"XDG_STATE_HOME": str(tmp_path)})
 

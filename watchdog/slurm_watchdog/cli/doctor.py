@@ -13,7 +13,7 @@ import click
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, load_or_exit, operator_options, print_json
+from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, operator_options, print_json, service_paths
 from slurm_watchdog.cli.terminal import clean, count, sentence
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ def _node(config: Config, node: str, deadline: str | None, config_file: str | No
         deadline_s = parse_duration(deadline)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--deadline") from error
-    file = config_file or (DEFAULT_CONFIG if os.access(DEFAULT_CONFIG, os.R_OK) else None)
-    return examine_in_time(deadline_s, node, file)
+    return examine_in_time(deadline_s, node, config_file or _readable_default())
 
 
 def _version(text: str | None) -> tuple[int, int] | None:
@@ -128,9 +127,13 @@ def _version(text: str | None) -> tuple[int, int] | None:
 def _configuration(config_file: str | None) -> Config:
     from slurm_watchdog.config.schema import Config
 
-    if config_file is None and not os.access(DEFAULT_CONFIG, os.R_OK):
-        return Config()
-    return load_or_exit(config_file or DEFAULT_CONFIG)
+    file = _readable_default() if config_file is None else config_file
+    return Config() if file is None else load_or_exit(file)
+
+
+def _readable_default() -> str | None:
+    default = service_paths().config
+    return default if os.access(default, os.R_OK) else None
 
 
 def _node_name(config: Config) -> str:

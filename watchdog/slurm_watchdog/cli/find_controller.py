@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, find_socket, open_client
+from slurm_watchdog.cli.options import EXIT_USAGE, find_socket, open_client, service_paths
 from slurm_watchdog.cli.terminal import clean, moment
 from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, is_absent, running_runs, state_home
 
@@ -57,7 +57,7 @@ def choose_or_journal(
 
     if journal is not None:
         return client_of_journal(journal)
-    if socket_path or config_file is not None or os.access(DEFAULT_CONFIG, os.R_OK):
+    if socket_path or config_file is not None or os.access(service_paths().config, os.R_OK):
         return choose(socket_path, config_file)
     if not is_absent(find_socket(None, None)) or running_runs(own_place()):
         return choose(socket_path, config_file)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
@@ -35,6 +36,20 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="For p
 def config_option(text: str, **more: Any) -> Callable[[F], F]:
     """`--config` with the help `text`."""
     return click.option("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
+
+
+@dataclass(frozen=True)
+class ServicePaths:
+    """Where the service of this machine has its configuration and its socket, if no option says otherwise."""
+
+    config: str = DEFAULT_CONFIG
+    socket: str = DEFAULT_SOCKET
+
+
+def service_paths() -> ServicePaths:
+    """Those of the command that runs: what the program was given as click's `obj`, else the defaults."""
+    context = click.get_current_context(silent=True)
+    return (context and context.find_object(ServicePaths)) or ServicePaths()
 
 
 def default_config_option(command: F) -> F:
@@ -94,17 +109,18 @@ def _socket_of_default_config() -> str:
     """A broken file must not keep anybody from `pause`: it costs a warning and the default is used."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
-    if not os.access(DEFAULT_CONFIG, os.R_OK):
-        return DEFAULT_SOCKET
+    service = service_paths()
+    if not os.access(service.config, os.R_OK):
+        return service.socket
     try:
-        return load_config(DEFAULT_CONFIG, with_knowledge=False).controller.socket
+        return load_config(service.config, with_knowledge=False).controller.socket
     except ConfigError:
         click.echo(
-            f"{DEFAULT_CONFIG} has errors, so the socket is taken to be {DEFAULT_SOCKET}; "
-            f"see: slurm-watchdog check-config {DEFAULT_CONFIG}",
+            f"{service.config} has errors, so the socket is taken to be {service.socket}; "
+            f"see: slurm-watchdog check-config {service.config}",
             err=True,
         )
-        return DEFAULT_SOCKET
+        return service.socket
 
 
 def knowledge_option(command: F) -> F:

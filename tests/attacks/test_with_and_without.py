@@ -462,7 +462,7 @@ def connections_of_one(stage: Stage) -> bool:
 
 def evidence_of_somebody_else(stage: Stage) -> bool:
     """A member of the socket's group asks for all that there is."""
-    answers = doors(PEOPLE["a stranger in the socket's group"], stage.place, stage.patch)
+    answers = doors(PEOPLE["a stranger in the socket's group"], stage.place)
     return any(MARK in text for _, text in answers.values())
 
 
@@ -505,7 +505,7 @@ ROWS = {
     "brackets without end": Row("M9", "node", brackets_without_end, (("slurm_watchdog.wire.codec.RecursionError", KeyError),)),
     "a flood of reports": Row("M4", "node", report_flood, (("slurm_watchdog.wire.rate_limits.TokenBuckets.acquire", yes),)),
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
-    "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.is_loopback", yes),)),
+    "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.Limits.opened", lambda *_: ""),)),
     "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.local_socket.may_see", yes))),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from slurm_watchdog.base import clock
@@ -31,7 +31,7 @@ from tests.builders.evidence_rows import add_evidence
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
-OPERATORS_GROUP = 901
+OPERATORS_GROUP = grp.getgrnam("daemon").gr_gid  # which every Linux has
 PEOPLE = {
     "root": Person(0, frozenset({0})),
     "the controller's user": Person(os.geteuid(), frozenset({os.getegid()})),
@@ -61,7 +61,9 @@ class Controller:
     """A controller with one incident, of which everything that a user can write is marked."""
 
     def __init__(self, path: Path) -> None:
-        self.config = Config.model_validate({"cluster_name": "c"})
+        self.config = Config.model_validate(
+            {"cluster_name": "c", "security": {"operators": [str(OPERATOR), "group:daemon"]}}
+        )
         self.journal = Journal(f"sqlite:///{path}/journal.sqlite")
         slurm_job = views.slurm_job(uid=OWNER, user="owner")
         blocked = views.blocked(60.0, path=f"/s/{MARK}", mount=f"/{MARK}")
@@ -159,8 +161,8 @@ def requests_of(app: web.Application) -> list[tuple[str, str, Any]]:
     return list(dict.fromkeys((m, p, json.dumps(b)) for m, p, b in found))
 
 
-async def ask(app: web.Application) -> dict[str, tuple[int, str]]:
-    """What every route answers."""
+async def ask(app: web.Application, **headers: str) -> dict[str, tuple[int, str]]:
+    """What every route answers to requests with these headers."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -168,7 +170,7 @@ async def ask(app: web.Application) -> dict[str, tuple[int, str]]:
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"
     answers = {}
     try:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(headers=headers) as session:
             for method, path, body in requests_of(app):
                 data = None if body == "null" else body
                 async with session.request(method, base + path, data=data) as answer:
@@ -178,11 +180,9 @@ async def ask(app: web.Application) -> dict[str, tuple[int, str]]:
     return answers
 
 
-def doors(person: Person, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, str]]:
+def doors(person: Person, path: Path) -> dict[str, tuple[int, str]]:
     """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
     controller: Any = Controller(path)
-    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.operators_of", lambda names: OPERATORS)
-    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.peer_of", lambda request: (person.uid, "somebody"))
     page = make_page(controller, "")
     if person.uid is None:
         return asyncio.run(ask(page))

@@ -41,10 +41,8 @@ STRANGERS = ("a stranger in the socket's group", "a stranger", "nobody knows who
 
 
 @pytest.mark.parametrize("who", PEOPLE)
-def test_a_stranger_s_answers_have_no_word_of_a_user_and_everybody_else_s_do(
-    who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = doors(PEOPLE[who], tmp_path, monkeypatch)
+def test_a_stranger_s_answers_have_no_word_of_a_user_and_everybody_else_s_do(who: str, tmp_path: Path) -> None:
+    answers = doors(PEOPLE[who], tmp_path)
     telling = {route for route, (_, text) in answers.items() if MARK in text}
     assert not [text for status, text in answers.values() if status == 500], answers
     if who in STRANGERS:
@@ -59,12 +57,9 @@ def test_a_stranger_s_answers_have_no_word_of_a_user_and_everybody_else_s_do(
         } <= telling  # fmt: skip
 
 
-def test_the_page_with_its_password_gives_what_it_does_not_give_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_with_its_password_gives_what_it_does_not_give_without(tmp_path: Path) -> None:
     controller: Any = Controller(tmp_path)
-    monkeypatch.setattr("slurm_watchdog.controller.api.web_page._knows", lambda authorization, token: True)
-    answers = asyncio.run(ask(make_page(controller, "a password")))
+    answers = asyncio.run(ask(make_page(controller, "a password"), Authorization="Bearer a password"))
     assert {route for route, (_, text) in answers.items() if MARK in text} >= {
         "GET /api/overview", "GET /api/incidents", "GET /api/incidents/abc123", "GET /api/incidents/abc123/evidence/2",
         "GET /api/jobs/7",
@@ -78,12 +73,11 @@ SHARED: dict[str, Any] = {
 
 
 def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_who_may_see_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Incident `second` shares a collection that is stored with `first`, which is also about a job of somebody else."""
     controller: Any = Controller(tmp_path)
     node = {"node": "n1", "job_id": "7", "ranks": [{"pid": 9, "role": "rank", "rank": 3, "comm": "python"}]}
-    monkeypatch.setattr("slurm_watchdog.controller.api.local_socket.operators_of", lambda names: OPERATORS)
     first = incident(id="first", owners=(OWNER, STRANGE), opened_at=12.0)
     controller.judge.incidents = OpenIncidents([first, incident(id="second", opened_at=10.0)])
     for each in controller.judge.incidents:
@@ -131,10 +125,10 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
     assert owner_s["evidence"] == [], "what is stored with an incident of two users is for operators"
 
 
-def test_the_lines_of_a_node_s_kernel_are_for_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_of_a_node_s_kernel_are_for_operators(tmp_path: Path) -> None:
     route = "GET /v1/incidents/abc123/evidence/2"
     told = {
-        who: "a kernel line" in doors(person, tmp_path / str(at), monkeypatch)[route][1]
+        who: "a kernel line" in doors(person, tmp_path / str(at))[route][1]
         for at, (who, person) in enumerate(PEOPLE.items())
         if person.uid is not None and (tmp_path / str(at)).mkdir() is None
     }

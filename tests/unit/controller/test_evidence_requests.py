@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 
 import pytest
 
@@ -178,20 +179,17 @@ def test_a_question_that_breaks_down_is_logged_and_the_next_one_is_asked(
     assert "probe:n1:1000:/shared failed" in caplog.text
 
 
-def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(requests, "PROBES_OF_USER", 3)
-
+def test_probes_as_one_user_have_a_share_and_another_user_is_asked_for() -> None:
     async def story() -> None:
         place = Place()
-        for n in range(10):
-            place.requests.probe(MountProbeRequest(mount=f"/fuse{n}", directory="/x", uid=1500, nodes=("n1",)), NOW)
+        nodes = tuple(f"n{n}" for n in range(requests.PROBES_OF_USER + 7))
+        place.requests.probe(MountProbeRequest(mount="/fuse", directory="/x", uid=1500, nodes=nodes), NOW)
         place.requests.probe(MountProbeRequest(mount="/shared", directory="/x", uid=1501, nodes=("n1",)), NOW)
         await settle()
-        asked = [command.uid for _, command in place.fetched() if isinstance(command, ProbeMount)]
-        assert asked == [1500, 1500, 1500, 1501]
-        assert [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)] == [("probes", 1500, 7)]
+        asked = Counter(command.uid for node in nodes for command in place.commands.pop(node))
+        assert asked == {1500: requests.PROBES_OF_USER, 1501: 1}
+        left_out = [(each.what, each.uid, each.count) for each in place.state.left_out.lately(0.0)]
+        assert left_out == 7 * [("probes", 1500, 1)]
         await place.requests.close()
 
     asyncio.run(story())

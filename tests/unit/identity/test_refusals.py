@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -288,16 +288,14 @@ def test_with_certificates_who_reports_for_another_node_is_refused_and_counted_o
 # -- by address: this machine's own is never looked at, so that another is put in its place --------------------------
 
 
-@pytest.fixture
-def from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """127.0.0.1 counts as an address of the cluster."""
-    monkeypatch.setattr("slurm_watchdog.controller.ingest.endpoint.is_loopback", lambda address: False)
-    monkeypatch.setattr("slurm_watchdog.wire.rate_limits.is_loopback", lambda address: False)
+def cluster_port(**options: Any) -> AbstractContextManager[Stage]:
+    """A port for which 127.0.0.1 is an address of the cluster."""
+    return own_port(is_own=lambda address: False, **options)
 
 
-def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(from_elsewhere: None) -> None:
+def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node() -> None:
     addresses = {"n1": "127.0.0.1", "n2": ELSEWHERE}
-    with own_port(address_of=addresses.get) as stage:
+    with cluster_port(address_of=addresses.get) as stage:
         port = stage.port
         refused(stage, "wrong_node", 403, lambda s: exchange(s.port, post(body_of("n2"))))
         for sequence in range(20):
@@ -307,17 +305,15 @@ def test_who_says_he_is_another_node_is_refused_and_spends_nothing_of_that_node(
         assert b"Slurm knows no node" in refused_as_nobody
 
 
-def test_node_that_reports_too_often_is_refused_before_its_body_and_has_to_retry_before_slurm_answers(
-    from_elsewhere: None,
-) -> None:
-    with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:
+def test_node_that_reports_too_often_is_refused_before_its_body_and_has_to_retry_before_slurm_answers() -> None:
+    with cluster_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port = stage.port
         port.do(lambda: setattr(port.door._by_address.reports, "burst", 1.0))
         port.do(lambda: setattr(port.door._by_address.reports, "per_s", 0.0))
         assert stage.well().startswith(b"HTTP/1.1 200 ")
         assert exchange(port, post(b'{"node"', size=500)).startswith(b"HTTP/1.1 429 ")
         assert port.outcome("too_often") == 1
-    with own_port(address_of={"n1": "127.0.0.1"}.get, knows_nodes=lambda: False) as stage:
+    with cluster_port(address_of={"n1": "127.0.0.1"}.get, knows_nodes=lambda: False) as stage:
         assert stage.well().startswith(b"HTTP/1.1 503 ")
         assert stage.port.outcome("busy") == 1
 
@@ -396,8 +392,8 @@ def test_a_handshake_that_does_not_go_on_is_ended_and_counted_once(ca: Path) -> 
 
 
 @pytest.mark.parametrize("reason", ["too_many", "too_many_of_one_address", "too_many_failures"])
-def test_a_connection_too_many_is_refused_and_counted_once(reason: str, from_elsewhere: None) -> None:
-    with own_port(address_of={"n1": "127.0.0.1"}.get) as stage:
+def test_a_connection_too_many_is_refused_and_counted_once(reason: str) -> None:
+    with cluster_port(address_of={"n1": "127.0.0.1"}.get) as stage:
         port, limits = stage.port, stage.port.server.limits
         name, few = {"too_many": ("most", 0), "too_many_of_one_address": ("most_of_one", 0)}.get(reason, ("", 0))
         before = getattr(limits, name) if name else 0

@@ -10,13 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal, JournalError
-from slurm_watchdog.journal.tables import SCHEMA_VERSION
+from slurm_watchdog.journal.tables import MIGRATIONS, SCHEMA_VERSION, Migrations, prepare
 from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
@@ -262,15 +265,19 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
         Journal(f"sqlite:///{path}")
 
 
-def test_an_older_schema_is_migrated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_schema_is_migrated(path: Path) -> None:
     Journal(f"sqlite:///{path}").close()
-    monkeypatch.setattr("slurm_watchdog.journal.tables.SCHEMA_VERSION", SCHEMA_VERSION + 1)
+
+    def next_release(migrations: Migrations) -> None:
+        database = Database(f"sqlite:///{path}")
+        with closing(database), database.transaction() as sql:
+            prepare(sql, database.where, SCHEMA_VERSION + 1, migrations)
+
     with pytest.raises(JournalError, match="schema version"):
-        Journal(f"sqlite:///{path}")
-    steps = {SCHEMA_VERSION: lambda sql: sql.exec_driver_sql("ALTER TABLE incidents ADD COLUMN extra TEXT")}
-    monkeypatch.setattr("slurm_watchdog.journal.tables.MIGRATIONS", steps)
-    Journal(f"sqlite:///{path}").close()
-    Journal(f"sqlite:///{path}").close()  # once is enough
+        next_release(MIGRATIONS)
+    more = {SCHEMA_VERSION: lambda sql: sql.exec_driver_sql("ALTER TABLE incidents ADD COLUMN extra TEXT")}
+    next_release({**MIGRATIONS, **more})
+    next_release({**MIGRATIONS, **more})  # once is enough
     columns = [row[1] for row in sqlite3.connect(path).execute("PRAGMA table_info(incidents)")]
     assert "extra" in columns
 
@@ -296,14 +303,11 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_another_writer_is_waited_for_and_then_named(
-    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_writer_is_waited_for_and_then_named(journal: Journal, path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    monkeypatch.setattr("slurm_watchdog.journal.database.BUSY_MS", 100)
     with pytest.raises(JournalError, match="in use by another process"):
-        Journal(f"sqlite:///{path}")
+        Journal(f"sqlite:///{path}", partial(Database, busy_ms=100))
     other.execute("ROLLBACK")
     journal.save_incident(INCIDENT)
 

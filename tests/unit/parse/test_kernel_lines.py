@@ -169,12 +169,6 @@ def test_no_words_of_a_user_are_taken_for_those_of_a_driver() -> None:
     assert forgeries() == []
 
 
-def test_without_the_forms_such_words_would_be_taken_for_a_driver_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ())
-    rows = {row for row, _, _ in forgeries()}
-    assert {"gpu_gsp_timeout", "conntrack_full"} <= rows
-
-
 @pytest.mark.parametrize("form", USER_TEXT, ids=lambda form: form.name)
 def test_each_form_of_a_line_with_a_user_s_words_is_the_one_of_its_samples(form: UserText) -> None:
     for sample in form.samples:

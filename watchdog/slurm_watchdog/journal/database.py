@@ -31,7 +31,7 @@ Write = tuple[sa.Executable, Sequence[Row]]
 class Database:
     """The database at `url`, a SQLAlchemy address, for one thread. Every method raises JournalError."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, busy_ms: int = BUSY_MS) -> None:
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
@@ -45,7 +45,7 @@ class Database:
         self._failed: JournalError | None = None
         try:
             keep_private(self._url)
-            self.engine = open_engine(self._url)
+            self.engine = open_engine(self._url, busy_ms)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             raise explain(error, self.where) from error
 
@@ -214,7 +214,7 @@ def keep_private(url: sa.URL) -> None:
             log.error("%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error)
 
 
-def open_engine(url: sa.URL) -> sa.Engine:
+def open_engine(url: sa.URL, busy_ms: int = BUSY_MS) -> sa.Engine:
     """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, pool_pre_ping=True)
@@ -224,7 +224,7 @@ def open_engine(url: sa.URL) -> sa.Engine:
     def on_connect(connection: Any, record: Any) -> None:
         # The driver would begin transactions by itself, and not before reads; we do it below.
         connection.isolation_level = None
-        for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=FULL"):
+        for pragma in (f"busy_timeout={busy_ms}", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @sa.event.listens_for(engine, "begin")

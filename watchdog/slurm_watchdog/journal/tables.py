@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -154,12 +155,13 @@ def _to_4(sql: sa.Connection) -> None:
     sql.execute(sa.text("ALTER TABLE operations RENAME COLUMN rung TO operation"))
 
 
-MIGRATIONS: dict[int, Callable[[sa.Connection], None]] = {1: _to_2, 2: _to_3, 3: _to_4}
+Migrations = Mapping[int, Callable[[sa.Connection], None]]
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 
-def prepare(sql: sa.Connection, where: str) -> None:
-    """Make the tables in the database at `where`, or bring them to this version. Raises JournalError for
+def prepare(sql: sa.Connection, where: str, newest: int = SCHEMA_VERSION, migrations: Migrations = MIGRATIONS) -> None:
+    """Make the tables in the database at `where`, or bring them to the version `newest`. Raises JournalError for
     those of a newer one."""
     tables = set(sa.inspect(sql).get_table_names())
     if SCHEMA.name not in tables:
@@ -170,15 +172,15 @@ def prepare(sql: sa.Connection, where: str) -> None:
                 "give the journal one of its own in controller.journal_url."
             )
         META.create_all(sql)
-        sql.execute(sa.insert(SCHEMA).values(version=SCHEMA_VERSION))
+        sql.execute(sa.insert(SCHEMA).values(version=newest))
         return
     version = sql.execute(sa.select(SCHEMA.c.version)).scalar_one()
-    while version < SCHEMA_VERSION and version in MIGRATIONS:
-        MIGRATIONS[version](sql)
+    while version < newest and version in migrations:
+        migrations[version](sql)
         version += 1
         sql.execute(sa.update(SCHEMA).values(version=version))
-    if version != SCHEMA_VERSION:
+    if version != newest:
         raise JournalError(
-            f"The journal {where} has schema version {version}, this program knows {SCHEMA_VERSION}; "
+            f"The journal {where} has schema version {version}, this program knows {newest}; "
             "install the release that wrote it, or move the journal away to begin a new one."
         )

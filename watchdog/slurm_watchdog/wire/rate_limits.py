@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import resource
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -120,6 +121,8 @@ class Limits:
     """
 
     by_address: bool = True
+    is_own: Callable[[str], bool] = is_loopback
+    """Whether an address is this machine's."""
     most: int = field(default_factory=most_connections)
     most_of_one: int = MAX_OF_ONE_ADDRESS
     held_bytes: int = MAX_HELD
@@ -135,7 +138,7 @@ class Limits:
         self._open[address] += 1
         if self.total > self.most:
             return "too_many"
-        if is_loopback(address) or not self.by_address:
+        if self.is_own(address) or not self.by_address:
             return ""
         if self._open[address] > self.most_of_one:
             return "too_many_of_one_address"
@@ -149,5 +152,5 @@ class Limits:
 
     def failed(self, address: str, now: float) -> None:
         """This address could not prove who it is, or made no sense."""
-        if not is_loopback(address):
+        if not self.is_own(address):
             self._failures.acquire(address, now)

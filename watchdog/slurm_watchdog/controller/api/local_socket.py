@@ -41,6 +41,7 @@ MAX_GROUPS = 256
 """What Python's getsockopt takes: 1024 bytes."""
 MAX_BODY_BYTES = 64 * 1024
 MAX_REASON = 300
+UNKNOWN_CALLER = "who is asking is not known"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 
@@ -60,7 +61,7 @@ def peer_person(request: web.Request) -> Person:
     """The process at the other end with its groups, as the kernel tells it."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None:
-        raise RequestRefused(403, "who is asking is not known")
+        raise RequestRefused(403, UNKNOWN_CALLER)
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, uid, gid = struct.unpack("3i", credentials)
     try:
@@ -68,16 +69,6 @@ def peer_person(request: web.Request) -> Person:
     except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
         raw = b""
     return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
-
-
-def peer_of(request: web.Request) -> tuple[int, str]:
-    """uid and name of the process at the other end, as the kernel tells it."""
-    uid = peer_person(request).uid
-    assert uid is not None
-    try:
-        return uid, pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return uid, f"uid {uid}"
 
 
 def without_kernel_lines(document: bytes) -> bytes:
@@ -155,6 +146,16 @@ class LocalApi:
     def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
         """Whether the person who asks may see the evidence of a job."""
         return may_see((job.uid,), self._person_of(request), self._operators)
+
+    def _caller(self, request: web.Request) -> tuple[int, str]:
+        """uid and name of the person who asks. Raises RequestRefused where nobody knows who that is."""
+        uid = self._person_of(request).uid
+        if uid is None:
+            raise RequestRefused(403, UNKNOWN_CALLER)
+        try:
+            return uid, pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return uid, f"uid {uid}"
 
     def _require_owner(self, request: web.Request, job: SlurmJob) -> None:
         """Raises RequestRefused unless the person who asks may see the evidence of a job."""
@@ -279,7 +280,7 @@ class LocalApi:
         job = await self._controller.slurm.read_job(job_id)
         if job is None:
             raise RequestRefused(404, f"Slurm knows no job {job_id}")
-        uid, name = peer_of(request)
+        uid, name = self._caller(request)
         if uid not in (0, os.geteuid(), job.uid):
             raise RequestRefused(
                 403, f"job {job_id} belongs to {job.user}: only its owner and administrators may restart it"
@@ -311,7 +312,7 @@ class LocalApi:
         """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
         job_id = job_id_of(await self._body(request))
         job = self._controller.state.jobs.get(job_id)
-        uid, name = peer_of(request)
+        uid, name = self._caller(request)
         if uid not in (0, os.geteuid(), job.uid if job is not None else 0):
             raise RequestRefused(403, f"job {job_id} belongs to another user: only its owner and administrators may")
         problem = self._controller.actions.abandon(job_id, name)
@@ -327,7 +328,7 @@ class LocalApi:
         return body
 
     def _administrator(self, request: web.Request) -> str:
-        uid, name = peer_of(request)
+        uid, name = self._caller(request)
         if uid not in (0, os.geteuid()):
             raise RequestRefused(403, "only root, or the user that the controller runs as, may pause and resume")
         return name

@@ -61,9 +61,11 @@ class ReportEndpoint:
         healthy: Callable[[], tuple[bool, str]],
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
+        is_own: Callable[[str], bool] = is_loopback,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
-        nodes there are: until then no agent is refused as an unknown node."""
+        nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
+        machine's, whose connections are bounded by their total only."""
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
@@ -75,7 +77,7 @@ class ReportEndpoint:
         self._sessions: Sessions | None = munge[0] if munge else None
         self._decoder: Decoder | None = munge[1] if munge else None
         self._decoding: set[asyncio.Future[Credential]] = set()
-        self._limits = Limits(by_address=address_of is not None)
+        self._limits = Limits(by_address=address_of is not None, is_own=is_own)
         self._beginnings = TokenBuckets(burst=10.0, per_s=0.1)
         """Sessions that one address may begin: an agent needs one an hour."""
         self._resolved: dict[str, frozenset[str]] = {}
@@ -108,7 +110,7 @@ class ReportEndpoint:
                 self._sessions.claim(head.authorization, remote)
             except AuthenticationError as doubt:
                 return self._refuse_identity(doubt, remote)
-        one_node = self._address_of is not None and not is_loopback(remote)
+        one_node = self._address_of is not None and not self._limits.is_own(remote)
         if one_node and not self._by_address.acquire(remote, head.size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports from {remote}")
         return None
@@ -139,7 +141,7 @@ class ReportEndpoint:
         """A session for who shows a credential of MUNGE, if he comes from the address of the node that he names."""
         match = CREDENTIAL.fullmatch(request.authorization)
         remote = request.remote
-        if not is_loopback(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
+        if not self._limits.is_own(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
             return self._refuse_identity(AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote)
@@ -230,12 +232,12 @@ class ReportEndpoint:
         return Answer(encode_reply(self._accept(report, size)))
 
     def _too_early(self, remote: str) -> bool:
-        return self._address_of is not None and not is_loopback(remote) and not self._knows_nodes()
+        return self._address_of is not None and not self._limits.is_own(remote) and not self._knows_nodes()
 
     def _wrong_node(self, node: str, remote: str) -> str | None:
         """Why this address may not speak for this node; empty if it may, None if the address of a name is not
         known yet. A node speaks only for itself."""
-        if self._address_of is None or not remote or is_loopback(remote):
+        if self._address_of is None or not remote or self._limits.is_own(remote):
             return ""
         address = self._address_of(node)
         if address is None:

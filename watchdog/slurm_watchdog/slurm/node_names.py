@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,6 +31,14 @@ def expand_nodes(text: str) -> tuple[str, ...]:
         return tuple(sys.intern(str(node)) for node in NodeSet(text, resolver=RESOLVER_NOGROUP))
     except NodeSetException as error:
         raise ParseError(f"no list of nodes: {text[:80]!r} ({error})") from error
+
+
+def fold_nodes(names: Iterable[str]) -> str:
+    """The names as Slurm writes a set of them: n1, n3, n4 is `n[1,3-4]`. Raises ParseError."""
+    try:
+        return str(NodeSet.fromlist(list(names), resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise ParseError(f"no names of nodes ({error})") from error
 
 
 def node_count(text: str) -> int:

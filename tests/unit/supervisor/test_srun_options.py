@@ -1,0 +1,124 @@
+"""srun's arguments on the nodes of a start: what is replaced, what is added, and what stays as it was."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from slurm_watchdog.supervisor.plan import Plan, from_text, to_text
+from slurm_watchdog.supervisor.srun_options import parse, rewrite
+
+ON_A_SPARE = Plan(
+    job_id="7", srun="/usr/bin/srun", directory="/tmp/x", nodes=("n1", "n3", "n4"), left_out=("n2", "n5"), tasks=6,
+    all_tasks=10, overlap=False,
+)  # fmt: skip
+"""Five nodes with two tasks each, of which three are used: n2 is avoided, n5 is a spare."""
+ADDED = "--exclude=n2,n5"
+
+
+def placed(line: str, plan: Plan = ON_A_SPARE) -> str:
+    return shlex.join(rewrite(shlex.split(line), plan).arguments)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python train.py", f"{ADDED} --nodes=3 --no-kill python train.py"),
+        ("-N5 -n10 python train.py -N 5", f"{ADDED} --nodes=3 --ntasks=6 --no-kill python train.py -N 5"),
+        ("-N 5 --ntasks=10 -u x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill -u x"),
+        ("--nodes=3 --ntasks 6 x", f"{ADDED} --nodes=3 --no-kill --ntasks 6 x"),
+        ("--ntask=10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
+        ("-lN5 x", f"{ADDED} --nodes=3 --no-kill -l x"),
+        ("--nodes=2-5 x", f"{ADDED} --nodes=2-3 --no-kill x"),
+        ("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
+        ("--no-kill -K -x n9 x", "--exclude=n9,n2,n5 --nodes=3 --no-kill -K x"),
+        (
+            "--kill-on-bad-exit=1 --wait 60 --label x",
+            f"{ADDED} --nodes=3 --no-kill --kill-on-bad-exit=1 --wait 60 --label x",
+        ),
+        ("-- -x", f"{ADDED} --nodes=3 --no-kill -- -x"),
+    ],
+)
+def test_srun_over_the_whole_job_goes_to_the_nodes_of_the_start(line: str, expected: str) -> None:
+    assert placed(line) == expected
+
+
+@pytest.mark.parametrize("line", ["-N1 -n1 python prepare.py", "-n1 python prepare.py", "--nodes=2 --ntasks=4 x"])
+def test_srun_that_asks_for_less_keeps_its_numbers(line: str) -> None:
+    assert placed(line) == f"{ADDED} --no-kill {line}"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-w n[1-5] x", f"{ADDED} --nodelist=n1,n3,n4 --no-kill x"),
+        ("-w n1,n2,n3 -N3 x", f"{ADDED} --nodelist=n1,n3,n4 --nodes=3 --no-kill x"),
+        ("-w n1 -N1 x", f"{ADDED} --no-kill -w n1 -N1 x"),
+        ("--nodelist=n1,n2 x", f"{ADDED} --nodelist=n1 --no-kill x"),
+    ],
+)
+def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expected: str) -> None:
+    assert placed(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("-N4 x", "this start has 3"),
+        ("-w n2 x", "none of these"),
+        ("-w ./hosts x", "names a file"),
+        ("-x /etc/hosts x", "names a file"),
+        ("-r1 -N1 x", "--relative"),
+        ("-N1 a : -N1 b", "several parts"),
+        ("-N many x", "no number"),
+    ],
+)
+def test_srun_whose_wish_cannot_be_met_stays_as_it_is_and_says_so(line: str, why: str) -> None:
+    rewritten = rewrite(shlex.split(line), ON_A_SPARE)
+    assert rewritten.arguments == tuple(shlex.split(line))
+    assert why in rewritten.unmet
+
+
+@pytest.mark.parametrize("line", ["--help", "-V", "", "--jobid=8 hostname", "--test-only x"])
+def test_srun_that_starts_nothing_here_stays_as_it_is(line: str) -> None:
+    assert rewrite(shlex.split(line), ON_A_SPARE) == (tuple(shlex.split(line)), "")
+
+
+def test_srun_beside_an_older_step_overlaps_it_unless_it_wants_to_be_alone() -> None:
+    again = ON_A_SPARE._replace(overlap=True)
+    assert "--overlap" in rewrite(["x"], again).arguments
+    assert rewrite(["--overlap", "x"], again).arguments.count("--overlap") == 1
+    assert "--overlap" not in rewrite(["--exclusive", "x"], again).arguments
+
+
+def test_srun_on_all_nodes_of_a_job_gets_no_kill_and_nothing_else() -> None:
+    everywhere = ON_A_SPARE._replace(nodes=("n1", "n2"), left_out=())
+    assert placed("-N2 --relative=1 x", everywhere) == "--no-kill -N2 --relative=1 x"
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("--pty bash", "bash"),
+        (
+            "--container-image=nvcr.io#nvidia/pytorch:24.01-py3 --container-writable --container-mounts /a:/b python x",
+            "python x",
+        ),
+        ("--exact --mpi pmix --cpu-bind=cores -c8 ./x -n 3", "./x -n 3"),
+        ("--export ALL,A=b -vv x", "x"),
+        ("-k -K0 x", "x"),
+        ("-J name -t 5 x", "x"),
+    ],
+)
+def test_options_of_srun_end_where_its_command_begins(line: str, command: str) -> None:
+    assert shlex.join(parse(shlex.split(line))[1]) == command
+
+
+def test_options_of_a_container_reach_srun_as_they_are() -> None:
+    line = "--container-image=/images/torch.sqsh --container-mounts=/data:/data --no-container-mount-home python x"
+    assert placed(line) == f"{ADDED} --nodes=3 --no-kill {line}"
+
+
+def test_plan_is_read_back() -> None:
+    assert from_text(to_text(ON_A_SPARE)) == ON_A_SPARE

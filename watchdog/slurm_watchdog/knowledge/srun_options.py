@@ -1,0 +1,45 @@
+"""Options of srun that take no argument, so that it can be told where srun's own options end.
+
+From Slurm's src/common/slurm_opt.c (`has_arg`), releases 22.05 to 26.05, and pyxis (`srun --help`, NVIDIA/pyxis 0.20).
+An option that is not here takes one. Standard library only: the `srun` of ours is started at every call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FLAGS: Final = frozenset(
+    """
+    allocate async consolidate-segments contiguous debugger-test disable-status exact help hold interactive join label
+    multi-prog no-allocate overcommit oversubscribe parsable preserve-env quiet quit-on-interrupt reboot share
+    spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole
+    """.split()  # noqa: SIM905  a table of words
+)
+OPTIONAL: Final = frozenset(
+    """
+    bcast compress exclusive external-launcher immediate kill-on-bad-exit nice no-kill oom-kill-step overlap propagate
+    pty resv-ports send-libs x11
+    """.split()  # noqa: SIM905  a table of words
+)
+"""With an argument only behind `=`, or right behind the letter."""
+OF_PYXIS: Final = frozenset(
+    """
+    container-mount-home no-container-mount-home container-remap-root no-container-remap-root container-entrypoint
+    no-container-entrypoint container-entrypoint-log container-writable container-readonly
+    """.split()  # noqa: SIM905  a table of words
+)
+LETTERS: Final = {
+    "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
+    "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
+    "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
+    "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks", "N": "nodes", "o": "output",
+    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
+    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version",
+    "w": "nodelist", "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
+}  # fmt: skip
+"""Of srun, and their long names."""
+PLACING: Final = frozenset({"nodes", "ntasks", "exclude", "nodelist", "no-kill", "overlap", "exclusive"})
+"""What is looked at, also where its name is cut short as getopt_long(3) allows."""
+NO_LAUNCH: Final = frozenset({"help", "usage", "version", "test-only"})
+OTHER_PLACING: Final = frozenset({"relative", "nodefile", "het-group", "pack-group", "no-allocate"})
+"""Options that place a step in another way: what stands beside them is left as it is."""

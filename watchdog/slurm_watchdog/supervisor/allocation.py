@@ -1,0 +1,80 @@
+"""What a batch script's environment says about its job. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes
+
+_REPEATED = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    """The job that this process is in."""
+
+    job_id: str
+    restarts: int = 0
+    nodes: tuple[str, ...]
+    """In Slurm's order, which is that of the ranks."""
+    tasks: tuple[int, ...] = ()
+    """Of each node (SLURM_TASKS_PER_NODE); empty: not known."""
+    cpus: tuple[int, ...] = ()
+    """Of each node (SLURM_JOB_CPUS_PER_NODE); empty: not known."""
+    end_at: float | None = None
+    """When its time is over, since the epoch; None: not known."""
+
+
+def is_in_job(environ: Mapping[str, str]) -> bool:
+    """Whether this is a batch script, or an allocation's shell."""
+    return environ.get("SLURM_JOB_ID", "").isdecimal() and bool(environ.get("SLURM_JOB_NODELIST"))
+
+
+def read_allocation(environ: Mapping[str, str]) -> Allocation:
+    """The job of this environment. Raises ValueError with a sentence where `run` cannot supervise it."""
+    if environ.get("SLURM_HET_SIZE") or environ.get("SLURM_PACK_SIZE"):
+        raise ValueError(
+            "this is a heterogeneous job: `run` starts a command on the nodes of one component, and cannot tell "
+            "which; start the command without `run`, the watchdog requeues it as before"
+        )
+    if not is_in_job(environ):
+        raise ValueError("SLURM_JOB_ID and SLURM_JOB_NODELIST are not set: this is no batch script")
+    nodes = expand_nodes(environ["SLURM_JOB_NODELIST"])
+    if not nodes:
+        raise ValueError("SLURM_JOB_NODELIST names no node")
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    return Allocation(
+        job_id=environ["SLURM_JOB_ID"],
+        restarts=_whole(environ.get("SLURM_RESTART_COUNT")),
+        nodes=nodes,
+        tasks=_of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes)),
+        cpus=_of_each(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes)),
+        end_at=float(end) if end.isdecimal() else None,
+    )
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
+
+
+def _of_each(text: str, count: int) -> tuple[int, ...]:
+    """`2(x3),1` is 2, 2, 2, 1; nothing where it is not a number for each of `count` nodes."""
+    found: list[int] = []
+    for part in text.split(","):
+        match = _REPEATED.fullmatch(part)
+        if match is None or int(match[2] or 1) > MAX_NODES:
+            return ()
+        found += [int(match[1])] * int(match[2] or 1)
+    return tuple(found) if len(found) == count else ()
+
+
+def repeated(numbers: tuple[int, ...]) -> str:
+    """2, 2, 2, 1 as Slurm writes it: `2(x3),1`."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and groups[-1][0] == number:
+            groups[-1][1] += 1
+        else:
+            groups.append([number, 1])
+    return ",".join(f"{number}(x{count})" if count > 1 else str(number) for number, count in groups)

@@ -1,0 +1,176 @@
+"""An srun of the command, put onto the nodes of the present start. Pure.
+
+Standard library only, but for a node list: see `plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from slurm_watchdog.knowledge.srun_options import (
+    FLAGS,
+    LETTERS,
+    NO_LAUNCH,
+    OF_PYXIS,
+    OPTIONAL,
+    OTHER_PLACING,
+    PLACING,
+)
+from slurm_watchdog.supervisor.plan import Plan
+
+_ALONE = FLAGS | OPTIONAL | OF_PYXIS
+
+
+class Option(NamedTuple):
+    """One option as it was given."""
+
+    name: str
+    value: str | None
+    words: tuple[str, ...]
+
+
+class Rewritten(NamedTuple):
+    """Arguments of srun; `unmet` says why they are as they were, where a wish cannot be met here."""
+
+    arguments: tuple[str, ...]
+    unmet: str = ""
+
+
+class _Unmet(Exception):
+    """A wish that this start cannot fulfil; its text says which."""
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[Option], tuple[str, ...]]:
+    """(srun's options, what it starts with that one's arguments)."""
+    found: list[Option] = []
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-") and arguments[index] != "-":
+        word = arguments[index]
+        following = arguments[index + 1] if index + 1 < len(arguments) else None
+        index += 1
+        if word == "--":
+            break
+        options, used = _long(word, following) if word.startswith("--") else _letters(word, following)
+        found += options
+        index += used
+    return found, tuple(arguments[index:])
+
+
+def _long(word: str, following: str | None) -> tuple[list[Option], int]:
+    name, equals, value = word[2:].partition("=")
+    meant = [each for each in PLACING if len(name) > 3 and each.startswith(name)]
+    name = meant[0] if len(meant) == 1 else name
+    if equals:
+        return [Option(name, value, (word,))], 0
+    if name in _ALONE or following is None:
+        return [Option(name, None, (word,))], 0
+    return [Option(name, following, (word, following))], 1
+
+
+def _letters(word: str, following: str | None) -> tuple[list[Option], int]:
+    """`-N4`, `-N 4`, or several flags in one word with such an option at its end."""
+    found: list[Option] = []
+    for position, letter in enumerate(word[1:], 2):
+        name, rest = LETTERS.get(letter, letter), word[position:]
+        if name in OPTIONAL or name not in _ALONE:
+            if rest or name in OPTIONAL or following is None:
+                return [*found, Option(name, rest or None, (f"-{letter}{rest}",))], 0
+            return [*found, Option(name, following, (f"-{letter}", following))], 1
+        found.append(Option(name, None, (f"-{letter}",)))
+    return found, 0
+
+
+def rewrite(arguments: Sequence[str], plan: Plan) -> Rewritten:
+    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be."""
+    options, command = parse(arguments)
+    given = {option.name: option.value for option in options}
+    if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:
+        return Rewritten(tuple(arguments))
+    try:
+        placed = _place(given, plan) if not _elsewhere(given, command, plan) else {}
+    except _Unmet as wish:
+        return Rewritten(tuple(arguments), str(wish))
+    kept = [word for option in options if option.name not in placed for word in option.words]
+    added = [f"--{name}={value}" if value else f"--{name}" for name, value in placed.items() if value is not None]
+    if "no-kill" not in given:
+        added.append("--no-kill")
+    if plan.overlap and not given.keys() & {"overlap", "exclusive"}:
+        added.append("--overlap")
+    separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()
+    return Rewritten((*added, *kept, *separator, *command))
+
+
+def _elsewhere(given: dict[str, str | None], command: tuple[str, ...], plan: Plan) -> bool:
+    """Whether there is nothing to place. Raises _Unmet where there is, in a way that is not known here."""
+    if not plan.left_out:
+        return True
+    if other := sorted(given.keys() & OTHER_PLACING):
+        raise _Unmet(f"--{other[0]} places the step by itself")
+    if ":" in command:
+        raise _Unmet("it has several parts (`:`)")
+    return False
+
+
+def _place(given: dict[str, str | None], plan: Plan) -> dict[str, str | None]:
+    """Option to its new value; the old ones of that name go. None: it only goes."""
+    have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
+    placed: dict[str, str | None] = {"exclude": _excluded(given.get("exclude"), plan)}
+    listed = _listed(given.get("nodelist"), plan)
+    if listed is not None:
+        placed["nodelist"] = listed
+    ntasks, full = _number(given.get("ntasks")), True
+    if given.get("nodes") is not None:
+        low, high = _range(given["nodes"] or "")
+        if (low, high) in ((total, total), (have, have)):
+            placed["nodes"] = str(have)
+        elif low > have:
+            raise _Unmet(f"--nodes={given['nodes']}, and this start has {have}")
+        elif high > have:
+            placed["nodes"] = f"{low}-{have}"
+        else:
+            full = False
+    elif "nodelist" not in given and ("ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks)):
+        placed["nodes"] = str(have)
+    if full and plan.all_tasks and ntasks == plan.all_tasks:
+        placed["ntasks"] = str(plan.tasks)
+    return placed
+
+
+def _excluded(given: str | None, plan: Plan) -> str:
+    if given and "/" in given:
+        raise _Unmet("--exclude names a file")
+    return ",".join([*([given] if given else []), *plan.left_out])
+
+
+def _listed(given: str | None, plan: Plan) -> str | None:
+    """What is left of a list of nodes; None where all of it is."""
+    if not given:
+        return None
+    if "/" in given:
+        raise _Unmet("--nodelist names a file")
+    from slurm_watchdog.slurm.node_names import expand_nodes
+
+    try:
+        wanted = expand_nodes(given)
+    except ValueError as error:
+        raise _Unmet(f"--nodelist: {error}") from error
+    left = [node for node in wanted if node not in plan.left_out]
+    if not left:
+        raise _Unmet(f"--nodelist={given}, and none of these is used by this start")
+    if len(left) == len(wanted):
+        return None
+    # The whole allocation, which a script has kept: the nodes of this start take its place.
+    return ",".join(plan.nodes if set(plan.nodes) <= set(wanted) or len(wanted) >= len(plan.nodes) else left)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, dash, high = text.partition("-")
+    first, last = _number(low), _number(high if dash else low)
+    if first is None or last is None:
+        raise _Unmet(f"--nodes={text} is no number here")
+    return first, last

@@ -1,0 +1,276 @@
+"""What the supervisor does next, told as days in its life: the clock is a parameter."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.model.supervisor import OrderAnswer, RestartOrder, SupervisorState
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.machine import first, next_state
+from slurm_watchdog.supervisor.placement import NoSpare
+from slurm_watchdog.supervisor.state import (
+    Action, Asked, Begin, Ended, Event, Forward, Look, Looked, NotBegun, Ordered, Phase, Say, Settings, SignalSteps,
+    SignalTree, StepsSeen, Switch, Tick, status_of,
+)  # fmt: skip
+
+NODES = ("n1", "n2", "n3", "n4")
+TERM = 15
+
+
+class Day:
+    """One supervisor and its clock; `did` is what its last event led to, lines for people left out."""
+
+    def __init__(self, count: int = 3, max_restarts: int = 3, end_at: float | None = None) -> None:
+        allocation = Allocation(job_id="7", nodes=NODES, end_at=end_at)
+        self.now = 0.0
+        self.said: list[str] = []
+        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts)
+        self.run, actions = first(settings, self.now)
+        self.did = self._keep(actions)
+
+    def _keep(self, actions: tuple[Action, ...]) -> list[Action]:
+        self.said += [each.text for each in actions if isinstance(each, Say)]
+        return [each for each in actions if not isinstance(each, Say)]
+
+    def on(self, event: Event, after_s: float = 0.0) -> list[Action]:
+        self.now += after_s
+        self.run, actions = next_state(self.run, event, self.now, self.now)
+        self.did = self._keep(actions)
+        return self.did
+
+    def runs(self, step: str = "0") -> Day:
+        self.on(Looked({}))
+        self.on(StepsSeen((step,)))
+        assert self.run.phase is Phase.RUNNING
+        return self
+
+    def order(self, step: str = "0", avoid: tuple[str, ...] = (), decision: str = "d1") -> list[Action]:
+        return self.on(Ordered(RestartOrder(decision=decision, step_id=step, avoid=avoid, why="it hangs")))
+
+    def ends(self, code: int, *, switched: bool = False, stopped: str = "") -> list[Action]:
+        return self.on(Ended(start=self.run.starts, code=code, switched=switched, stopped=stopped))
+
+    @property
+    def started_on(self) -> tuple[str, ...]:
+        (begin,) = (each for each in self.did if isinstance(each, Begin))
+        return begin.placement.nodes
+
+
+def test_first_start_looks_at_all_nodes_and_uses_the_first_ones() -> None:
+    day = Day()
+    assert day.did == [Look(NODES)]
+    day.on(Looked({}))
+    assert day.started_on == ("n1", "n2", "n3")
+    assert status_of(day.run, 9).state is SupervisorState.STARTING
+    day.on(StepsSeen(("0",)))
+    status = status_of(day.run, 9)
+    assert (status.state, status.step_id, status.spares, status.restarts_left) == ("running", "0", ("n4",), 3)
+
+
+def test_first_start_leaves_a_bad_node_out_and_uses_it_where_there_is_no_spare() -> None:
+    day = Day()
+    day.on(Looked({"n1": "its GPU 3 is gone"}))
+    assert day.started_on == ("n2", "n3", "n4")
+    assert day.said == ["n1 is left out: its GPU 3 is gone"]
+    all_nodes = Day(count=4)
+    all_nodes.on(Looked({"n1": "its GPU 3 is gone"}))
+    assert all_nodes.started_on == NODES
+    assert all_nodes.said == ["n1 is used all the same, for no spare is left: its GPU 3 is gone"]
+
+
+def test_a_look_that_never_ends_delays_a_start_by_its_limit_alone() -> None:
+    day = Day()
+    assert day.on(Tick(), 7.9) == []
+    day.on(Tick(), 0.2)
+    assert day.started_on == ("n1", "n2", "n3")
+
+
+def test_too_few_nodes_for_a_start_are_refused_before_it() -> None:
+    with pytest.raises(NoSpare):
+        Day(count=5)
+
+
+def test_an_order_ends_the_steps_looks_meanwhile_and_starts_without_the_avoided_node() -> None:
+    day = Day().runs()
+    day.on(StepsSeen(("0", "1")))
+    assert day.order("1", ("n2",)) == [SignalSteps("TERM", ("0", "1")), Look(("n1", "n3", "n4"))]
+    assert status_of(day.run, 9).answer is OrderAnswer.TAKEN
+    day.on(Looked({}), 1)
+    assert day.did == [], "the old step still runs"
+    day.ends(143)
+    assert day.started_on == ("n1", "n3", "n4")
+    day.on(StepsSeen(("2",)))
+    status = status_of(day.run, 9)
+    assert (status.order, status.answer, status.step_id, status.avoided) == ("d1", "started", "2", ("n2",))
+    assert (status.restarts_left, status.spares) == (2, ())
+
+
+def test_a_step_that_hears_no_term_is_killed_and_one_in_state_d_is_left_behind() -> None:
+    day = Day().runs()
+    day.order(avoid=("n2",))
+    day.on(Looked({}), 1)
+    assert day.on(Tick(), 3.9) == []
+    assert day.on(Tick(), 0.2) == [SignalSteps("KILL", ("0",)), SignalTree("TERM")]
+    assert day.on(Tick(), 2) == [SignalSteps("KILL", ("0",)), SignalTree("KILL")]
+    assert day.on(Tick(), 2) == []
+    day.on(Tick(), 1)
+    assert day.started_on == ("n1", "n3", "n4")
+    assert day.on(Ended(start=1, code=137)) == [], "the end of the earlier start changes nothing"
+    assert day.run.phase is Phase.RUNNING
+
+
+def test_a_look_that_outlasts_the_ending_is_waited_for_until_its_limit() -> None:
+    day = Day().runs()
+    day.order(avoid=("n2",))
+    day.on(Tick(), 1)
+    assert day.ends(143) == []
+    assert (day.run.phase, day.run.looked) == (Phase.LOOKING, False)
+    day.on(Tick(), 7.5)
+    assert day.started_on == ("n1", "n3", "n4")
+
+
+@pytest.mark.parametrize(
+    ("step", "avoid", "why"),
+    [
+        ("3", (), "step 3 is over: step 0 runs"),
+        ("0", ("n1", "n2"), "no spare is left: 3 nodes are needed, and of the 4 of the job 2 may be used"),
+    ],
+)
+def test_an_order_that_cannot_be_carried_out_ends_nothing(step: str, avoid: tuple[str, ...], why: str) -> None:
+    day = Day().runs()
+    assert day.order(step, avoid) == []
+    status = status_of(day.run, 9)
+    assert (status.state, status.answer, status.words, status.avoided) == ("running", "refused", why, ())
+
+
+def test_an_order_is_carried_out_once() -> None:
+    day = Day().runs()
+    day.order()
+    assert day.order() == []
+    day.ends(143)
+    day.on(Looked({}))
+    day.on(StepsSeen(("1",)))
+    assert day.order("1") == [], "the same decision"
+    assert day.order("0", decision="d2") == []
+    assert day.run.words == "step 0 is over: step 1 runs"
+
+
+def test_an_order_after_the_last_restart_near_the_end_of_the_time_or_while_ending_is_refused() -> None:
+    used = Day(max_restarts=0).runs()
+    assert used.order() == []
+    assert used.run.words == "all of its 0 restarts are used up"
+    late = Day(end_at=100.0).runs()
+    late.now = 41.0
+    assert late.order() == []
+    assert late.run.words == "it is 59 s before the end of the job's time"
+    ending = Day().runs()
+    ending.order()
+    assert ending.order(decision="d2") == []
+    assert ending.run.answer is OrderAnswer.REFUSED
+
+
+def test_nodes_that_are_not_of_the_job_are_avoided_by_themselves() -> None:
+    day = Day().runs()
+    day.order(avoid=("x9",))
+    assert status_of(day.run, 9).avoided == ()
+
+
+def test_a_command_that_ends_well_is_over() -> None:
+    day = Day().runs()
+    day.ends(0)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 0)
+
+
+def test_a_command_that_fails_starts_again_after_its_last_words_were_judged_and_so_often() -> None:
+    day = Day(max_restarts=1).runs()
+    assert day.ends(7) == []
+    assert day.on(Tick(), 14.9) == []
+    assert day.on(Tick(), 0.2) == [Look(NODES)]
+    day.on(Looked({}))
+    assert day.started_on == ("n1", "n2", "n3")
+    day.ends(7)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 7)
+    assert "all of its 1 restarts are used up" in day.run.words
+
+
+def test_an_order_for_a_command_that_has_failed_names_the_node_to_leave_out() -> None:
+    day = Day().runs()
+    day.ends(1)
+    assert day.order(avoid=("n3",)) == [Look(("n1", "n2", "n4"))]
+    day.on(Looked({}))
+    assert day.started_on == ("n1", "n2", "n4")
+
+
+@pytest.mark.parametrize(("code", "stopped"), [(137, "somebody cancelled its step"), (130, "")])
+def test_a_command_that_somebody_stopped_is_not_started_again(code: int, stopped: str) -> None:
+    day = Day().runs()
+    day.ends(code, stopped=stopped)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, code)
+
+
+@pytest.mark.parametrize("code", [143, 137, 1])
+def test_a_rank_that_failed_under_kill_on_bad_exit_is_a_failure(code: int) -> None:
+    """srun ends with 143 then, for the others are terminated."""
+    day = Day().runs()
+    day.ends(code)
+    assert day.run.phase is Phase.PAUSING
+
+
+def test_nothing_starts_again_in_the_last_minute_of_the_job() -> None:
+    day = Day(end_at=100.0).runs()
+    day.now = 30.0
+    day.ends(1)
+    day.on(Tick(), 16)
+    day.on(Looked({}))
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 1)
+
+
+def test_a_command_that_saved_by_our_kill_switch_waits_for_its_order() -> None:
+    day = Day().runs()
+    day.ends(0, switched=True)
+    assert status_of(day.run, 9).state is SupervisorState.WAITING
+    day.on(Switch(True), 5)
+    assert day.order(avoid=("n1",)) == [Look(("n2", "n3", "n4"))]
+
+
+@pytest.mark.parametrize(("switch", "seconds"), [(True, 120.0), (False, 30.0)])
+def test_without_an_order_it_ends_with_the_commands_code(switch: bool, seconds: float) -> None:
+    day = Day().runs()
+    day.ends(3, switched=True)
+    day.on(Switch(switch))
+    day.on(Tick(), seconds - 1)
+    assert day.run.phase is Phase.WAITING
+    day.on(Switch(switch))
+    day.on(Tick(), 1.1)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 3)
+
+
+def test_a_signal_is_handed_on_and_after_sigterm_nothing_starts_again() -> None:
+    day = Day().runs()
+    assert day.on(Asked(10, False)) == [Forward(10)]
+    assert day.on(Asked(TERM, True)) == [Forward(TERM)]
+    assert day.order() == []
+    day.ends(1)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 1)
+
+
+def test_sigterm_while_nothing_runs_ends_it_and_while_a_step_ends_it_is_the_last() -> None:
+    pausing = Day().runs()
+    pausing.ends(9)
+    pausing.on(Asked(TERM, True))
+    assert (pausing.run.phase, pausing.run.exit_code) == (Phase.OVER, 9)
+    ending = Day().runs()
+    ending.order()
+    ending.on(Asked(TERM, True))
+    ending.on(Looked({}))
+    ending.ends(137)
+    assert (ending.run.phase, status_of(ending.run, 9).answer) == (Phase.OVER, OrderAnswer.FAILED)
+
+
+def test_a_command_that_cannot_be_started_again_fails_its_order() -> None:
+    day = Day().runs()
+    day.order()
+    day.on(Looked({}))
+    day.ends(143)
+    day.on(NotBegun("no such file"))
+    assert (day.run.phase, day.run.exit_code, day.run.answer) == (Phase.OVER, 127, OrderAnswer.FAILED)

@@ -1,0 +1,266 @@
+"""What the supervisor does next: a pure function of its state, of what has happened, and of the time. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.supervisor import OrderAnswer, RestartOrder
+from slurm_watchdog.supervisor.placement import NoSpare, choose
+from slurm_watchdog.supervisor.state import (
+    Action, Asked, Begin, Ended, Ends, Event, Forward, Look, Looked, NotBegun, Ordered, Phase, Run, Say, Settings,
+    SignalSteps, SignalTree, StepsSeen, Switch, Tick,
+)  # fmt: skip
+
+GRACE_S: Final = 5.0
+"""Between TERM and KILL of the steps: a rank that hangs hears nothing, one that does not is gone within a second."""
+TREE_S: Final = 2.0
+"""Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
+GIVE_UP_S: Final = 10.0
+"""After the order: what has not ended by then stands in state D, and the next start overlaps it."""
+RESTART_DELAY_S: Final = 15.0
+"""Before a command that has failed starts again: its last words have been read and judged by then."""
+WAIT_S: Final = 120.0
+"""For an order, after a command that ended because of our kill switch."""
+SWITCH_GONE_S: Final = 30.0
+"""After the kill switch was taken away, that no order came: it was no restart."""
+LAST_S: Final = 60.0
+"""Before the end of the job's time nothing is started again."""
+LOOK_LIMIT_S: Final = 8.0
+INTERRUPTED: Final = 130
+TERMINATED: Final = 143
+"""128 + SIGINT, 128 + SIGTERM: as a shell has them."""
+
+
+Next = tuple[Run, tuple[Action, ...]]
+
+
+def first(settings: Settings, now: float) -> Next:
+    """The state before the first start. Raises NoSpare where the job has too few nodes."""
+    choose(settings.allocation, settings.count)
+    run = Run(settings=settings, phase=Phase.LOOKING, since=now, words="looks at the nodes")
+    return run, (Look(settings.allocation.nodes),)
+
+
+def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
+    """What is so after `event`, and what is to be done. `now` is on the monotonic clock, `wall` since the epoch."""
+    if run.phase is Phase.OVER:
+        return run, ()
+    match event:
+        case Tick():
+            return _tick(run, now, wall)
+        case Looked(suspects):
+            run = replace(run, suspects=suspects, looked=True)
+            return _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
+        case NotBegun(why):
+            return _over(run, now, 127, f"the command cannot be started: {why}")
+        case StepsSeen(steps):
+            return _steps(run, steps)
+        case Ordered(order):
+            return _order(run, order, now, wall)
+        case Ended() if event.start == run.starts:
+            return _ended(run, event, now, wall)
+        case Switch(present):
+            return _switch(run, present, now)
+        case Asked():
+            return _asked(run, event, now)
+    return run, ()
+
+
+def _tick(run: Run, now: float, wall: float) -> Next:
+    age_s = now - run.since
+    if run.phase is Phase.LOOKING and age_s > LOOK_LIMIT_S:
+        return _start(run, now, wall)
+    if run.phase is Phase.PAUSING and age_s >= RESTART_DELAY_S:
+        return _look(run, now)
+    if run.phase is Phase.WAITING:
+        gone = run.switch_gone_at is not None and now - run.switch_gone_at >= SWITCH_GONE_S
+        if gone or age_s >= WAIT_S:
+            why = "the kill switch was taken away" if gone else f"no order came within {WAIT_S:.0f} s"
+            return _over(run, now, run.exit_code, f"the command is not started again: {why}")
+    if run.phase is Phase.ENDING:
+        return _end_further(run, age_s, now, wall)
+    return run, ()
+
+
+def _end_further(run: Run, age_s: float, now: float, wall: float) -> Next:
+    if run.ends is Ends.TERM and age_s >= GRACE_S:
+        return replace(run, ends=Ends.KILL), (SignalSteps("KILL", run.steps), SignalTree("TERM"))
+    if run.ends is Ends.KILL and age_s >= GRACE_S + TREE_S:
+        return replace(run, ends=Ends.TREE), (SignalSteps("KILL", run.steps), SignalTree("KILL"))
+    if age_s >= GIVE_UP_S:
+        return _after_end(run, now, wall)
+    return run, ()
+
+
+def _look(run: Run, now: float) -> Next:
+    nodes = tuple(node for node in run.settings.allocation.nodes if node not in run.avoided)
+    return replace(run, phase=Phase.LOOKING, since=now, looked=False), (Look(nodes),)
+
+
+def _start(run: Run, now: float, wall: float) -> Next:
+    settings = run.settings
+    if run.starts and _seconds_left(run, wall) < LAST_S:
+        return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {_late(run, wall)}")
+    try:
+        placement = choose(
+            settings.allocation, settings.count, avoided=run.avoided, suspects=run.suspects.keys(),
+            previous=run.placement.nodes,
+        )  # fmt: skip
+    except NoSpare as error:
+        return _over(run, now, run.exit_code or TERMINATED, str(error))
+    said = tuple(
+        Say(f"{node} is used all the same, for no spare is left: {why}" if node in placement.nodes else
+            f"{node} is left out: {why}")
+        for node, why in run.suspects.items()
+    )  # fmt: skip
+    again = run.starts > 0
+    run = replace(
+        run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
+        switch_gone_at=None, looked=False, words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
+    )  # fmt: skip
+    return run, (*said, Begin(placement, again))
+
+
+def _steps(run: Run, steps: tuple[str, ...]) -> Next:
+    if run.phase is not Phase.RUNNING or steps == run.steps or not steps:
+        return run, ()
+    run = replace(run, steps=steps)
+    if run.order is None:
+        return run, ()
+    words = f"the command runs again as step {steps[-1]}"
+    return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (Say(words),)
+
+
+# ------------------------------------------------------------------------------------ orders
+
+
+def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
+    if order.decision in run.seen:
+        return run, ()
+    run = replace(run, seen=run.seen | {order.decision}, answered=order.decision)
+    if refusal := _refusal(run, order, wall):
+        return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
+    avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
+    words = f"step {order.step_id} is ended and the command started again" if run.phase is Phase.RUNNING else (
+        "the command is started again"
+    )  # fmt: skip
+    words += f" without {','.join(avoid)}" if avoid else ""
+    run = replace(run, order=order, avoided=run.avoided | set(avoid), answer=OrderAnswer.TAKEN, words=words)
+    said = Say(f"{words}: {order.why}" if order.why else words)
+    if run.phase is Phase.LOOKING:
+        return run, (said,)
+    looking, actions = _look(run, now)
+    if run.phase is not Phase.RUNNING:
+        return looking, (said, *actions)
+    # The nodes are looked at while the steps end.
+    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM)
+    return ending, (said, SignalSteps("TERM", run.steps), *actions)
+
+
+def _refusal(run: Run, order: RestartOrder, wall: float) -> str:
+    """Why an order is not carried out; empty if it is."""
+    present = run.steps[-1] if run.steps else ""
+    if run.asked_to_end:
+        return "the job was asked to end"
+    if run.phase is Phase.ENDING:
+        return "the command is being ended for another order"
+    if order.step_id != present:
+        now_runs = f"step {present} runs" if present and run.phase is Phase.RUNNING else "no step is known yet"
+        return f"step {order.step_id} is over: {now_runs}"
+    if run.restarts_left <= 0:
+        return f"all of its {run.settings.max_restarts} restarts are used up"
+    if _seconds_left(run, wall) < LAST_S:
+        return f"it is {_late(run, wall)}"
+    try:
+        choose(run.settings.allocation, run.settings.count, avoided=run.avoided | set(order.avoid))
+    except NoSpare as error:
+        return str(error)
+    return ""
+
+
+# ------------------------------------------------------------------------------------ ends
+
+
+def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
+    run = replace(run, exit_code=event.code)
+    if run.phase is Phase.ENDING:
+        return _after_end(run, now, wall)
+    if run.phase is not Phase.RUNNING:
+        return run, ()
+    if run.asked_to_end:
+        return _over(run, now, event.code, "the command has ended, as it was asked to")
+    if event.switched:
+        words = "the command has ended by our kill switch: an order to start it again is waited for"
+        return replace(run, phase=Phase.WAITING, since=now, words=words), (Say(words),)
+    why = _not_again(run, event, wall)
+    if why is not None:
+        return _over(run, now, event.code, why)
+    words = (
+        f"the command ended with {_code(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its last "
+        f"lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
+    )
+    return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words),)
+
+
+def _not_again(run: Run, event: Ended, wall: float) -> str | None:
+    """Why a command that has ended by itself is not started again; None: it is."""
+    if event.code == 0:
+        return "the command has ended well"
+    ended = f"the command ended with {_code(event.code)}, and is not started again"
+    if event.stopped:
+        return f"{ended}: {event.stopped}"
+    if event.code == INTERRUPTED:
+        return f"{ended}: it was interrupted"
+    if run.restarts_left <= 0:
+        return f"{ended}: all of its {run.settings.max_restarts} restarts are used up"
+    if _seconds_left(run, wall) < LAST_S:
+        return f"{ended}: it is {_late(run, wall)}"
+    return None
+
+
+def _code(code: int) -> str:
+    return f"exit code {code}" if code < 128 else f"exit code {code} (signal {code - 128})"
+
+
+def _after_end(run: Run, now: float, wall: float) -> Next:
+    """The command is gone, or given up: the next start, if its nodes have been looked at."""
+    if run.asked_to_end:
+        return _over(run, now, run.exit_code or TERMINATED, "the command was ended, and the job was asked to end")
+    if run.looked:
+        return _start(run, now, wall)
+    # The look has begun with the ending: its limit counts from there.
+    return replace(run, phase=Phase.LOOKING), ()
+
+
+def _switch(run: Run, present: bool, now: float) -> Next:
+    if run.phase is not Phase.WAITING:
+        return run, ()
+    gone_at = None if present else run.switch_gone_at if run.switch_gone_at is not None else now
+    return replace(run, switch_gone_at=gone_at), ()
+
+
+def _asked(run: Run, event: Asked, now: float) -> Next:
+    if run.phase is Phase.RUNNING:
+        return replace(run, asked_to_end=run.asked_to_end or event.ends), (Forward(event.number),)
+    if not event.ends:
+        return run, ()
+    if run.phase is Phase.ENDING:
+        return replace(run, asked_to_end=True), ()
+    return _over(run, now, run.exit_code or 128 + event.number, "the job was asked to end")
+
+
+def _over(run: Run, now: float, code: int, words: str) -> Next:
+    answer = OrderAnswer.FAILED if run.order is not None else run.answer
+    run = replace(run, phase=Phase.OVER, since=now, exit_code=code, words=words, answer=answer, order=None)
+    return run, () if code == 0 else (Say(words),)
+
+
+def _seconds_left(run: Run, wall: float) -> float:
+    end_at = run.settings.allocation.end_at
+    return float("inf") if end_at is None else end_at - wall
+
+
+def _late(run: Run, wall: float) -> str:
+    return f"{max(0.0, _seconds_left(run, wall)):.0f} s before the end of the job's time"

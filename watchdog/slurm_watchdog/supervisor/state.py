@@ -1,0 +1,197 @@
+"""What the supervisor remembers, what can happen to it, and what it can do. Pure: see `machine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeAlias
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.supervisor import PROTOCOL, OrderAnswer, RestartOrder, SupervisorState, SupervisorStatus
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.placement import Placement
+
+
+class Phase(StrEnum):
+    """What the supervisor is at, more finely than its status says."""
+
+    PAUSING = "pausing"
+    LOOKING = "looking"
+    RUNNING = "running"
+    WAITING = "waiting"
+    ENDING = "ending"
+    OVER = "over"
+
+
+class Ends(StrEnum):
+    """How far the ending of the command has gone."""
+
+    NOT = ""
+    TERM = "term"
+    KILL = "kill"
+    TREE = "tree"
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What does not change."""
+
+    allocation: Allocation
+    count: int
+    """Nodes of a start."""
+    max_restarts: int
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """All that the supervisor remembers."""
+
+    settings: Settings
+    phase: Phase
+    since: float
+    """When the phase began, on the monotonic clock."""
+    starts: int = 0
+    placement: Placement = Placement(nodes=())
+    avoided: frozenset[str] = frozenset()
+    suspects: Mapping[str, str] = {}
+    """Node to what the newest look found."""
+    looked: bool = False
+    """The look before the next start is over."""
+    steps: tuple[str, ...] = ()
+    """Numbers of the present start's steps, oldest first; after its end those that it had."""
+    ends: Ends = Ends.NOT
+    exit_code: int = 0
+    asked_to_end: bool = False
+    switch_gone_at: float | None = None
+    order: RestartOrder | None = None
+    """Being carried out."""
+    seen: frozenset[str] = frozenset()
+    answered: str = ""
+    answer: OrderAnswer = OrderAnswer.NONE
+    words: str = ""
+
+    @property
+    def restarts_left(self) -> int:
+        """How often the command may still be started again."""
+        return self.settings.max_restarts - max(0, self.starts - 1)
+
+
+# ------------------------------------------------------------------------------------ events
+
+
+class Tick(Struct, frozen=True):
+    """Time has passed."""
+
+
+class Looked(Struct, frozen=True):
+    """The look at the nodes is over."""
+
+    suspects: Mapping[str, str]
+    """Node to what is wrong there, a part of a sentence."""
+
+
+class NotBegun(Struct, frozen=True):
+    """The command could not be started."""
+
+    why: str
+
+
+class StepsSeen(Struct, frozen=True):
+    """Steps that the present start has begun, all of them, oldest first."""
+
+    steps: tuple[str, ...]
+
+
+class Ordered(Struct, frozen=True):
+    """An order was found."""
+
+    order: RestartOrder
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """The command has ended, or what was left of it has."""
+
+    start: int
+    """The how manieth it was."""
+    code: int
+    switched: bool = False
+    """Our kill switch is there."""
+    stopped: str = ""
+    """Who ended its step, where that was not itself: a part of a sentence."""
+
+
+class Switch(Struct, frozen=True):
+    """Whether our kill switch is there."""
+
+    present: bool
+
+
+class Asked(Struct, frozen=True):
+    """A signal came."""
+
+    number: int
+    ends: bool
+    """It asks for the end, as SIGTERM does."""
+
+
+Event: TypeAlias = Tick | Looked | NotBegun | StepsSeen | Ordered | Ended | Switch | Asked
+
+# ------------------------------------------------------------------------------------ actions
+
+
+class Look(Struct, frozen=True):
+    """Look at these nodes, and report it as Looked."""
+
+    nodes: tuple[str, ...]
+
+
+class Begin(Struct, frozen=True):
+    """Start the command on these nodes."""
+
+    placement: Placement
+    again: bool
+
+
+class SignalSteps(Struct, frozen=True):
+    """Send a signal to steps."""
+
+    name: str
+    steps: tuple[str, ...]
+
+
+class SignalTree(Struct, frozen=True):
+    """Send a signal to all that the command has started on this host."""
+
+    name: str
+
+
+class Forward(Struct, frozen=True):
+    """Hand a signal on to the command."""
+
+    number: int
+
+
+class Say(Struct, frozen=True):
+    """A line for people."""
+
+    text: str
+
+
+Action: TypeAlias = Look | Begin | SignalSteps | SignalTree | Forward | Say
+
+# ------------------------------------------------------------------------------------ status
+
+_STATES = {
+    Phase.PAUSING: SupervisorState.STARTING, Phase.LOOKING: SupervisorState.STARTING,
+    Phase.WAITING: SupervisorState.WAITING, Phase.ENDING: SupervisorState.ENDING, Phase.OVER: SupervisorState.OVER,
+}  # fmt: skip
+
+
+def status_of(run: Run, pid: int) -> SupervisorStatus:
+    """What the status file says."""
+    running = SupervisorState.RUNNING if run.steps else SupervisorState.STARTING
+    return SupervisorStatus(
+        protocol=PROTOCOL, state=_STATES.get(run.phase, running), pid=pid,
+        step_id=run.steps[-1] if run.steps else "", starts=run.starts, restarts_left=max(0, run.restarts_left),
+        nodes=run.placement.nodes, spares=tuple(n for n in run.placement.spares if n not in run.suspects),
+        avoided=tuple(n for n in run.settings.allocation.nodes if n in run.avoided),
+        order=run.answered, answer=run.answer, words=run.words[:1000],
+    )  # fmt: skip

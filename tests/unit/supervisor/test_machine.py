@@ -9,8 +9,25 @@ from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import first, next_state
 from slurm_watchdog.supervisor.placement import NoSpare
 from slurm_watchdog.supervisor.state import (
-    Action, Asked, Begin, Ended, Event, Forward, Look, Looked, NotBegun, Ordered, Phase, Say, Settings, SignalSteps,
-    SignalTree, StepsSeen, Switch, Tick, status_of,
+    Action,
+    Asked,
+    Begin,
+    Ended,
+    Event,
+    Forward,
+    Look,
+    Looked,
+    NotBegun,
+    Ordered,
+    Phase,
+    Say,
+    Settings,
+    SignalSteps,
+    SignalTree,
+    StepsSeen,
+    Switch,
+    Tick,
+    status_of,
 )  # fmt: skip
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -111,8 +128,8 @@ def test_a_step_that_hears_no_term_is_killed_and_one_in_state_d_is_left_behind()
     day.on(Looked({}), 1)
     assert day.on(Tick(), 3.9) == []
     assert day.on(Tick(), 0.2) == [SignalSteps("KILL", ("0",)), SignalTree("TERM")]
-    assert day.on(Tick(), 2) == [SignalSteps("KILL", ("0",)), SignalTree("KILL")]
-    assert day.on(Tick(), 2) == []
+    assert day.on(Tick(), 1) == [SignalSteps("KILL", ("0",)), SignalTree("KILL")]
+    assert day.on(Tick(), 3) == []
     day.on(Tick(), 1)
     assert day.started_on == ("n1", "n3", "n4")
     assert day.on(Ended(start=1, code=137)) == [], "the end of the earlier start changes nothing"

@@ -1,19 +1,42 @@
-"""`slurm-watchdog run`: one command, watched and restarted, without Slurm and without root."""
+"""`slurm-watchdog run`: one command, watched and restarted: on one machine, or inside of a batch script."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit
 
+if TYPE_CHECKING:
+    from slurm_watchdog.supervisor.allocation import Allocation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    command: tuple[str, ...]
+    observe: bool
+    max_restarts: int
+    nodes: int | None
+    spares: int
+    check: str
+    alone: bool
+    checkpoints: tuple[str, ...]
+    config_file: str | None
+    directory: str | None
+    no_page: bool
+    quiet: bool
+
 
 @click.command(
-    short_help="A command, watched and restarted: no Slurm, no root.",
+    short_help="A command, watched and restarted: no root, with and without Slurm.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(
@@ -29,6 +52,22 @@ from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_pac
     metavar="N",
     help="Restarts in all, after failures and after hangs.",
 )
+@click.option(
+    "--nodes", type=click.IntRange(1), metavar="N", help="In a job: nodes of a start. [default: all but spares]"
+)
+@click.option(
+    "--spares", type=click.IntRange(0), default=0, metavar="S", help="In a job: nodes of it that wait for one to fail."
+)
+@click.option(
+    "--preflight",
+    "check",
+    envvar="SLURM_WATCHDOG_PREFLIGHT",
+    default="",
+    metavar="CMD",
+    help="In a job: shell command for each node before a start; one where it fails is left out. "
+    "[$SLURM_WATCHDOG_PREFLIGHT]",
+)
+@click.option("--alone", is_flag=True, help="In a job: with agent and controller of its own, also beside the site's.")
 @click.option(
     "--checkpoint-dir",
     "checkpoints",
@@ -47,50 +86,97 @@ from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_pac
 @click.option("--no-page", is_flag=True, help="Serve no page.")
 @click.option("--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR/output.log.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
-def run(
-    observe: bool, max_restarts: int, checkpoints: tuple[str, ...], config_file: str | None, directory: str | None,
-    no_page: bool, quiet: bool, command: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Starts COMMAND (torchrun, deepspeed, python …) and watches it as a cluster's job is watched: the same
-    detectors, incidents, page.
+def run(**given: Any) -> None:
+    """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
-    One that hangs is ended and started again; one that fails likewise. COMMAND has to continue from its
-    newest checkpoint by itself, and finds in $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step:
-    if it is there, save and exit. What COMMAND prints goes to DIR/output.log, and is shown. Exit code: that
-    of COMMAND's last run, 128 + N if signal N ended it.
+    COMMAND has to continue from its newest checkpoint by itself. Exit code: that of COMMAND's last run,
+    128 + N if signal N ended it.
+
+    In a batch script, on a node with the site's watchdog, that one watches: it orders a restart in the same
+    allocation, without the nodes that are to blame, on spares (sbatch --nodes=N+S --no-kill). Before each
+    start the nodes are looked at.
+
+    Elsewhere COMMAND is watched as a cluster's job is: the same detectors, incidents, page. It finds in
+    $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What it
+    prints goes to DIR/output.log, and is shown.
 
     \b
     Examples:
+      slurm-watchdog run --spares 1 -- srun python train.py    in a batch script
       slurm-watchdog run -- torchrun --nproc-per-node 8 train.py --save-dir ckpt
       slurm-watchdog run --checkpoint-dir ckpt --max-restarts 10 -- python train.py
       slurm-watchdog run --observe -- bash train.sh
       slurm-watchdog status --socket DIR/controller.sock       from another terminal
     """
+    from slurm_watchdog.supervisor import service as supervisor
+    from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
+    from slurm_watchdog.supervisor.launcher import is_function
+
+    asked = Options(**given)
+    words = asked.command[1:] if asked.command[0] == "--" else asked.command
+    if not words or (shutil.which(words[0]) is None and not is_function(words[0], os.environ)):
+        _refuse(f"There is no program {words[0] if words else ''!r} to be started.")
+    allocation = None
+    try:
+        if is_in_job(os.environ):
+            allocation = read_allocation(os.environ)
+            node_count(asked.nodes, asked.spares, allocation)
+    except ValueError as error:
+        _refuse(f"The command was not started: {error}.")
+    if allocation is None and (asked.nodes is not None or asked.spares):
+        _refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
+    checkpoints = tuple(os.path.abspath(each) for each in asked.checkpoints)
+    if allocation is None or asked.alone or not supervisor.is_watched():
+        _run_alone(words, allocation, asked, checkpoints)
+    for name, value in {
+        "--observe": asked.observe,
+        "--config": asked.config_file,
+        "--directory": asked.directory,
+    }.items():
+        if value:
+            click.echo(f"{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
+    wanted = supervisor.Wanted(
+        command=words, nodes=asked.nodes, spares=asked.spares, max_restarts=asked.max_restarts, check=asked.check,
+        checkpoints=checkpoints,
+    )  # fmt: skip
+    try:
+        sys.exit(supervisor.supervise(wanted, allocation, os.environ))
+    except OSError as error:
+        _refuse(f"The command was not started: {error}")
+
+
+def _run_alone(
+    words: tuple[str, ...], allocation: Allocation | None, asked: Options, checkpoints: tuple[str, ...]
+) -> NoReturn:
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.config.schema import Config
 
     with controller_packages():
         from slurm_watchdog.journal.journal import JournalError
         from slurm_watchdog.standalone import run as service
-    words = command[1:] if command[0] == "--" else command
-    if not words or shutil.which(words[0]) is None:
-        click.echo(f"There is no program {words[0] if words else ''!r} to be started.", err=True)
-        sys.exit(EXIT_USAGE)
-    base = load_or_exit(config_file) if config_file else Config()
-    place = Path(directory) if directory else service.directory_for(Path.home(), words, os.environ)
+    base = load_or_exit(asked.config_file) if asked.config_file else Config()
+    place = Path(asked.directory) if asked.directory else service.directory_for(Path.home(), words, os.environ)
     wanted = service.RunRequest(
-        command=tuple(words),
+        command=words,
         directory=place.absolute(),
-        mode="observe" if observe else "act",
-        max_restarts=max_restarts,
-        checkpoint_directories=tuple(os.path.abspath(each) for each in checkpoints),
-        page=not no_page,
-        quiet=quiet,
+        mode="observe" if asked.observe else "act",
+        max_restarts=asked.max_restarts,
+        checkpoint_directories=checkpoints,
+        page=not asked.no_page,
+        quiet=asked.quiet,
+        allocation=allocation,
+        nodes=asked.nodes,
+        spares=asked.spares,
+        check=asked.check,
     )
     log_setup.set_up("WARNING", for_person=True)
     try:
         code = service.run(base, wanted)
     except (OSError, JournalError, ValueError) as error:
-        click.echo(f"The command was not started: {error}", err=True)
-        sys.exit(EXIT_USAGE)
+        _refuse(f"The command was not started: {error}")
     sys.exit(code)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    click.echo(sentence, err=True)
+    sys.exit(EXIT_USAGE)

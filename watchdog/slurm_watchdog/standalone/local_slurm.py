@@ -26,6 +26,7 @@ from slurm_watchdog.model.kill_switch import heartbeat_beside
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
+from slurm_watchdog.standalone.placed import PlacedCommand
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ KILL_WAIT_S = 30.0
 RESTART_DELAY_S = 15.0
 """A command that has failed starts again after so long: its last words have been read and judged by then."""
 POLL_S = 0.2
+STEP_GRACE_S = 5.0
+"""Between a signal to steps and that to the processes here, which would end them at once."""
+ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM_WATCHDOG_WORLD_SIZE": "1"}
+"""For a program that is alone; one that Slurm starts on several nodes has ranks of its own."""
 
 
 def _own_name() -> str:
@@ -64,9 +69,10 @@ class LocalSlurm:
         environ: Mapping[str, str],
         kill_switch: str,
         max_restarts: int,
+        placed: PlacedCommand | None = None,
     ):
         """`output`: file that the command's lines are appended to. `kill_switch`: path template with {job_id}
-        and {restarts}."""
+        and {restarts}. `placed`: for a command on several nodes of a job of Slurm's."""
         self.command, self.job_id, self.node, self.output = tuple(command), job_id, node, output
         self.state, self.held, self.restarts = "PENDING", False, 0
         self.start_at: float | None = None
@@ -76,7 +82,8 @@ class LocalSlurm:
         self._environ, self._kill_switch = dict(environ), kill_switch
         self._max_restarts = max_restarts
         self.kill_wait_s, self.settle_s = KILL_WAIT_S, RESTART_DELAY_S
-        self.not_ours: set[int] = set()
+        self._placed = placed
+        self.not_ours: set[int] = placed.helpers if placed is not None else set()
         """Children of this process that are no part of the command: the agent."""
         self._process: asyncio.subprocess.Process | None = None
         self._work: set[asyncio.Task[None]] = set()
@@ -93,15 +100,18 @@ class LocalSlurm:
             "SLURM_WATCHDOG_RESTARTS": str(self.restarts),
             "SLURM_WATCHDOG_KILL_SWITCH": str(path),
             **({"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}),
-            "SLURM_WATCHDOG_RANK": "0",
-            "SLURM_WATCHDOG_LOCAL_RANK": "0",
-            "SLURM_WATCHDOG_WORLD_SIZE": "1",
         }
+        if self._placed is None:
+            command, environ = self.command, self._environ | ONE_RANK
+        else:
+            command, environ = await self._placed.prepare(self.restarts)
         with self.output.open("ab") as lines:
             self._process = await asyncio.create_subprocess_exec(
-                *self.command, stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines, env=self._environ | own,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines, env=environ | own,
                 start_new_session=True,
             )  # fmt: skip
+        if self._placed is not None:
+            self._placed.begun(self._process.pid)
         self.state, self.start_at, self.exit_code = "RUNNING", clock.wall(), None
         self.over.clear()
         self._spawn(self._watch(self._process, self.restarts))
@@ -181,11 +191,14 @@ class LocalSlurm:
 
         SIGCONT follows SIGTERM, as Slurm sends it: a stopped process gets no other signal before."""
         began, killed = clock.monotonic(), False
+        await self._signal_steps("TERM")
         everyone = self.processes()
         self._signal(everyone, signal.SIGTERM)
         self._signal(everyone, signal.SIGCONT)
         while self.processes():
             if clock.monotonic() - began > self.kill_wait_s:
+                if not killed:
+                    await self._signal_steps("KILL")
                 self._signal(self.processes(), signal.SIGKILL)
                 if not killed:
                     log.warning("the command did not end within %.0f s of SIGTERM: SIGKILL", self.kill_wait_s)
@@ -193,6 +206,15 @@ class LocalSlurm:
             await asyncio.sleep(POLL_S)
         if self._process is not None:
             self._set_exit_code(await self._process.wait())
+
+    async def _signal_steps(self, name: str) -> None:
+        """To the steps on all nodes, before what runs on this host: srun answers SIGTERM by killing them."""
+        if self._placed is not None and self.processes():
+            await self._placed.signal_steps(name)
+            for _ in range(round(STEP_GRACE_S / POLL_S)):
+                if not self.processes():
+                    break
+                await asyncio.sleep(POLL_S)
 
     def _set_exit_code(self, code: int) -> None:
         self.exit_code = code if code >= 0 else 128 - code

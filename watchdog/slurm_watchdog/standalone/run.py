@@ -36,6 +36,9 @@ from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
+from slurm_watchdog.standalone.placed import PlacedCommand
+from slurm_watchdog.supervisor.allocation import Allocation, node_count
+from slurm_watchdog.supervisor.launcher import Launcher
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -71,6 +74,13 @@ class RunRequest:
     page: bool = True
     quiet: bool = False
     """The command's lines go to the file only."""
+    allocation: Allocation | None = None
+    """The job of Slurm that this is in; None: in none."""
+    nodes: int | None = None
+    """Of a start, in a job; None: all but the spares."""
+    spares: int = 0
+    check: str = ""
+    """The site's command on each node before a start."""
 
 
 def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
@@ -153,6 +163,17 @@ def run(base: Config, wanted: RunRequest) -> int:
         own_runs.write_end(place, started, clock.wall())
 
 
+def _placed(wanted: RunRequest) -> PlacedCommand | None:
+    """In a job with several nodes, what starts and ends the command's steps there."""
+    allocation = wanted.allocation
+    if allocation is None or len(allocation.nodes) == 1:
+        return None
+    launcher = Launcher(
+        wanted.command, allocation, os.environ, check=wanted.check, checkpoints=wanted.checkpoint_directories
+    )
+    return PlacedCommand(launcher, allocation, node_count(wanted.nodes, wanted.spares, allocation))
+
+
 def page_notes(config: Config) -> list[str]:
     """What a person has to know of this run beside where it is looked at."""
     listen = config.controller.page_listen
@@ -161,6 +182,7 @@ def page_notes(config: Config) -> list[str]:
 
 
 async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
+    placed = _placed(wanted)
     job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -169,6 +191,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         environ=os.environ,
         kill_switch=config.jobs.kill_switch,
         max_restarts=wanted.max_restarts,
+        placed=placed,
     )
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
@@ -196,6 +219,8 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         await asyncio.gather(watching, agent, return_exceptions=True)
         for door in doors:
             await door.cleanup()
+        if placed is not None:
+            placed.close()
         if tail is not None:
             await asyncio.sleep(2 * TAIL_S)
             tail.cancel()

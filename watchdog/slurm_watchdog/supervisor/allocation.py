@@ -54,6 +54,16 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
     )
 
 
+def node_count(wanted_nodes: int | None, spares: int, allocation: Allocation) -> int:
+    """Nodes of a start. Raises ValueError with a sentence."""
+    have = len(allocation.nodes)
+    count = have - spares if wanted_nodes is None else wanted_nodes
+    if count < 1 or count + spares > have:
+        asked = f"--nodes={wanted_nodes} " if wanted_nodes is not None else ""
+        raise ValueError(f"{asked}--spares={spares} takes more than the {have} nodes of this job: sbatch --nodes=N+S")
+    return count
+
+
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 

@@ -9,13 +9,31 @@ from msgspec.structs import replace
 from slurm_watchdog.model.supervisor import OrderAnswer, RestartOrder
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.state import (
-    Action, Asked, Begin, Ended, Ends, Event, Forward, Look, Looked, NotBegun, Ordered, Phase, Run, Say, Settings,
-    SignalSteps, SignalTree, StepsSeen, Switch, Tick,
+    Action,
+    Asked,
+    Begin,
+    Ended,
+    Ends,
+    Event,
+    Forward,
+    Look,
+    Looked,
+    NotBegun,
+    Ordered,
+    Phase,
+    Run,
+    Say,
+    Settings,
+    SignalSteps,
+    SignalTree,
+    StepsSeen,
+    Switch,
+    Tick,
 )  # fmt: skip
 
 GRACE_S: Final = 5.0
 """Between TERM and KILL of the steps: a rank that hangs hears nothing, one that does not is gone within a second."""
-TREE_S: Final = 2.0
+TREE_S: Final = 1.0
 """Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
 GIVE_UP_S: Final = 10.0
 """After the order: what has not ended by then stands in state D, and the next start overlaps it."""

@@ -6,7 +6,10 @@ Standard library only: it is read at every call of srun in the command.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+LOOK_MARK: Final = "slurm-watchdog-look "
+"""Begins the line that `look` prints on each node: a site's prolog may print, too."""
 
 
 class Plan(NamedTuple):

@@ -1,0 +1,53 @@
+"""Who ended a step, from what Slurm wrote into the job's log; lines of 22.05.8 and of 26.05's source."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.supervisor.endings import stopped_by
+from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
+
+CANCELLED = "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-23T13:05:01 ***\n"
+SCANCEL = (
+    CANCELLED
+    + "srun: Job step aborted: Waiting up to 5 seconds for job step to finish.\nsrun: error: n1: task 0: Killed\n"
+)
+BAD_EXIT = (
+    "srun: error: n2: task 1: Exited with exit code 7\nsrun: launch/slurm: _step_signal: Terminating StepId=1.7\n"
+    + CANCELLED
+    + "srun: error: n1: task 0: Terminated\nsrun: Force Terminated StepId=1.7\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("tail", "who"),
+    [
+        (SCANCEL, "somebody cancelled its step"),
+        (BAD_EXIT, ""),
+        (BAD_EXIT.replace("launch/slurm: _step_signal: ", "").replace("Z ***", "DUE TO TASK FAILURE ***"), ""),
+        ("srun: error: n2: task 1: Killed\n", ""),
+        (CANCELLED.replace(" ***\n", " DUE TO TIME LIMIT ***\n"), "its time was over"),
+        (CANCELLED.replace(" ***\n", " DUE TO PREEMPTION ***\n"), "it was preempted"),
+        (SCANCEL + "srun: error: Node failure on n2\n", ""),
+        ("srun: forcing job termination\n", "somebody ended its srun"),
+        ("", ""),
+        (SCANCEL + "slurm-watchdog: start 2 on n[1-2]\nValueError: x\n", ""),
+        (BAD_EXIT + "slurm-watchdog: start 2 on n[1-2]\n" + SCANCEL, "somebody cancelled its step"),
+    ],
+)
+def test_who_ended_a_step(tail: str, who: str) -> None:
+    assert stopped_by(tail) == who
+
+
+LISTED = """\
+StepId=1.batch UserId=60983 StartTime=2026-11-23T13:25:46 TimeLimit=UNLIMITED State=RUNNING Partition=main NodeList=n1 Nodes=1 CPUs=0 Tasks=1 Name=batch Network=(null) TRES=(null) ResvPorts=(null) CPUFreqReq=Default SrunHost:Pid=(null):0
+StepId=1.12 UserId=60983 StartTime=2026-11-23T13:25:47 TimeLimit=UNLIMITED State=RUNNING Partition=main NodeList=n[1-3] Nodes=3 CPUs=3 Tasks=3 Name=sleep Network=(null) TRES=cpu=3,mem=0,node=3 ResvPorts=(null) CPUFreqReq=Default Dist=Cyclic SrunHost:Pid=n1:80
+StepId=7_2.3 UserId=60983 State=RUNNING Name=StepId=1.99 Tasks=3 SrunHost:Pid=n2:81
+"""
+
+
+def test_steps_are_those_with_a_number_and_the_commands_are_those_of_its_sruns() -> None:
+    steps = tuple(parse_steps(LISTED))
+    assert steps == (Step("12", "n1", 80), Step("3", "n2", 81))
+    assert own_steps(steps, "n1.cluster.example", {80, 81}) == [Step("12", "n1", 80)]
+    assert tuple(parse_steps("No job steps in the system\n")) == ()

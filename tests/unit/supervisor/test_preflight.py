@@ -1,0 +1,72 @@
+"""Which nodes look bad before a start: what one says of itself, and what silence means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurm_watchdog.supervisor.plan import LOOK_MARK
+from slurm_watchdog.supervisor.preflight import NodeLook, parse_look, suspects
+
+NODES = ("n1", "n2", "n3", "n4")
+NOW = 1000.0
+WELL = {"/scratch": "", "/home": ""}
+
+
+def look(node: str, **facts: object) -> NodeLook:
+    return NodeLook(**{"node": node, "wall": NOW, "gpus": 8, "directories": WELL, **facts})  # type: ignore[arg-type]
+
+
+def judged(*odd: NodeLook, silent: tuple[str, ...] = ()) -> dict[str, str]:
+    """The others are well."""
+    by_node = {each.node: each for each in odd}
+    return suspects(NODES, [(by_node.get(node, look(node)), NOW) for node in NODES if node not in silent])
+
+
+def test_nodes_that_are_well_are_no_suspects() -> None:
+    assert judged() == {}
+    assert judged(look("n1", gpus=None), look("n2", command=(0, "fine"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"gpus": 7}, "NVML sees 7 GPUs, and most of the nodes have 8"),
+        ({"gpus": 7, "expected": 8}, "NVML sees 7 GPUs, and Slurm gave the job 8"),
+        ({"gpu_problems": ("GPU 3: a row of its memory could not be remapped",)}, "GPU 3: a row of its memory could not be remapped"),
+        ({"gpus": None, "gpu_problems": ("NVML says: Driver Not Loaded",)}, "NVML says: Driver Not Loaded"),
+        ({"directories": {"/scratch": "Stale file handle", "/home": ""}}, "/scratch: Stale file handle"),
+        ({"directories": {"/home": ""}, "late": ("/scratch",)}, "/scratch: does not answer"),
+        ({"wall": NOW + 7}, "its clock is +7 s off"),
+        ({"command": (3, "no cable")}, "the site's check ended with 3: no cable"),
+        ({"late": ("command",)}, "the site's check does not answer"),
+    ],
+)  # fmt: skip
+def test_a_node_that_says_so_is_a_suspect(facts: dict[str, object], why: str) -> None:
+    assert judged(look("n2", **facts)) == {"n2": why}
+
+
+def test_silence_of_one_is_told_by_the_answers_of_most_and_that_of_half_accuses_nobody() -> None:
+    assert judged(silent=("n2",)) == {"n2": "it did not answer, and the others did"}
+    assert judged(silent=("n2", "n3")) == {}
+    assert suspects(NODES, []) == {}
+
+
+def test_a_filesystem_that_fails_everywhere_is_no_nodes_fault() -> None:
+    stale = {"/scratch": "Stale file handle"}
+    assert suspects(NODES, [(look(node, directories=stale), NOW) for node in NODES]) == {}
+    late = [(look(node, directories={}, late=("/scratch",)), NOW) for node in NODES]
+    assert suspects(NODES, late) == {}
+
+
+def test_a_node_without_gpus_among_others_without_has_lost_none() -> None:
+    assert suspects(NODES, [(look(node, gpus=None, gpu_problems=("NVML says: x",)), NOW) for node in NODES]) == {}
+    assert suspects(NODES, [(look(node, gpus=4, expected=2), NOW) for node in NODES]) == {}
+
+
+def test_a_line_of_the_look_is_read_and_others_are_not() -> None:
+    line = LOOK_MARK + json.dumps({"node": "n1", "wall": 5.0, "command": [1, "x"], "late": []})
+    assert parse_look(line) == NodeLook(node="n1", wall=5.0, command=(1, "x"))
+    for other in ("hello", LOOK_MARK, LOOK_MARK + "{", LOOK_MARK + "[]", LOOK_MARK + json.dumps({"node": "n1"})):
+        assert parse_look(other) is None

@@ -1,0 +1,45 @@
+"""A command of `run` that has several nodes of a job: where each start goes, and the end of its steps."""
+
+from __future__ import annotations
+
+import logging
+
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.placement import Placement, choose
+
+log = logging.getLogger(__name__)
+
+
+class PlacedCommand:
+    """What `LocalSlurm` asks where its command is not of one machine alone."""
+
+    def __init__(self, launcher: Launcher, allocation: Allocation, count: int):
+        """`count`: nodes of a start. Raises NoSpare where the job has too few."""
+        self._launcher, self._allocation, self._count = launcher, allocation, count
+        self._placement: Placement = choose(allocation, count)
+        self.helpers = launcher.helpers
+        """Children of this process that are no part of the command."""
+
+    async def prepare(self, starts: int) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The command and its environment on the nodes that look best; `starts`: how often it was started before."""
+        suspects = await self._launcher.look(self._allocation.nodes)
+        self._placement = choose(
+            self._allocation, self._count, suspects=suspects.keys(), previous=self._placement.nodes
+        )
+        for node, why in suspects.items():
+            used = "is used all the same, for no spare is left" if node in self._placement.nodes else "is left out"
+            log.warning("%s %s: %s", node, used, why)
+        return self._launcher.command_line(self._placement), await self._launcher.environment(self._placement, starts)
+
+    def begun(self, pid: int) -> None:
+        """The command runs as this process."""
+        self._launcher.begun(pid)
+
+    async def signal_steps(self, name: str) -> None:
+        """Sends a signal to the steps that the command has now."""
+        await self._launcher.signal_steps(name, await self._launcher.find_steps())
+
+    def close(self) -> None:
+        """Takes our srun away."""
+        self._launcher.close()

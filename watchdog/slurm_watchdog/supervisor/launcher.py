@@ -1,0 +1,281 @@
+"""Starts the command on nodes of the allocation, looks at these before, and ends what it has started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.bounded import answer_of
+from slurm_watchdog.supervisor.placement import Placement, arguments, environment, task_count
+from slurm_watchdog.supervisor.plan import Plan, to_text
+from slurm_watchdog.supervisor.preflight import NodeLook, parse_look, suspects
+from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
+from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
+
+ANSWER_S: Final = 3.0
+"""For slurmctld to answer: one that is asked in vain holds nothing up."""
+LOOK_S: Final = 5.0
+"""For the nodes to answer; see look.DEADLINE_S."""
+PLACING_VARIABLES: Final = (
+    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST",
+    "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_EXCLUSIVE",
+    "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_CPU_BIND",
+)  # fmt: skip
+"""srun takes options from them (srun(1), INPUT ENVIRONMENT VARIABLES): not ours."""
+SHELL: Final = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
+"""A program on a filesystem that hangs holds up this shell, and not us."""
+FUNCTION_SHELL: Final = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
+"""For a function of the script's; the signals are for what it runs."""
+
+
+class Launcher:
+    """One command of a job, for as long as `run` runs."""
+
+    def __init__(
+        self, command: Sequence[str], allocation: Allocation, environ: Mapping[str, str], *, check: str = "",
+        checkpoints: Sequence[str] = (),
+    ):  # fmt: skip
+        """`check`: the site's command that is run on each node before a start. `checkpoints`: directories besides
+        those that the command's words name. Raises OSError if there is no place for our srun.
+
+        Without an srun in PATH the command is started as it is, and no node is looked at."""
+        self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
+        self.helpers: set[int] = set()
+        """Children of this process that are no part of the command."""
+        self._srun = shutil.which("srun", path=environ.get("PATH"))
+        self._directory = _make_shim(environ) if self._srun is not None else None
+        here = os.getcwd()
+        places = (here, *checkpoints, *directories_in(self._command, here))
+        self._question = json.dumps({"directories": list(dict.fromkeys(places)), "command": check})
+        self.steps: tuple[str, ...] = ()
+        """Of the present start, oldest first."""
+        self._resolved: set[int] = set()
+        self._main: int | None = None
+
+    def close(self) -> None:
+        """Takes our srun away."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------ start
+
+    def command_line(self, placement: Placement) -> tuple[str, ...]:
+        """What is executed on these nodes."""
+        words = arguments(self._command, self._allocation, placement)
+        return (*(FUNCTION_SHELL if is_function(words[0], self._environ) else SHELL), *words)
+
+    async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
+        """The command's, and the plan of its srun; `starts`: how often it was started before."""
+        changed = environment(self._allocation, placement, self._environ)
+        changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
+        if self._directory is None or self._srun is None:
+            return self._environ | changed
+        overlap = starts > 0 and await self._older_steps()
+        plan = Plan(
+            job_id=self._allocation.job_id, srun=self._srun, directory=str(self._directory),
+            nodes=placement.nodes, left_out=placement.left_out,
+            tasks=task_count(self._allocation, placement.nodes),
+            all_tasks=task_count(self._allocation, self._allocation.nodes), overlap=overlap,
+        )  # fmt: skip
+        for call in (self._directory / CALLS).iterdir():
+            call.unlink(missing_ok=True)
+        temporary = self._directory / f"{PLAN}.new"
+        temporary.write_text(to_text(plan))
+        temporary.replace(self._directory / PLAN)
+        path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
+        return self._environ | changed | {"PATH": path}
+
+    async def start(self, placement: Placement, starts: int) -> asyncio.subprocess.Process:
+        """Starts the command with our own output. Raises OSError."""
+        environ = await self.environment(placement, starts)
+        process = await asyncio.create_subprocess_exec(
+            *self.command_line(placement), stdin=asyncio.subprocess.DEVNULL, env=environ, start_new_session=True
+        )
+        self.begun(process.pid)
+        return process
+
+    def begun(self, pid: int) -> None:
+        """The command runs as this process: its steps are new ones."""
+        self._main, self.steps, self._resolved = pid, (), set()
+
+    async def _older_steps(self) -> bool:
+        """Whether a step of an earlier start is still there; also where Slurm does not say."""
+        listed = await self._list_steps()
+        return listed is None or any(step.number in self.steps for step in listed)
+
+    # ------------------------------------------------------------------------------------ steps
+
+    def waiting_calls(self) -> frozenset[int]:
+        """Processes that our srun has become, and of which no step is known yet."""
+        if self._directory is None:
+            return frozenset()
+        with contextlib.suppress(OSError):
+            calls = {int(name) for name in os.listdir(self._directory / CALLS) if name.isdecimal()}
+            return frozenset(pid for pid in calls - self._resolved if os.path.exists(f"/proc/{pid}"))
+        return frozenset()
+
+    async def find_steps(self) -> tuple[str, ...]:
+        """Asks Slurm for the steps of the present start: all that it has had."""
+        listed = await self._list_steps()
+        pids = {*self.waiting_calls(), *(each.pid for each in self.processes())}
+        if mine := own_steps(listed or (), socket.gethostname(), pids):
+            self._resolved |= {step.pid for step in mine}
+            self.steps = tuple(sorted({*self.steps, *(step.number for step in mine)}, key=int))
+        return self.steps
+
+    async def _list_steps(self) -> tuple[Step, ...] | None:
+        argv = ("scontrol", "--oneliner", "show", "step", self._allocation.job_id)
+        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
+        # With no step at all scontrol ends with 1, or says so, by release.
+        return None if answer.code is None else tuple(parse_steps(answer.output))
+
+    async def signal_steps(self, name: str, steps: Sequence[str]) -> None:
+        """Sends a signal to all tasks of these steps; one that is over is none of our business."""
+        if steps:
+            targets = [f"{self._allocation.job_id}.{step}" for step in steps]
+            await answer_of(("scancel", f"--signal={name}", *targets), ANSWER_S, self._environ, self.helpers)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def processes(self) -> list[psutil.Process]:
+        """All living processes of the command on this host; this process is their subreaper."""
+        found: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process().children():
+                if child.pid not in self.helpers:
+                    with contextlib.suppress(psutil.Error):
+                        found += [child, *child.children(recursive=True)]
+        return found
+
+    def signal_tree(self, name: str) -> None:
+        """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.Signals[f"SIG{name}"])
+                process.send_signal(signal.SIGCONT)
+
+    def forward(self, number: int, *, ends: bool) -> None:
+        """Hands a signal on: one that ends to all processes, another to the sruns, which hand it to their tasks;
+        to the command itself where there is no srun."""
+        everyone = self.processes()
+        with contextlib.suppress(psutil.Error):
+            sruns = [each for each in everyone if each.name() == NAME]
+            main = [each for each in everyone if each.pid == self._main]
+            for process in everyone if ends else sruns or main:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+
+    def reap(self) -> None:
+        """Takes the ends of orphans that fell to us."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process().children():
+                if child.pid not in self.helpers and child.pid != self._main:
+                    with contextlib.suppress(ChildProcessError, psutil.Error):
+                        if child.status() == psutil.STATUS_ZOMBIE:
+                            os.waitpid(child.pid, os.WNOHANG)
+
+    # ------------------------------------------------------------------------------------ look
+
+    async def look(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Node to what is wrong there; nothing where nobody answers. Takes a little more than LOOK_S at most."""
+        if self._srun is None:
+            return {}
+        gone, here = await self._gone(nodes)
+        return gone | suspects(here, await self._looks(here))
+
+    async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+        """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
+        argv = ("squeue", "--noheader", f"--jobs={self._allocation.job_id}", "--format=%N")
+        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
+        try:
+            present = frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()
+        except ParseError:
+            present = frozenset()
+        gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
+        return gone, [node for node in nodes if node not in gone]
+
+    async def _looks(self, nodes: Sequence[str]) -> list[tuple[NodeLook, float]]:
+        """What these nodes say, each with the time when it came.
+
+        Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
+        """
+        left_out = [node for node in self._allocation.nodes if node not in nodes]
+        program = (
+            f"import sys; sys.path[:0] = {_paths()!r}; from slurm_watchdog.supervisor.look import main; "
+            "main(sys.argv[1])"
+        )
+        argv = [
+            self._srun or "srun", "--overlap", "--no-kill", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
+            "--job-name=slurm-watchdog-look", "--quiet", "--input=none", "--kill-on-bad-exit=0", "--wait=0",
+            *([f"--exclude={','.join(left_out)}"] if left_out else ()),
+            sys.executable, "-I", "-c", program, self._question,
+        ]  # fmt: skip
+        environ = {name: value for name, value in self._environ.items() if name not in PLACING_VARIABLES}
+        looks: list[tuple[NodeLook, float]] = []
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, env=environ, start_new_session=True,
+            )  # fmt: skip
+        except OSError:
+            return []
+        self.helpers.add(process.pid)
+        assert process.stdout is not None
+        with contextlib.suppress(TimeoutError, ValueError):
+            async with asyncio.timeout(LOOK_S):
+                while len(looks) < len(nodes) and (line := await process.stdout.readline()):
+                    if (look := parse_look(line.decode(errors="replace"))) is not None:
+                        looks.append((look, clock.wall()))
+                if len(looks) == len(nodes):
+                    await process.wait()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()  # by which srun ends its tasks, too
+        return looks
+
+
+def is_function(word: str, environ: Mapping[str, str]) -> bool:
+    """Whether bash exports a function of this name to us."""
+    return f"BASH_FUNC_{word}%%" in environ
+
+
+def _paths() -> list[str]:
+    """Where an interpreter that ignores its environment finds what this one has found."""
+    own = str(Path(__file__).parents[2])
+    return list(dict.fromkeys([own, *(each for each in sys.path if each.startswith("/"))]))
+
+
+def _make_shim(environ: Mapping[str, str]) -> Path:
+    """A directory of our own with our srun in it, where programs may be executed. Raises OSError."""
+    # The first is memory, which always answers.
+    candidates = ("/dev/shm", "/tmp", environ.get("TMPDIR"), "/var/tmp", environ.get("XDG_RUNTIME_DIR"))
+    for candidate in (*candidates, os.path.join(environ.get("HOME", "/"), ".cache")):
+        if not candidate:
+            continue
+        with contextlib.suppress(OSError):
+            directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
+            (directory / CALLS).mkdir()
+            shim = directory / NAME
+            shim.write_text(shim_text(sys.executable, _paths()))
+            shim.chmod(0o700)
+            if os.access(shim, os.X_OK):  # no: mounted with noexec
+                return directory
+            shutil.rmtree(directory, ignore_errors=True)
+    raise OSError("no directory was found in which programs may be executed: set TMPDIR")

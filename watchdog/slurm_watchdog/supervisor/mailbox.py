@@ -1,0 +1,64 @@
+"""The two files between the supervisor and the controller: orders are read, the status is written.
+
+Their directory is made by the node's agent, some seconds after the job's start; it lies in memory (tmpfs), and always
+answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from slurm_watchdog.model.kill_switch import parse_line
+from slurm_watchdog.model.supervisor import (
+    MAX_STATUS_BYTES,
+    ORDER_PREFIX,
+    STATUS_FILE,
+    RestartOrder,
+    SupervisorStatus,
+    order_in,
+)
+
+MAX_ORDER_BYTES: Final = 4096
+MAX_ORDERS: Final = 256
+"""Of one look: a directory of more is not the controller's work."""
+
+
+def read_orders(directory: str) -> list[RestartOrder]:
+    """The orders that lie there, oldest first; what is none, or is still being written, is left out."""
+    found: list[tuple[int, RestartOrder]] = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(directory))[: 4 * MAX_ORDERS]:
+            if name.startswith(ORDER_PREFIX) and len(found) < MAX_ORDERS:
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(_read(os.path.join(directory, name)))
+    return [order for _, order in sorted(found, key=lambda each: each[0])]
+
+
+def _read(path: str) -> tuple[int, RestartOrder]:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.getuid(), 0):
+            raise ValueError("somebody else's, or no file")
+        fields = parse_line(os.read(fd, MAX_ORDER_BYTES).decode(errors="replace"))
+        return facts.st_mtime_ns, order_in(fields or {})
+    finally:
+        os.close(fd)
+
+
+def write_status(directory: str, status: SupervisorStatus) -> None:
+    """Replaces the status; nothing where there is no directory yet, or no room."""
+    data = msgspec.json.encode(status)
+    if len(data) > MAX_STATUS_BYTES:
+        data = msgspec.json.encode(msgspec.structs.replace(status, nodes=(), spares=()))
+    place = Path(directory)
+    temporary = place / f".{STATUS_FILE}.new"
+    with contextlib.suppress(OSError):
+        temporary.write_bytes(data)
+        temporary.replace(place / STATUS_FILE)

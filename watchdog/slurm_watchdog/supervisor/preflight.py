@@ -1,0 +1,113 @@
+"""Which nodes look bad before a start, from what each said of itself. Pure.
+
+A silent node is one of few, or nobody is accused: an interpreter that is missing everywhere, a filesystem that hangs
+for all, is no node's fault.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import one_line
+from slurm_watchdog.supervisor.plan import LOOK_MARK
+
+SKEW_S: Final = 5.0
+"""Between a node's clock and this host's: far more than NTP leaves, and than a line takes."""
+MAX_LINE: Final = 65_536
+
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class NodeLook(Struct, frozen=True, kw_only=True):
+    """What one node said of itself."""
+
+    node: Text
+    wall: float
+    gpus: int | None = None
+    """That NVML counts; None: there is no NVML."""
+    expected: int | None = None
+    """That Slurm gave the job there."""
+    gpu_problems: tuple[Text, ...] = ()
+    directories: Mapping[str, Text] = {}
+    """Those that answered, with what they said; empty: all was well."""
+    command: tuple[int, Text] | None = None
+    """Exit code and last line of the site's command."""
+    late: tuple[Text, ...] = ()
+    """What has not answered within its time."""
+
+
+def parse_look(line: str) -> NodeLook | None:
+    """What a line of the look's output says; None: it is none of ours."""
+    if not line.startswith(LOOK_MARK) or len(line) > MAX_LINE:
+        return None
+    try:
+        return msgspec.json.decode(line[len(LOOK_MARK) :], type=NodeLook)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]]) -> dict[str, str]:
+    """Node to what is wrong there, a part of a sentence.
+
+    `asked`: all nodes. `looks`: what was answered, each with this host's time (since the epoch) when it came.
+    """
+    answered = {look.node: (look, at) for look, at in looks if look.node in asked}
+    most = _most_gpus([look for look, _ in answered.values()])
+    found: dict[str, str] = {}
+    for node in asked:
+        if node not in answered:
+            if 2 * len(answered) > len(asked):
+                found[node] = "it did not answer, and the others did"
+            continue
+        look, at = answered[node]
+        others = [other for name, (other, _) in answered.items() if name != node]
+        if problems := [*_gpus(look, most), *_places(look, others), *_clock(look, at), *_command(look)]:
+            found[node] = one_line("; ".join(problems), 400)
+    return found
+
+
+def _most_gpus(looks: Sequence[NodeLook]) -> int | None:
+    """The number of GPUs that more than half of at least three nodes have."""
+    counts = Counter(look.gpus for look in looks if look.gpus is not None)
+    number, times = counts.most_common(1)[0] if counts else (None, 0)
+    return number if len(looks) >= 3 and 2 * times > len(looks) else None
+
+
+def _gpus(look: NodeLook, most: int | None) -> list[str]:
+    wanted, source = (look.expected, "Slurm gave the job") if look.expected else (most, "most of the nodes have")
+    found = list(look.gpu_problems)
+    if look.gpus is None:
+        return found if wanted else []
+    if wanted is not None and look.gpus < wanted:
+        found.append(f"NVML sees {look.gpus} GPUs, and {source} {wanted}")
+    return found
+
+
+def _places(look: NodeLook, others: Sequence[NodeLook]) -> list[str]:
+    """Directories that fail here and answer on most of the other nodes."""
+    found = []
+    failed = {place: said for place, said in look.directories.items() if said}
+    failed |= {place: "does not answer" for place in look.late if place.startswith("/")}
+    for place, said in failed.items():
+        well = sum(other.directories.get(place) == "" for other in others)
+        if well and 2 * well >= len(others):
+            found.append(f"{place}: {said}")
+    return found
+
+
+def _clock(look: NodeLook, at: float) -> list[str]:
+    ahead_s = look.wall - at
+    return [f"its clock is {ahead_s:+.0f} s off"] if abs(ahead_s) > SKEW_S else []
+
+
+def _command(look: NodeLook) -> list[str]:
+    if look.command is None:
+        return ["the site's check does not answer"] if "command" in look.late else []
+    code, line = look.command
+    return [f"the site's check ended with {code}{f': {line}' if line else ''}"] if code else []

@@ -1,0 +1,246 @@
+"""The supervisor's loop: what happened is handed to `machine`, and what that says is done. It waits for nothing that
+may hang: no file outside of its own directory, no answer of Slurm's, no end of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.supervisor import WRITE_EVERY_S, SupervisorStatus, run_directory
+from slurm_watchdog.slurm.node_names import fold_nodes
+from slurm_watchdog.supervisor.allocation import Allocation, node_count
+from slurm_watchdog.supervisor.bounded import answer_of
+from slurm_watchdog.supervisor.endings import MARK, stopped_by
+from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.machine import first, next_state
+from slurm_watchdog.supervisor.mailbox import read_orders, write_status
+from slurm_watchdog.supervisor.placement import Placement
+from slurm_watchdog.supervisor.state import (
+    Action,
+    Asked,
+    Begin,
+    Ended,
+    Event,
+    Forward,
+    Look,
+    Looked,
+    NotBegun,
+    Ordered,
+    Phase,
+    Say,
+    Settings,
+    SignalSteps,
+    SignalTree,
+    StepsSeen,
+    Switch,
+    Tick,
+    status_of,
+)
+from slurm_watchdog.supervisor.voice import Voice
+
+POLL_S: Final = 1.0
+QUICK_POLL_S: Final = 0.2
+"""While something is under way."""
+STEP_FIRST_S: Final = 0.3
+STEP_MOST_S: Final = 30.0
+"""Slurm is asked for the step after so long, then after twice that, at last every 30 s until it is known."""
+FILE_S: Final = 2.0
+"""For a file on somebody's filesystem."""
+TAIL_BYTES: Final = 65_536
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the person asked for."""
+
+    command: tuple[str, ...]
+    nodes: int | None = None
+    """Of a start; None: all of the allocation but the spares."""
+    spares: int = 0
+    max_restarts: int = 3
+    check: str = ""
+    checkpoints: tuple[str, ...] = ()
+
+
+def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
+    """Whether this node has the site's watchdog."""
+    return os.path.isdir(base)
+
+
+def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]) -> int:
+    """Runs the command until it has ended for good; returns its exit code. Raises ValueError, OSError, NoSpare."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    count = node_count(wanted.nodes, wanted.spares, allocation)
+    settings = Settings(allocation=allocation, count=count, max_restarts=wanted.max_restarts)
+    launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
+    try:
+        return asyncio.run(_Service(settings, launcher, environ).run())
+    finally:
+        launcher.close()
+
+
+class _Service:
+    """One supervisor; all of it belongs to one event loop."""
+
+    def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str]):
+        self._directory = run_directory(settings.allocation.job_id, settings.allocation.restarts)
+        self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
+        self._environ, self._launcher, self._voice = environ, launcher, Voice()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._run, self._actions = first(settings, clock.monotonic())
+        self._written: SupervisorStatus | None = None
+        self._written_at = 0.0
+        self._asking = False
+        self._ask_at, self._ask_after_s = 0.0, STEP_FIRST_S
+        self._calls: frozenset[int] = frozenset()
+
+    async def run(self) -> int:
+        """Until the command is over."""
+        loop = asyncio.get_running_loop()
+        for number in (*ENDING_SIGNALS, *OTHER_SIGNALS):
+            loop.add_signal_handler(number, self._events.put_nowait, Asked(number, number in ENDING_SIGNALS))
+        await self._do(self._actions)
+        while self._run.phase is not Phase.OVER:
+            self._write()
+            await self._handle(await self._next())
+        self._write()
+        for task in self._tasks:
+            task.cancel()
+        self._voice.close()
+        return self._run.exit_code
+
+    async def _next(self) -> Event:
+        quick = self._run.phase in (Phase.ENDING, Phase.LOOKING) or not self._run.steps
+        try:
+            async with asyncio.timeout(QUICK_POLL_S if quick else POLL_S):
+                return await self._events.get()
+        except TimeoutError:
+            return Tick()
+
+    async def _handle(self, event: Event) -> None:
+        self._run, actions = next_state(self._run, event, clock.monotonic(), clock.wall())
+        await self._do(actions)
+        if isinstance(event, Tick):
+            self._poll()
+
+    def _poll(self) -> None:
+        for order in read_orders(self._directory):
+            if order.decision not in self._run.seen:
+                self._events.put_nowait(Ordered(order))
+        if self._run.phase is Phase.RUNNING:
+            self._ask_for_steps()
+        self._launcher.helpers |= self._voice.pids
+        self._launcher.reap()
+
+    def _ask_for_steps(self) -> None:
+        """If one is not known yet: no step at all, or that of a new call of srun."""
+        calls, now = self._launcher.waiting_calls(), clock.monotonic()
+        if calls - self._calls:
+            self._ask_at, self._ask_after_s = now + STEP_FIRST_S, STEP_FIRST_S
+        self._calls = calls
+        if self._asking or now < self._ask_at or (self._run.steps and not calls):
+            return
+        self._ask_after_s = min(STEP_MOST_S, 2 * self._ask_after_s)
+        self._ask_at, self._asking = now + self._ask_after_s, True
+        self._spawn(self._find_steps())
+
+    async def _find_steps(self) -> None:
+        try:
+            steps = await self._launcher.find_steps()
+        finally:
+            self._asking = False
+        if steps:
+            await self._events.put(StepsSeen(steps))
+
+    def _write(self) -> None:
+        status, now = status_of(self._run, os.getpid()), clock.monotonic()
+        if status != self._written or now - self._written_at >= WRITE_EVERY_S:
+            write_status(self._directory, status)
+            self._written, self._written_at = status, now
+
+    # ------------------------------------------------------------------------------------ actions
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Say(text):
+                    self._voice.say(text)
+                case Look(nodes):
+                    self._spawn(self._look(nodes))
+                case Begin(placement):
+                    await self._begin(placement)
+                case SignalSteps(name, steps):
+                    self._spawn(self._launcher.signal_steps(name, steps))
+                case SignalTree(name):
+                    self._launcher.signal_tree(name)
+                case Forward(number):
+                    self._launcher.forward(number, ends=number in ENDING_SIGNALS)
+
+    async def _look(self, nodes: tuple[str, ...]) -> None:
+        await self._events.put(Looked(await self._launcher.look(nodes)))
+
+    async def _begin(self, placement: Placement) -> None:
+        start = self._run.starts
+        spares = f", {fold_nodes(placement.spares)} to spare" if placement.spares else ""
+        self._launcher.helpers |= self._voice.pids
+        self._voice.say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
+        self._launcher.helpers |= self._voice.pids
+        if self._run.order is not None:
+            await self._remove_switch()
+        try:
+            process = await self._launcher.start(placement, start - 1)
+        except OSError as error:
+            self._events.put_nowait(NotBegun(str(error)))
+            return
+        self._calls, self._ask_at, self._ask_after_s = frozenset(), clock.monotonic() + STEP_FIRST_S, STEP_FIRST_S
+        self._spawn(self._wait(process, start))
+
+    async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:
+        code = await process.wait()
+        code = code if code >= 0 else 128 - code
+        # All that belongs to the end is read before it is judged; each has its deadline.
+        switched = self._run.phase is not Phase.ENDING and await self._is_switched()
+        stopped = "" if code == 0 else stopped_by(await self._tail())
+        await self._events.put(Ended(start=start, code=code, switched=switched, stopped=stopped))
+        while self._run.phase is Phase.WAITING or not self._events.empty():
+            await asyncio.sleep(POLL_S)
+            if self._run.phase is Phase.WAITING:
+                await self._events.put(Switch(await self._is_switched()))
+
+    async def _is_switched(self) -> bool:
+        """Whether the kill switch is there, and ours. It may lie on any filesystem."""
+        argv = ("head", "-c", "4096", "--", self._switch)
+        answer = await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)
+        return answer.code == 0 and parse_line(answer.output) is not None
+
+    async def _remove_switch(self) -> None:
+        """A start with our switch still there would end at once."""
+        if await self._is_switched():
+            await answer_of(("rm", "-f", "--", self._switch), FILE_S, self._environ, self._launcher.helpers)
+
+    async def _tail(self) -> str:
+        """The end of the job's log, where our standard error is a file."""
+        try:
+            path = os.readlink("/proc/self/fd/2")
+        except OSError:
+            return ""
+        if not path.startswith("/") or path.startswith("/dev/"):
+            return ""
+        argv = ("tail", "-c", str(TAIL_BYTES), "--", path)
+        return (await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)).output

@@ -1,0 +1,48 @@
+"""The `srun` that stands first in the command's PATH: it puts srun's options onto the nodes of the present start, and
+becomes the real one. The standard library alone, for it runs at every call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from slurm_watchdog.supervisor.plan import Plan, from_text
+from slurm_watchdog.supervisor.srun_options import rewrite
+
+PLAN, CALLS, NAME = "plan", "calls", "srun"
+"""In the shim's directory: the plan of the present start; a file for each call, called as its process; the shim."""
+
+
+def shim_text(python: str, paths: list[str]) -> str:
+    """The program `srun`: this module under `python`, which finds it below `paths`, whatever its own environment."""
+    program = (
+        f"import sys; sys.path[:0] = {paths!r}; from slurm_watchdog.supervisor.shim import main; "
+        "main(sys.argv[1], sys.argv[2:])"
+    )
+    return f'#!/bin/sh\nexec {shlex.quote(python)} -I -c {shlex.quote(program)} "${{0%/*}}" "$@"\n'
+
+
+def main(directory: str, arguments: list[str]) -> None:
+    """Becomes the real srun. `directory`: the shim's."""
+    try:
+        plan = from_text((Path(directory) / PLAN).read_text())
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        sys.exit(f"slurm-watchdog: {directory}/{PLAN} cannot be read ({error}): take {directory} out of PATH")
+    if os.environ.get("SLURM_JOB_ID", plan.job_id) == plan.job_id:
+        arguments = _rewritten(arguments, plan)
+        try:
+            (Path(directory) / CALLS / str(os.getpid())).touch()
+        except OSError as error:
+            sys.stderr.write(f"slurm-watchdog: {error}\n")
+    path = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != plan.directory]
+    os.environ["PATH"] = os.pathsep.join(path)
+    os.execv(plan.srun, ["srun", *arguments])  # noqa: S606 - what it was called for
+
+
+def _rewritten(arguments: list[str], plan: Plan) -> list[str]:
+    rewritten = rewrite(arguments, plan)
+    if rewritten.unmet:
+        sys.stderr.write(f"slurm-watchdog: srun is called as it is written, for {rewritten.unmet}\n")
+    return list(rewritten.arguments)

@@ -16,7 +16,7 @@ SHORT = {
     "J": "job-name", "N": "nodes", "n": "ntasks", "o": "output", "e": "error", "p": "partition", "t": "time",
     "a": "array",
     "A": "account", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "G": "gpus", "C": "constraint",
-    "d": "dependency",
+    "d": "dependency", "k": "no-kill",
     "D": "chdir", "q": "qos", "K": "kill-on-bad-exit", "W": "wait", "l": "label", "u": "unbuffered",
     "m": "distribution",
 }  # fmt: skip

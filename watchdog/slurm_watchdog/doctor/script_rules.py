@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.job_facts import JobFacts
+from slurm_watchdog.doctor.run_rules import RUN_RULES
 from slurm_watchdog.doctor.script import Script, is_training, programs, uses_launcher
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 
@@ -351,4 +352,5 @@ SCRIPT_RULES: tuple[Rule[JobFacts], ...] = (
     _opted_out,
     _buffered,
     _watched,
+    *RUN_RULES,
 )

@@ -1,0 +1,50 @@
+"""What a batch script with `slurm-watchdog run` in it lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.doctor.finding import examine
+from slurm_watchdog.doctor.job_facts import JobFacts
+from slurm_watchdog.doctor.run_rules import RUN_RULES
+from slurm_watchdog.doctor.script import parse_script
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=5 --ntasks-per-node=8 --no-kill\n"
+FIRST = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+RUN = "~/w/bin/slurm-watchdog run --spares 1 -- srun python train.py\n"
+
+
+def rules(text: str) -> list[str]:
+    return [advice.rule for advice in examine(JobFacts(script=parse_script(text, "job.sh")), RUN_RULES)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + FIRST + RUN,
+        HEAD + "export MASTER_ADDR=localhost\n" + RUN,
+        HEAD + "slurm-watchdog run --nodes=4 --spares=1 srun torchrun --rdzv-endpoint=$MASTER_ADDR:29500 t.py\n",
+        HEAD.replace("--nodes=5", "--nodes=1").replace("--no-kill", "") + RUN.replace("--spares 1", ""),
+        HEAD.replace("--no-kill", "") + "export MASTER_ADDR=n1\nsrun python train.py\nslurm-watchdog status\n",
+        HEAD.replace("#SBATCH", "#SBATCH hetjob\n#SBATCH") + "srun python train.py\n",
+    ],
+)
+def test_a_script_that_can_be_restarted_in_place_gets_no_word(text: str) -> None:
+    assert rules(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (HEAD.replace("--no-kill", "") + RUN, "run_no_kill"),
+        (HEAD + "export MASTER_ADDR=gpu-17\n" + RUN, "run_master_addr"),
+        (HEAD + "MASTER_ADDR=gpu-17 " + RUN, "run_master_addr"),
+        (HEAD + RUN.replace("python", "torchrun --rdzv-endpoint=gpu-17:29500"), "run_master_addr"),
+        (HEAD + RUN.replace("python", "torchrun --master_addr 10.0.0.7"), "run_master_addr"),
+        (HEAD + RUN.replace("--spares 1", "--spares 5"), "run_spares"),
+        (HEAD + RUN.replace("--spares 1", "--nodes=5 --spares=1"), "run_spares"),
+        ("#!/bin/bash\n#SBATCH -N2 -k\n#SBATCH hetjob\n#SBATCH -N2\n" + RUN, "run_heterogeneous"),
+    ],
+)
+def test_a_script_that_cannot_hears_why(text: str, rule: str) -> None:
+    assert rules(text) == [rule]

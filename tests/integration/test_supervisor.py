@@ -1,0 +1,269 @@
+"""`slurm-watchdog run` in batch scripts of a real Slurm: the test writes the orders that a controller would write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.supervisor import (
+    ORDER_PREFIX,
+    STATUS_FILE,
+    OrderAnswer,
+    RestartOrder,
+    SupervisorState,
+    SupervisorStatus,
+    order_fields,
+    parse_status,
+    run_directory,
+)
+from tests.rig.cluster import Cluster
+from tests.rig.rights import USER_UID
+
+PATIENCE_S = 30.0
+WAITS = "while :; do sleep 1; done"
+HEARS_NOTHING = 'trap "" TERM; while :; do sleep 1; done'
+"""As a rank in a collective: only SIGKILL ends it."""
+
+
+class Job:
+    """A batch script with a supervisor in it, and the directory that an agent would have made for it."""
+
+    def __init__(self, cluster: Cluster, script: str, *options: str):
+        self.cluster = cluster
+        self.output = cluster.directory / "log" / f"supervised-{time.monotonic_ns()}.txt"
+        place = cluster.place
+        run = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+        exports = "".join(f"export {name}='{value}'\n" for name, value in place.environment.items() if name != "PATH")
+        text = (
+            f'#!/bin/bash\n{exports}export TMPDIR=/dev/shm\nsw() {{ {place.python} -c "{run}" run "$@"; }}\n'
+            f'{script}\necho "the script goes on: $?"\n'
+        )
+        self.job_id = cluster.sbatch(text, "--no-kill", f"--output={self.output}", *options)
+        cluster.wait_for_job_state(self.job_id, "RUNNING")
+        self.batch_host = cluster.job(self.job_id)["BatchHost"]
+
+    def make_directory(self) -> Path:
+        """What the agent does some seconds after the start."""
+        directory = self.cluster.node_path(self.batch_host, run_directory(self.job_id, 0))
+        directory.mkdir(exist_ok=True)
+        os.chown(directory, USER_UID, -1)
+        return directory
+
+    @property
+    def text(self) -> str:
+        with contextlib.suppress(OSError):
+            return self.output.read_text()
+        return ""
+
+    def status(self) -> SupervisorStatus | None:
+        directory = self.cluster.node_path(self.batch_host, run_directory(self.job_id, 0))
+        with contextlib.suppress(OSError, ValueError):
+            return parse_status((directory / STATUS_FILE).read_bytes())
+        return None
+
+    def until(self, holds: Callable[[SupervisorStatus], object], what: str, within_s: float = PATIENCE_S):
+        end = time.monotonic() + within_s
+        while True:
+            status = self.status()
+            if status is not None and holds(status):
+                return status
+            assert time.monotonic() < end, f"not in time: {what}\n{status}\n{self.text[-3000:]}"
+            time.sleep(0.05)
+
+    def runs(self) -> SupervisorStatus:
+        """The first start, with its step known."""
+        self.make_directory()
+        return self.until(lambda status: status.state is SupervisorState.RUNNING, "a step")
+
+    def order(self, step_id: str, *avoid: str, decision: str = "d1") -> None:
+        order = RestartOrder(decision=decision, step_id=step_id, avoid=avoid)
+        line = compose_line({"by": "slurm-watchdog", "why": "it hangs", "decision": decision, **order_fields(order)})
+        path = self.make_directory() / f"{ORDER_PREFIX}{decision}"
+        path.write_text(line)
+        os.chown(path, USER_UID, -1)
+
+    def started_again(self, within_s: float = PATIENCE_S) -> SupervisorStatus:
+        return self.until(lambda status: status.answer is OrderAnswer.STARTED, "the new step", within_s)
+
+    def ends(self, within_s: float = PATIENCE_S) -> dict[str, str]:
+        return self.cluster.wait_for_job_state(self.job_id, ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), within_s)
+
+    def lines(self, word: str) -> list[str]:
+        return [line for line in self.text.splitlines() if line.startswith(word)]
+
+
+@pytest.fixture(scope="module")
+def four(cluster_possible: None) -> Iterator[Cluster]:
+    with Cluster(nodes=4) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def start(four: Cluster) -> Iterator[Callable[..., Job]]:
+    yield lambda script, *options: Job(four, script, *options)
+    four.reset()
+
+
+SAYS = (
+    "echo rank $SLURM_PROCID of $SLURM_NTASKS on $SLURMD_NODENAME in $SLURM_JOB_NODELIST start $SLURM_WATCHDOG_RESTARTS"
+)
+
+
+def ranks(then: str) -> str:
+    """What each rank does, as words of a script."""
+    return f"bash -c '{SAYS}; {then}'"
+
+
+def test_a_hang_is_ended_by_an_order_and_runs_on_the_spare_within_seconds(start: Callable[..., Job]) -> None:
+    job = start(f"sw --spares 1 -- srun {ranks(HEARS_NOTHING)}", "-N4", "--ntasks-per-node=1")
+    first = job.runs()
+    assert (first.nodes, first.spares) == (("n1", "n2", "n3"), ("n4",))
+    asked_at = time.monotonic()
+    job.order(first.step_id, "n2")
+    again = job.started_again()
+    took_s = time.monotonic() - asked_at
+    print(f"order to new step: {took_s:.1f} s")
+    assert (again.nodes, again.avoided, again.restarts_left) == (("n1", "n3", "n4"), ("n2",), 2)
+    assert took_s < 12
+    time.sleep(0.5)
+    assert sorted(job.lines("rank"))[-1] == "rank 2 of 3 on n4 in n[1,3-4] start 1"
+    job.order(again.step_id, "n3", decision="d2")
+    refused = job.until(lambda status: status.answer is OrderAnswer.REFUSED, "an answer")
+    assert (refused.state, refused.step_id) == (SupervisorState.RUNNING, again.step_id)
+    assert refused.words.startswith("no spare is left: 3 nodes are needed, and of the 4 of the job 2 may be used")
+    job.order(first.step_id, decision="d3")
+    job.until(lambda status: status.words == f"step {first.step_id} is over: step {again.step_id} runs", "an answer")
+    assert len(job.lines("rank")) == 6
+
+
+def test_a_rank_in_state_d_is_left_behind_and_the_new_step_overlaps_it(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    writes = f"while :; do echo x >> {four.scratch}/log || exit 1; sleep 0.1; done"
+    job = start(f"sw --spares 1 -- srun {ranks(writes)}", "-N4", "--ntasks-per-node=1")
+    first = job.runs()
+    four.freeze("n2")
+    try:
+        time.sleep(1)
+        asked_at = time.monotonic()
+        job.order(first.step_id, "n2")
+        again = job.started_again()
+        print(f"order to new step beside state D: {time.monotonic() - asked_at:.1f} s")
+        assert again.nodes == ("n1", "n3", "n4")
+        time.sleep(0.5)
+        assert "rank 2 of 3 on n4 in n[1,3-4] start 1" in job.text
+    finally:
+        four.thaw("n2")
+
+
+def test_a_node_without_power_is_left_out_and_without_no_spare_more_the_next_order_is_refused(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    job = start(f"sw --spares 1 -- srun {ranks(WAITS)}", "-N4", "--ntasks-per-node=1")
+    first = job.runs()
+    four.kill_node("n2")
+    asked_at = time.monotonic()
+    job.order(first.step_id, "n2")
+    again = job.started_again(40)
+    print(f"order to new step without n2's power: {time.monotonic() - asked_at:.1f} s")
+    assert again.nodes == ("n1", "n3", "n4")
+
+
+def test_an_array_element_and_a_function_of_the_script_start_again(start: Callable[..., Job]) -> None:
+    script = f"train() {{ srun -N $SLURM_NNODES {ranks(WAITS)}; }}\nexport -f train\nsw --spares 1 -- train"
+    job = start(script, "-N2", "--ntasks-per-node=2", "--array=5")
+    first = job.runs()
+    assert first.nodes == ("n1",)
+    job.order(first.step_id, "n1")
+    assert job.started_again().nodes == ("n2",)
+    time.sleep(0.5)
+    assert sorted(job.lines("rank"))[-1] == "rank 1 of 2 on n2 in n2 start 1"
+
+
+def test_a_step_that_its_owner_cancels_is_not_started_again(start: Callable[..., Job], four: Cluster) -> None:
+    job = start(f"sw -- srun {ranks(WAITS)}", "-N2", "--ntasks-per-node=1")
+    four.slurm("scancel", f"{job.job_id}.{job.runs().step_id}")
+    job.until(lambda status: status.state is SupervisorState.OVER, "its end")
+    job.ends()
+    assert "is not started again: somebody cancelled its step" in job.text
+    assert "the script goes on: 137" in job.text
+
+
+def test_a_rank_that_fails_starts_again_in_place_as_often_as_was_said(start: Callable[..., Job]) -> None:
+    fails = "sleep 1; [ $SLURM_PROCID = 1 ] && exit 7; sleep 60"
+    job = start(f"sw --max-restarts 1 -- srun -K {ranks(fails)}", "-N2", "--ntasks-per-node=1")
+    job.make_directory()
+    job.ends(60)
+    assert len(job.lines("rank")) == 4
+    assert "all of its 1 restarts are used up" in job.text
+
+
+def test_a_job_at_the_end_of_its_time_and_one_that_is_cancelled_start_nothing_again(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    job = start(f"sw -- srun {ranks(WAITS)}", "-N1")
+    job.runs()
+    four.slurm("scancel", job.job_id)
+    job.ends()
+    assert len(job.lines("rank")) == 1
+
+
+def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Callable[..., Job]) -> None:
+    leaves = "while [ ! -e $0 ]; do sleep 0.2; done"
+    directory = "/run/slurm-watchdog/jobs/$SLURM_JOB_ID.0"
+    job = start(f"sw --spares 1 -- srun bash -c '{SAYS}; {leaves}' {directory}/kill", "-N2", "--ntasks-per-node=1")
+    first = job.runs()
+    place = job.make_directory()
+    (place / "kill").write_text(compose_line({"by": "slurm-watchdog", "why": "w", "decision": "d0"}))
+    os.chown(place / "kill", USER_UID, -1)
+    job.until(lambda status: status.state is SupervisorState.WAITING, "the command to leave")
+    job.order(first.step_id, "n1")
+    assert job.started_again().nodes == ("n2",)
+    assert not (place / "kill").exists()
+
+
+def test_steps_side_by_side_end_together_and_a_data_step_keeps_its_size(start: Callable[..., Job]) -> None:
+    both = f"srun -N1 -n1 {ranks(WAITS)} & srun -N1 -n1 {ranks(HEARS_NOTHING)} & wait"
+    job = start(f"train() {{ {both}; }}\nexport -f train\nsw --spares 1 -- train", "-N3", "--ntasks-per-node=1")
+    job.runs()
+    status = job.until(lambda status: len(job.lines("rank")) == 2, "two steps")
+    time.sleep(1.5)
+    status = job.status()
+    assert status is not None
+    job.order(status.step_id, "n1")
+    assert job.started_again().nodes == ("n2", "n3")
+    time.sleep(1)
+    assert len(job.lines("rank")) == 4
+    assert all("on n1" not in line for line in job.lines("rank")[2:])
+
+
+def test_a_heterogeneous_job_is_refused_with_a_sentence(start: Callable[..., Job]) -> None:
+    job = start("export SLURM_HET_SIZE=2\nsw -- srun hostname", "-N1")
+    job.ends()
+    assert "The command was not started: this is a heterogeneous job" in job.text
+    assert "the script goes on: 2" in job.text
+
+
+def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
+    job = start(
+        f"export HOME=/dev/shm; sw --alone --spares 1 --no-page --directory /dev/shm/alone-$SLURM_JOB_ID -- "
+        f"srun {ranks('sleep 1')}", "-N3", "--ntasks-per-node=1",
+    )  # fmt: skip
+    job.ends(60)
+    assert sorted(job.lines("rank")) == [
+        "rank 0 of 2 on n1 in n[1-2] start 0",
+        "rank 1 of 2 on n2 in n[1-2] start 0",
+    ]
+
+
+def test_a_node_whose_check_fails_is_left_out_of_the_first_start(start: Callable[..., Job]) -> None:
+    check = "[ $SLURMD_NODENAME != n1 ] || { echo no cable; exit 3; }"
+    job = start(f"sw --spares 1 --preflight '{check}' -- srun {ranks(WAITS)}", "-N2", "--ntasks-per-node=1")
+    assert job.runs().nodes == ("n2",)
+    assert "slurm-watchdog: n1 is left out: the site's check ended with 3: no cable" in job.text

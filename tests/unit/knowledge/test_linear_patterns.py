@@ -24,7 +24,7 @@ import slurm_watchdog
 
 LENGTHS = (512, 1024, 2048, 4096)
 """Of a text. Lines and variables are cut at 4,096 characters or before."""
-MOST_S = 0.05
+MOST_S = 0.015
 """What a text of the greatest length may cost: linear ones cost some microseconds, one quadratic part 20 ms
 or more, two of them seconds."""
 GROWS = 3.0

@@ -34,6 +34,8 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Trut
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
 have idled in a checkpoint."""
+BUSY_RATIO = 0.5
+"""A GPU below this may be one that idles, where it is not known since when it is as it is."""
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
 
@@ -57,12 +59,21 @@ def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
     idle = [g for g in job.gpus if g.view.idle_since is not None and now - g.view.idle_since >= idle_for_s]
     idle_ones = {each.rank for each in idle}
     busy = {g.rank for g in job.gpus if g.view.busy_since is not None and now - g.view.busy_since >= idle_for_s}
-    if len(ranks) < 3 or not idle or len(idle_ones) > max(1, MAX_ODD_SHARE * len(ranks)):
+    unsure = (g for g in job.gpus if g.view.idle_since is None and g.view.busy_since is None)
+    perhaps: set[int | None] = {g.rank for g in unsure if _may_idle(g)}
+    perhaps |= {rank.process.rank for rank in job.ranks if rank.process.rank not in ranks}
+    if len(ranks) < 3 or not idle or len(idle_ones | perhaps) > max(1, MAX_ODD_SHARE * len(ranks)):
         return []
     if len(busy - idle_ones) < len(ranks) - max(1, 2 * MAX_ODD_SHARE * len(ranks)) or len(busy) < 2:
         return []
     # A rank with several GPUs is idle if all of them are.
     return [each for each in idle if all(g in idle for g in job.gpus if g.rank == each.rank)]
+
+
+def _may_idle(each: RankGpu) -> bool:
+    """Whether it does nothing at this moment, as far as is known; since when is not."""
+    ratio = each.view.gpu.utilization_ratio
+    return ratio is None or ratio < BUSY_RATIO
 
 
 def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:

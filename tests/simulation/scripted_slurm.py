@@ -11,8 +11,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.model.kill_switch import parse_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.supervisor import (
+    ORDER_PREFIX,
+    PROTOCOL,
+    OrderAnswer,
+    SupervisorState,
+    SupervisorStatus,
+    order_in,
+)
 from slurm_watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")
@@ -30,10 +41,108 @@ class Submitted:
     runs_from: float | None = None
 
 
+SUPERVISOR_STEPS = 8.0
+"""Seconds that the supervisor takes at most to end a step and to start the next."""
+
+
+class Supervisor:
+    """The supervisor of the job's batch script, on n1: it reads orders, ends and starts steps, fails, is killed."""
+
+    def __init__(self, world: World):
+        self.world, random = world, world.random
+        self.alive, self.step, self.starts = True, 0, 1
+        self.orders: dict[str, str] = {}
+        """File name -> line."""
+        self.ordered = False
+        self.read: set[str] = set()
+        """Decisions that were seen: no order counts twice."""
+        self.status, self.written_at = self._status(), world.now
+        self.starts_at: float | None = None
+        self.waits_until: float | None = None
+        self.trains_at: float | None = None
+        self.first_step: int | None = None
+        self.spare = random.random() < 0.8
+        self.comes_up = random.random() < 0.9
+        self.trains = random.random() < 0.9
+        self.dies_at = world.now + random.uniform(0, 400) if random.random() < 0.2 else float("inf")
+        self.fails_at = world.now + random.uniform(0, 300) if random.random() < 0.15 else float("inf")
+        self.stopped = (0.0, 0.0)
+        if random.random() < 0.2:  # SIGSTOP, and later SIGCONT
+            since = world.now + random.uniform(0, 200)
+            self.stopped = (since, since + random.uniform(5, 200))
+
+    def _status(self, **changes: object) -> SupervisorStatus:
+        same = {"protocol": PROTOCOL, "state": SupervisorState.RUNNING, "nodes": NODES, "restarts_left": 3}
+        return SupervisorStatus(**(same | {"step_id": str(self.step), "starts": self.starts} | changes))  # type: ignore[arg-type]
+
+    def wait_for_order(self) -> None:
+        """The command has ended after a kill switch."""
+        if self.waits_until is None:
+            self.waits_until = self.world.now + 120.0
+            self.status = msgspec.structs.replace(self.status, state=SupervisorState.WAITING)
+
+    def live(self) -> None:
+        """What it does until now."""
+        world, now = self.world, self.world.now
+        if not self.alive or world.state != "RUNNING" or world.restarts:
+            return
+        if now >= self.dies_at and world.faults:
+            self.alive = False
+            world.say("the supervisor is killed, and with it the batch script ends")
+            world._come_to_an_end("FAILED")
+            return
+        if self.stopped[0] <= now < self.stopped[1]:
+            return
+        if now >= self.fails_at:
+            self.fails_at, self.step, self.starts = float("inf"), self.step + 1, self.starts + 1
+            last = {"order": self.status.order, "answer": self.status.answer}
+            self.status = self._status(words="the command failed and was started again", **last)
+            world.say("the supervisor starts the command again by itself")
+        self._take_order()
+        if self.waits_until is not None and now >= self.waits_until and self.starts_at is None and world.faults:
+            world._come_to_an_end("COMPLETED")
+            return
+        if self.starts_at is not None and now >= self.starts_at:
+            self._start()
+        if self.trains_at is not None and now >= self.trains_at and self.trains:
+            self.first_step = self.first_step or 401
+        self.written_at = now
+
+    def _take_order(self) -> None:
+        for line in self.orders.values():
+            order = order_in(parse_line(line) or {})
+            if order.decision in self.read:
+                continue
+            self.read.add(order.decision)
+            answer, words = OrderAnswer.TAKEN, ""
+            if order.step_id != str(self.step):
+                answer, words = OrderAnswer.REFUSED, f"step {order.step_id} is over"
+            elif not self.spare:
+                answer, words = OrderAnswer.REFUSED, "no spare is left"
+            else:
+                self.starts_at = self.world.now + self.world.random.uniform(0, SUPERVISOR_STEPS)
+                self.world.step_was_ended = True
+            self.status = self._status(order=order.decision, answer=answer, words=words)
+            self.world.say(f"the supervisor: {answer} {words}")
+
+    def _start(self) -> None:
+        self.starts_at = None
+        if not self.comes_up:
+            self.status = self._status(order=self.status.order, answer=OrderAnswer.FAILED, words="no node is left")
+            return
+        self.step, self.starts, self.waits_until = self.step + 1, self.starts + 1, None
+        self.world.starts_by_order += 1
+        assert self.world.starts_by_order == 1, "one order started the command twice"
+        assert "n1" not in self.world.switches, "started under a kill switch"  # n2 is left out
+        self.trains_at = self.world.now + self.world.random.uniform(2, 60)
+        self.status = self._status(order=self.status.order, answer=OrderAnswer.STARTED)
+        self.world.say("the supervisor has started the next step")
+
+
 class World:
     """One cluster with one job. Implements slurm_watchdog.slurm.client.SlurmClient."""
 
-    def __init__(self, seed: int, *, graceful: bool, run_in_path: bool, sticks: bool = False):
+    def __init__(self, seed: int, *, graceful: bool, run_in_path: bool, sticks: bool = False, supervised: bool = False):
         self.random = random.Random(seed)
         self.graceful = graceful
         self.run_in_path = run_in_path
@@ -53,6 +162,7 @@ class World:
         self.release_is_written = False
         self.next_first_step: int | None = None
         self.switches: dict[str, str] = {}
+        self.was_switched = False
         self.silent: set[str] = set()
         self.stalled = False
         self.paused = False
@@ -75,6 +185,10 @@ class World:
         self.gives_up_at = float("inf")
         self.node_reason = ""
         self.set_down = 0
+        self.step_was_ended = False
+        """An order ended the step: what becomes of the job then is our affair."""
+        self.starts_by_order = 0
+        self.supervisor = Supervisor(self) if supervised else None
 
     # ------------------------------------------------------------------------------------ the job's own life
 
@@ -95,10 +209,17 @@ class World:
             self._people_and_storage()
 
     def _first_run(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.live()
+        if self.state != "RUNNING" or self.starts_by_order:
+            return
         heard = self.graceful and self.listens and bool(self.switches)
         if heard and self.random.random() < 0.5:
             self.checkpoint_step = self.step
-            if self.random.random() < 0.8:
+            ends = self.random.random() < 0.8
+            if ends and self.supervisor is not None and self.supervisor.alive:
+                self.supervisor.wait_for_order()
+            elif ends:
                 self._come_to_an_end(self.random.choice(["COMPLETED", "FAILED"]))
         elif self.now >= self.life_at and self.faults:
             self._fate()
@@ -226,11 +347,14 @@ class World:
             if only_unfinished and (self.state in OVER or self.state == "COMPLETING"):
                 raise SlurmRefused("job is ending or has ended")
             assert self.restarts == 0, "another run than the decision's was requeued"
-            if self.state in OVER:
+            trains = self.supervisor is not None and self.supervisor.first_step is not None
+            assert not (trains and self.state == "RUNNING"), "a step that trains again was requeued"
+            if self.state in OVER and not self.step_was_ended:
                 made_all = self.total_steps is not None and self.step >= self.total_steps
-                asked = (self.graceful and self.switches) or self.signals
+                ordered = self.supervisor is not None and self.supervisor.ordered
+                asked = (self.graceful and self.was_switched) or self.signals or ordered
                 assert asked and not made_all, "a finished job was run again"
-                ended_by_us = self.signals and self.hung and self.state == "FAILED"
+                ended_by_us = (self.signals or ordered) and self.hung and self.state in ("FAILED", "TIMEOUT")
                 assert self.checkpoint_step is not None or ended_by_us, "run again without a complete checkpoint"
                 assert self.state != "CANCELLED", "a cancelled job was run again"
             self.requeues_by_us += 1
@@ -343,9 +467,19 @@ class World:
         self.pass_time(self.random.uniform(0, 2))
         fate = self.random.choices(["done", "lost", "done and lost"], [85, 8, 7])[0] if self.faults else "done"
         fate = "lost" if node in self.silent else fate
-        if fate != "lost" and isinstance(command, WriteKillSwitch):
-            self.switches[node] = command.content
-        if fate != "lost" and isinstance(command, RemoveKillSwitch):
+        orders = self.supervisor.orders if self.supervisor is not None else {}
+        name = command.path.rpartition("/")[2] if isinstance(command, WriteKillSwitch | RemoveKillSwitch) else ""
+        if name.startswith(ORDER_PREFIX):
+            assert node == "n1", "an order was written elsewhere than on the batch host"
+            if fate != "lost" and isinstance(command, WriteKillSwitch):
+                orders[name] = command.content
+                assert self.supervisor is not None
+                self.supervisor.ordered = True
+            elif fate != "lost":
+                orders.pop(name, None)
+        elif fate != "lost" and isinstance(command, WriteKillSwitch):
+            self.switches[node], self.was_switched = command.content, True
+        elif fate != "lost" and isinstance(command, RemoveKillSwitch):
             assert self.switches.get(node, command.content) == command.content
             self.switches.pop(node, None)
         return CommandResult(command_id=command.id, ok=fate == "done", error=None if fate == "done" else "no answer")

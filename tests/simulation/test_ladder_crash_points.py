@@ -4,16 +4,18 @@ who meddle."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.actuate import cancel_resubmit as end
-from slurm_watchdog.actuate import kill_switch, requeue, set_down, signals
+from slurm_watchdog.actuate import kill_switch, requeue, restart_step, set_down, signals
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, LadderLimits, Reconcile, Wait
 from slurm_watchdog.controller.actions.ladder.state import Observed as Known
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
+from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
@@ -27,6 +29,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.supervisor import FRESH_S, OrderAnswer, SupervisorStatus
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 
@@ -84,6 +87,11 @@ LADDERS: tuple[tuple[Rung, ...], ...] = (
     (Rung.RESUBMIT,),
     (Rung.CANCEL,),
 )
+IN_PLACE: tuple[tuple[Rung, ...], ...] = (
+    (Rung.RESTART_STEP, Rung.REQUEUE),
+    (Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE),
+    (Rung.RESTART_STEP,),
+)
 
 
 def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
@@ -105,7 +113,22 @@ def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
         kill_switch_content="{}\n",
         nodes=NODES,
         step_at_decision=world.step,
+        step_id="0" if world.supervisor is not None else "",
+        avoid=("n2",) if world.supervisor is not None else (),
+        uid=1000,
     )
+
+
+def seen(world: World) -> tuple[SupervisorStatus, float] | None:
+    """The supervisor as the agent of n1 reads it."""
+    each = world.supervisor
+    if each is None or world.restarts or "n1" in world.silent or world.now - each.written_at > FRESH_S:
+        return None
+    return (each.status, each.written_at) if each.alive else None
+
+
+async def sleep(world: World, seconds: float) -> None:
+    world.pass_time(seconds)
 
 
 async def look(world: World, decision: Decision) -> Known:
@@ -115,7 +138,13 @@ async def look(world: World, decision: Decision) -> Known:
     except SlurmUnavailable:
         job, known = None, False
     first_run = world.restarts == 0
+    known_status = seen(world)
+    status = None if known_status is None else known_status[0]
+    new_step = status is not None and (status.order, status.answer) == (decision.id, OrderAnswer.STARTED)
     return Known(
+        supervisor=status,
+        in_place_objection=why_not_in_place(status),
+        new_step_first_step=world.supervisor.first_step if new_step and world.supervisor is not None else None,
         now=world.now,
         job_known=known,
         job=job,
@@ -155,6 +184,11 @@ async def pull(world: World, decision: Decision, do: Execute) -> tuple[Operation
     match do.operation:
         case Operation.WRITE_KILL_SWITCH:
             return await kill_switch.write(world.ask, decision, 10)
+        case Operation.WRITE_ORDER:
+            return await restart_step.write_order(world.ask, decision, "n1", 10, lambda: seen(world))
+        case Operation.RESTART_STEP:
+            time = restart_step.Time(lambda: world.now, partial(sleep, world))
+            return await restart_step.restart_step(world.ask, decision, "n1", 10, 60, lambda: seen(world), time)
         case Operation.WAIT_CHECKPOINT:
             return OperationOutcome.DONE, ""
         case Operation.REQUEUE_HOLD:
@@ -162,7 +196,7 @@ async def pull(world: World, decision: Decision, do: Execute) -> tuple[Operation
         case Operation.EXCLUDE:
             return await requeue.exclude(world, "7", do.nodes)
         case Operation.REMOVE_KILL_SWITCH:
-            return await kill_switch.remove(world.ask, decision, frozenset(NODES) - world.silent, 10)
+            return await kill_switch.remove(world.ask, decision, (frozenset(NODES) - world.silent).union(do.nodes), 10)
         case Operation.RELEASE:
             new = submitted(world, decision) if do.instead else None
             return await requeue.release(world, "7" if new is None else new.job_id)
@@ -209,9 +243,11 @@ async def live(world: World, journal: Journal) -> None:
         run = journal.run()
 
 
-async def history(seed: int, ladder: tuple[Rung, ...] = (), *, sticks: bool = False) -> tuple[World, Journal]:
+async def history(
+    seed: int, ladder: tuple[Rung, ...] = (), *, sticks: bool = False, supervised: bool = False
+) -> tuple[World, Journal]:
     graceful = Rung.KILL_SWITCH in ladder if ladder else bool(seed % 2)
-    world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2), sticks=sticks)
+    world = World(seed, graceful=graceful, run_in_path=bool(seed // 2 % 2), sticks=sticks, supervised=supervised)
     decision = decision_for(world, ladder)
     world.hung = decision.loop_turns is False
     journal = Journal(world, decision)
@@ -229,7 +265,10 @@ def check_end(world: World, journal: Journal) -> None:
     assert all(record.outcome is not None for record in journal.records.values()), "an intent without an outcome"
     assert set(world.excluded) >= set(EXCLUDED_BEFORE)
     assert not world.dangerous_switches(), "a kill switch was left behind"
-    if end.ok and journal.decision.ladder and world.restarts == 0:
+    in_place = world.supervisor is not None and world.supervisor.first_step is not None
+    if end.ok and in_place and world.restarts == 0:
+        assert world.requeues_by_us == 0
+    elif end.ok and journal.decision.ladder and world.restarts == 0:
         assert world.state in ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT"), "ended, and it is there"
     elif end.ok:
         assert world.restarts > 0
@@ -277,6 +316,25 @@ def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple
     good, bad = asyncio.run(histories())
     assert good > 40, "the script hardly ever lets an action succeed"
     assert bad > 10, "the script hardly ever makes an action fail"
+
+
+@pytest.mark.parametrize("ladder", IN_PLACE, ids="+".join)
+def test_a_step_is_started_again_once_whoever_dies_and_never_requeued_while_it_trains(ladder: tuple[Rung, ...]) -> None:
+    async def histories() -> tuple[int, int]:
+        in_place = otherwise = 0
+        for seed in range(1500):
+            try:
+                world, journal = await history(seed, ladder, supervised=True)
+                check_end(world, journal)
+            except AssertionError as error:
+                raise AssertionError(f"seed {seed}: {error}") from error
+            came = journal.end.ok and world.restarts == 0 and world.starts_by_order == 1
+            in_place, otherwise = in_place + came, otherwise + (not came)
+        return in_place, otherwise
+
+    in_place, otherwise = asyncio.run(histories())
+    assert in_place > 200, "the script hardly ever lets a restart in place succeed"
+    assert otherwise > 200, "the script hardly ever makes it fail"
 
 
 def test_a_node_that_cannot_end_the_old_run_is_set_down_once_and_never_under_another_job() -> None:

@@ -65,6 +65,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
         USER,
     ),
     "probe_mount": ({"directory": "/home/u", "mount": "/home", "write": True, "node": "n1"}, USER),
+    "read_supervisor": ({"base": KILL_SWITCH_BASE, "name": "7.0"}, USER),
     "write_kill_switch": (SWITCH, USER),
     "remove_kill_switch": (SWITCH, USER),
 }  # fmt: skip

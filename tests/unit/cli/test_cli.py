@@ -310,7 +310,7 @@ def test_explain_tells_how_an_action_ended(controller: FakeController) -> None:
     controller.answers["GET", "/v1/incidents/7f3a"] = explanation(actions=[action([], end)])
     result = run("explain", "7f3a", socket=controller.path)
     assert (
-        "graceful_restart succeeded: trains again (resumed at step 101, 20 steps lost, 95 s from requeue to first step)."
+        "graceful_restart succeeded: trains again (resumed at step 101, 20 steps lost, 95 s to its first new step)."
         in result.stdout
     )
 
@@ -489,7 +489,7 @@ def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController)
         "wait_checkpoint: begun",
         "wait_checkpoint: done",
         "confirm: done",
-        "graceful_restart succeeded (resumed at step 121, 0 steps lost, 30 s from requeue to first step).",
+        "graceful_restart succeeded (resumed at step 121, 0 steps lost, 30 s to its first new step).",
     ]
 
 

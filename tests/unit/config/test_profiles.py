@@ -43,7 +43,7 @@ def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) 
     book = rule_book_of(safe)
     for kind in SAFE:
         rule = rule_for(book, kind, slurm_job(partition="gpu"))
-        assert set(rule.ladder) <= {Rung.EVIDENCE, Rung.REQUEUE, *GENTLE}
+        assert set(rule.ladder) <= {Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE, *GENTLE}
         assert not rule.drain and not rule.lose_work
 
 

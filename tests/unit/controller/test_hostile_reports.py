@@ -46,7 +46,7 @@ def schema(kind: type) -> inspect.Type:
 
 def hostile(kind: inspect.Type, name: str, number: int) -> Any:
     """Plain data for a type in which everything is as new as it can be."""
-    if CHOICES.get(name):
+    if CHOICES.get(name) and not isinstance(kind, inspect.EnumType):
         return CHOICES[name][number % len(CHOICES[name])]
     match kind:
         case inspect.StructType():

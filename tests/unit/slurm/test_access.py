@@ -139,8 +139,8 @@ def test_a_heterogeneous_job_is_requeued_only_where_slurm_does_not_cancel_it(
 ) -> None:
     assert (why_not_requeue_het(version) == "") is may
     job = replace(FIRST, not_requeueable=why_not_requeue_het(version))
-    assert (why_not(Rung.REQUEUE, job) is None) is may
-    assert why_not(Rung.RESUBMIT, job) is not None
+    assert (why_not(Rung.REQUEUE, job, None) is None) is may
+    assert why_not(Rung.RESUBMIT, job, None) is not None
 
 
 def test_the_client_says_of_each_heterogeneous_job_whether_its_release_cancels_it(tools: Path) -> None:

@@ -48,6 +48,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import MountSection, ProcessSection
+from slurm_watchdog.model.supervisor import ORDER_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -271,7 +272,7 @@ class Commands:
         log.info("%s %s for job %s: %s", kind, command.path, command.job_id, outcome)
         if isinstance(command, RemoveKillSwitch):
             self.awaiting_checkpoints.discard(command.job_id)
-        elif answer.error is None:
+        elif answer.error is None and not os.path.basename(command.path).startswith(ORDER_PREFIX):
             self.awaiting_checkpoints.add(command.job_id)
         self._answer(command.id, answer.error)
 

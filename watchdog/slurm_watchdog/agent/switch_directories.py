@@ -15,6 +15,7 @@ from slurm_watchdog.agent.workers.request_types import EmptyDirectory, PrepareDi
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.model.supervisor import run_directory
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,8 @@ class SwitchDirectories:
             base, run = os.path.split(directory)
             if base == KILL_SWITCH_BASE and name and run == f"{each.job_id}.{each.restarts}":
                 wanted[directory] = each.uid
+            elif each.log_paths:  # the batch host, where a supervisor would be
+                wanted[run_directory(each.job_id, each.restarts)] = each.uid
         for directory, uid in wanted.items():
             if directory not in self._problems and directory not in self._busy:
                 self._prepare(directory, uid, now)

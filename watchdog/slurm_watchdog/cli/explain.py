@@ -240,7 +240,7 @@ def describe_end(action: ActionRun) -> str:
         if end.steps_lost is not None:
             numbers.append(f"{count(end.steps_lost, 'step')} lost")
     if end.downtime_s is not None:
-        numbers.append(f"{duration(end.downtime_s)} from requeue to first step")
+        numbers.append(f"{duration(end.downtime_s)} to its first new step")
     detail = f": {end.detail.rstrip('.')}" if end.detail else ""
     figures = f" ({', '.join(numbers)})" if numbers else ""
     return f"{action.action} {ENDS[end.outcome][0]}{detail}{figures}."

@@ -168,7 +168,6 @@ class Decider:
         return replace(
             decision,
             kill_switch=self._paths.kill_switch(job),
-            process_job_id=job.process_id,
             kill_switch_uid=job.uid,
             kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
         )

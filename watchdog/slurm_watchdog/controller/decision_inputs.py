@@ -149,6 +149,7 @@ class DecisionInputs:
             crash_loop=None if job is None else context.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=context.drained_by_us,
+            supervisor=None if job is None else self._cluster.supervisors.of(job, now),
             broken=() if job is None else self._broken_under(job, context, now),
         )
 

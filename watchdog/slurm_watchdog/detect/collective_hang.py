@@ -367,6 +367,6 @@ SPEC = DetectorSpec(
     ),
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs",),
 )

@@ -201,6 +201,6 @@ SPEC = DetectorSpec(
     explained_by=(IncidentKind.FILESYSTEM_OUTAGE,),
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
 )

@@ -271,6 +271,6 @@ SPEC = DetectorSpec(
     explained_by=STORAGE,
     has_aftermath=False,
     wants_evidence=True,
-    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

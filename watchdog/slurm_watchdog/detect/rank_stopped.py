@@ -89,6 +89,6 @@ SPEC = DetectorSpec(
     sentence="A rank is stopped",
     job_state="a rank is stopped",
     wants_evidence=True,
-    ladder=(Rung.EVIDENCE, Rung.REQUEUE),
+    ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogRankLost"),
 )

@@ -74,7 +74,7 @@ REQUEST = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.INFO,
     sentence="A restart was asked for",
-    ladder=(Rung.KILL_SWITCH, Rung.REQUEUE),
+    ladder=(Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE),
 )
 """What an operator asks for travels as an incident, too; nothing detects it."""
 

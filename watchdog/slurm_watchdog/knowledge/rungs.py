@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.model.actions import Rung
 
-ENDINGS: tuple[Rung, ...] = (Rung.REQUEUE, Rung.RESUBMIT, Rung.CHAIN, Rung.CANCEL)
+ENDINGS: tuple[Rung, ...] = (Rung.RESTART_STEP, Rung.REQUEUE, Rung.RESUBMIT, Rung.CHAIN, Rung.CANCEL)
 """Steps that end a run. Each is the fallback of the ones before it, where Slurm refuses those."""
 GENTLE: tuple[Rung, ...] = (Rung.KILL_SWITCH, Rung.SIGUSR1, Rung.SIGTERM)
 """Steps that ask the job itself."""
@@ -28,6 +28,8 @@ def problem_of(ladder: tuple[Rung, ...]) -> str | None:
     if ends and ends[0] < len(ladder) - len(ends):
         before = ", ".join((Rung.EVIDENCE, *GENTLE))
         return f"{before} come before {', '.join(ENDINGS)}: after those nobody is left to ask"
+    if Rung.RESTART_STEP in ladder and next(rung for rung in ladder if rung in ENDINGS) is not Rung.RESTART_STEP:
+        return "restart_step comes before the other rungs that end a run: after those there is no step to start again"
     if Rung.CANCEL in ladder[:-1]:
         return "cancel is never refused for a reason that another rung would mend: it comes last"
     return None

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import GpuProcess
+from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus
 
 
 class Action(StrEnum):
@@ -15,6 +16,9 @@ class Action(StrEnum):
     """Requeue held, add exclusions to the existing ones, release, see the first new step."""
     GRACEFUL_RESTART = "graceful_restart"
     """Kill switch, complete checkpoint, then as REQUEUE."""
+    RESTART_STEP = "restart_step"
+    """End the step and start it again in the same allocation, by the job's supervisor; else as REQUEUE, if the
+    ladder has it."""
     RESUBMIT = "resubmit"
     """End the job, submit its stored script again."""
     LEAVE_TO_CHAIN = "leave_to_chain"
@@ -38,6 +42,9 @@ class Rung(StrEnum):
     """Write it, wait for a complete checkpoint. Only if the loop turns."""
     SIGUSR1 = "sigusr1"
     SIGTERM = "sigterm"
+    RESTART_STEP = "restart_step"
+    """Have the job's supervisor end the step and start it again in the same allocation, without the nodes that are
+    to blame; see the first new step."""
     REQUEUE = "requeue"
     """Requeue held, exclude, release, see the first new step."""
     RESUBMIT = "resubmit"
@@ -108,6 +115,10 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Nodes to drain, for an administrator to look at."""
     step_s: float | None = None
     """Usual time of a step when it was decided."""
+    step_id: str = ""
+    """The Slurm step that an order to the job's supervisor is about; empty: it has none."""
+    avoid: tuple[str, ...] = ()
+    """Nodes of the allocation that the step is started again without."""
     process: GpuProcess | None = None
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
     process_since: float | None = None
@@ -128,6 +139,10 @@ class Operation(StrEnum):
     """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
     WRITE_KILL_SWITCH = "write_kill_switch"
     WAIT_CHECKPOINT = "wait_checkpoint"
+    WRITE_ORDER = "write_order"
+    """Writes the order to the job's supervisor."""
+    RESTART_STEP = "restart_step"
+    """Waits until the supervisor says that the new step runs; takes the order back where it does not carry it out."""
     REQUEUE_HOLD = "requeue_hold"
     EXCLUDE = "exclude"
     REMOVE_KILL_SWITCH = "remove_kill_switch"
@@ -209,3 +224,14 @@ class ActionRun(Struct, frozen=True, kw_only=True):
 
 Outcome = tuple[OperationOutcome, str]
 """What became of an operation, and a sentence about it."""
+
+
+def answer_shown(decision: Decision, status: SupervisorStatus | None) -> Outcome | None:
+    """What the supervisor shows of the order of this decision; None while it shows nothing final."""
+    if status is None or status.order != decision.id:
+        return None
+    if status.answer is OrderAnswer.STARTED:
+        return OperationOutcome.DONE, f"step {status.step_id} runs on {len(status.nodes)} nodes"
+    if status.answer in (OrderAnswer.REFUSED, OrderAnswer.FAILED):
+        return OperationOutcome.FAILED, status.words or str(status.answer)
+    return None

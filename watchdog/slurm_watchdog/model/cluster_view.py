@@ -226,6 +226,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     job: SlurmJob
     run_age_s: float
     """Since this run was first seen, or since a grace was granted."""
+    step_id: str | None = None
+    """The Slurm step of its ranks, as far as is known."""
     processes: tuple[ProcessView, ...] = ()
     progress: Progress | None = None
     phase: str | None = None

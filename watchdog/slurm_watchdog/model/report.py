@@ -22,6 +22,7 @@ from slurm_watchdog.model.observations import (
     Process,
 )
 from slurm_watchdog.model.protocol import CommandResult
+from slurm_watchdog.model.supervisor import JobSupervisor
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -143,6 +144,12 @@ class DirectiveSection(Struct, frozen=True, kw_only=True):
     wishes: tuple[JobDirectives, ...] = ()
 
 
+class SupervisorSection(Struct, frozen=True, kw_only=True):
+    """Supervisors of jobs whose batch host this is."""
+
+    supervisors: tuple[JobSupervisor, ...] = ()
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
     spread over fields of the same names: see `with_sections`. A new field has a default, so that an older
@@ -180,6 +187,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Collectors that failed this tick, each with its reason."""
     changes: Changes | None = None
     """None: this is the whole of what there is."""
+    supervisors: tuple[JobSupervisor, ...] = ()
+    """In every report, also in one of changes."""
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`. A release that does not know this field takes them for ended, which no
     detector minds."""

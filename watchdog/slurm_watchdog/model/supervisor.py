@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
@@ -23,15 +22,12 @@ WRITE_EVERY_S: Final = 5.0
 FRESH_S: Final = 30.0
 """Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S."""
 MAX_STATUS_BYTES: Final = 65_536
+"""A job of 4,000 nodes has names of 16 bytes each there."""
 PROTOCOL: Final = 1
 """Of these two files. A supervisor of another one is treated as absent."""
 
 _STEP = re.compile(r"[0-9]{1,10}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
-
-Word = Annotated[str, Meta(max_length=64)]
-Node = Annotated[str, Meta(max_length=255)]
-Nodes = Annotated[tuple[Node, ...], Meta(max_length=16384)]
 
 
 class SupervisorState(StrEnum):
@@ -68,23 +64,34 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     protocol: int
     state: SupervisorState
     pid: int = 0
-    step_id: Word = ""
+    step_id: str = ""
     """The Slurm step that the command runs as; empty while it is not known. A command that starts several has the
     newest here."""
     starts: int = 0
     """How often the command was started."""
     restarts_left: int = 0
-    nodes: Nodes = ()
+    nodes: tuple[str, ...] = ()
     """Of the present start."""
-    spares: Nodes = ()
+    spares: tuple[str, ...] = ()
     """Of the allocation, healthy as far as is known, and not in use."""
-    avoided: Nodes = ()
+    avoided: tuple[str, ...] = ()
     """Nodes of the allocation that no start uses any more."""
-    order: Word = ""
+    order: str = ""
     """Decision of the last order that was seen."""
     answer: OrderAnswer = OrderAnswer.NONE
-    words: Annotated[str, Meta(max_length=1000)] = ""
+    words: str = ""
     """One sentence about the last start, end or order."""
+
+
+class JobSupervisor(Struct, frozen=True, kw_only=True):
+    """The supervisor of one run of a job, as the agent of its batch host read it."""
+
+    job_id: str
+    """As processes know it."""
+    restarts: int
+    age_s: float
+    """Since the status was written; FRESH_S and more: it does not live any more."""
+    status: SupervisorStatus
 
 
 class RestartOrder(Struct, frozen=True, kw_only=True):
@@ -128,6 +135,8 @@ def parse_status(data: bytes) -> SupervisorStatus:
         status = msgspec.json.decode(data, type=SupervisorStatus)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not a supervisor's status: {error}") from None
+    if not all(_NODE.fullmatch(node) for node in (*status.nodes, *status.spares, *status.avoided)):
+        raise ValueError("not a supervisor's status: it names something that is no node")
     if status.protocol != PROTOCOL:
         raise ValueError(f"protocol {status.protocol} of a supervisor is not known here")
     return status

@@ -99,6 +99,7 @@ def diagnosis_message(incident: Incident, said: tuple[str, ...]) -> Message:
 ACTION_PARTICIPLES: dict[Action, str] = {
     Action.REQUEUE: "requeued",
     Action.GRACEFUL_RESTART: "restarted gracefully",
+    Action.RESTART_STEP: "restarted in its allocation",
     Action.RESUBMIT: "ended and submitted again",
     Action.LEAVE_TO_CHAIN: "ended for the next of its chain",
     Action.CANCEL: "cancelled",
@@ -135,9 +136,10 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
         sentence = f"{subject} was not {done} (guard: {decision.by})"
         todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {manual_command(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
-    if decision.exclude:
+    left_out = decision.avoid or decision.exclude
+    if left_out:
         allowed = decision.verdict is Verdict.ALLOWED
-        evidence.append(f"{'Next run without' if allowed else 'To be avoided'}: {', '.join(decision.exclude)}")
+        evidence.append(f"{'Continues without' if allowed else 'To be avoided'}: {', '.join(left_out)}")
     if decision.asked_by:
         evidence.append(f"Asked for by {decision.asked_by}")
     evidence.append(f"Incident {incident.id}: {incident.summary}")
@@ -173,6 +175,8 @@ def manual_command(decision: Decision, job: str, caller: Caller = Caller.SERVICE
         return f"scontrol write batch_script {job}; scancel {job}; sbatch slurm-{job}.sh"
     if decision.action is Action.HOLD:
         return f"scontrol hold {job}"
+    if decision.action is Action.RESTART_STEP:
+        return f"slurm-watchdog restart --now {job}"
     if not decision.exclude:
         return f"scontrol requeue {job}"
     nodes = ",".join(decision.exclude)
@@ -190,15 +194,15 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
         cost = [f"it was down for {duration(end.downtime_s)}"] if end.downtime_s is not None else []
         if end.steps_lost is not None and "lost" not in end.detail:  # which the ladder says itself, mostly
             cost.append(f"{plural(end.steps_lost, 'step')} done again")
-        again = decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART)
+        again = decision.action in (Action.RESTART_STEP, Action.REQUEUE, Action.GRACEFUL_RESTART)
         sentence = (
             f"{subject} was "
             f"{'restarted' if again else ACTION_PARTICIPLES.get(decision.action, 'restarted')}: "
             f"{end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         )
         todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
-        if decision.exclude:
-            todo += f". Nodes to look at: {', '.join(decision.exclude)}"
+        if decision.avoid or decision.exclude:
+            todo += f". Nodes to look at: {', '.join(decision.avoid or decision.exclude)}"
         if end.resumed_at_step is not None:
             before = "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
             evidence.append(f"Continues from step {end.resumed_at_step}{before}")

@@ -13,6 +13,7 @@ from slurm_watchdog.agent.collectors import (
     mount,
     orphan_gpu_process,
     process,
+    supervisor,
 )
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
 
@@ -25,4 +26,5 @@ COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
     orphan_gpu_process.SPEC,
     kernel_log.SPEC,
     job_directives.SPEC,
+    supervisor.SPEC,
 )

@@ -19,6 +19,7 @@ import msgspec
 from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.files.supervisor_status import read_supervisor
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.processes import identify, open_mounts, terminate, thread_calls
 from slurm_watchdog.agent.workers.become_user import refusal_as
@@ -40,6 +41,7 @@ from slurm_watchdog.agent.workers.request_types import (
     ProbeDirectory,
     ReadCore,
     ReadProcessStates,
+    ReadSupervisor,
     ReadThreads,
     RemoveDirectory,
     RemoveSwitch,
@@ -95,7 +97,7 @@ def _check_kernel_log(args: LastKernelLines, uid: int) -> None:
         raise RefusedError(f"the kernel's log is {KERNEL_LOG}, not {args.path[:100]!r}")
 
 
-def _check_directory(args: SwitchDirectory, uid: int) -> None:
+def _check_directory(args: SwitchDirectory | ReadSupervisor, uid: int) -> None:
     if args.base != KILL_SWITCH_BASE or not RUN_NAME.fullmatch(args.name):
         raise RefusedError(f"directories are made below {KILL_SWITCH_BASE} and called JOB.RUN, not {args.name[:60]!r}")
 
@@ -157,6 +159,7 @@ TASKS: Final = tasks_by_name(
         ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_node,
         paths=lambda args: (args.directory, args.mount),
     ),
+    Task(ReadSupervisor, read_supervisor, as_owner=True, check=_check_directory),
     Task(WriteSwitch, as_owner.write_kill_switch, as_owner=True, check=_check_switch, is_switch=True),
     Task(
         RemoveSwitch, as_owner.remove_kill_switch, as_owner=True, check=_check_switch, of_anybody=True,

@@ -12,6 +12,7 @@ from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
 from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogFile
+from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
 class IdentifiedProcess(Struct, frozen=True, kw_only=True):
@@ -213,6 +214,14 @@ class ProbedDirectory(Struct, frozen=True, kw_only=True):
     device: str | None = None
     fs_type: str | None = None
     wrote: bool = False
+
+
+class SupervisorFile(Struct, frozen=True, kw_only=True):
+    """What a supervisor says of itself."""
+
+    status: SupervisorStatus
+    age_s: float
+    """Since it was written."""
 
 
 class GpuHealthRow(GpuHealth, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ProcessState,
     ResolvedCall,
     ScannedCheckpoints,
+    SupervisorFile,
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
@@ -254,6 +255,14 @@ class ProbeDirectory(Request[ProbedDirectory], frozen=True):
     mount: Path
     write: bool
     node: Name
+
+
+class ReadSupervisor(Request[SupervisorFile | None], frozen=True):
+    """The status of the supervisor of a run, in the directory `name` below `base`; None: there is none."""
+
+    task = "read_supervisor"
+    base: Path
+    name: Name
 
 
 class KillSwitch(Request[None], frozen=True):

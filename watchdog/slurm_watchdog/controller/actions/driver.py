@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import cancel_resubmit, drain, kill_switch, requeue, set_down, signals
+from slurm_watchdog.actuate import cancel_resubmit, drain, kill_switch, requeue, restart_step, set_down, signals
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions import process_driver
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
@@ -45,6 +45,7 @@ ENDING_OPERATIONS = frozenset(
         Operation.WRITE_KILL_SWITCH,
         Operation.SIGNAL_USR1,
         Operation.SIGNAL_TERM,
+        Operation.WRITE_ORDER,
         Operation.REQUEUE_HOLD,
         Operation.CANCEL,
         Operation.RESUBMIT,
@@ -186,6 +187,8 @@ class Driver:
                 return await requeue.requeue_hold(
                     self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
                 )
+            case Operation.WRITE_ORDER | Operation.RESTART_STEP:
+                return await self._order(decision, move.operation)
             case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
                 name = "USR1" if move.operation is Operation.SIGNAL_USR1 else "TERM"
                 return await signals.send(self._tools.slurm, decision.fence, name, decision.signal_to)
@@ -205,13 +208,26 @@ class Driver:
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
                     reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
                 return await kill_switch.remove(
-                    self._tools.commands.ask, decision, reporting, self._tools.command_deadline_s
+                    self._tools.commands.ask, decision, reporting.union(move.nodes), self._tools.command_deadline_s
                 )
             case Operation.RELEASE:
                 new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
                 return await requeue.release(self._tools.slurm, self.job_id if new is None else new.job_id)
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.operation}")
+
+    async def _order(self, decision: Decision, operation: Operation) -> Outcome:
+        tools = self._tools
+        job = tools.state.jobs.get(self.job_id)
+        if job is None or job.batch_host is None:
+            return OperationOutcome.FAILED, "the job's batch host is not known"
+        ask, deadline_s = tools.commands.ask, tools.command_deadline_s
+        seen = lambda: tools.state.supervisors.written(job, clock.monotonic())  # noqa: E731
+        if operation is Operation.WRITE_ORDER:
+            return await restart_step.write_order(ask, decision, job.batch_host, deadline_s, seen)
+        return await restart_step.restart_step(
+            ask, decision, job.batch_host, deadline_s, tools.limits.restart_step_s, seen, restart_step.Time()
+        )
 
     async def _pull_on_nodes(self, move: Execute) -> Outcome:
         if move.operation is Operation.SET_DOWN:

@@ -10,9 +10,10 @@ from slurm_watchdog.actuate import cancel_resubmit
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import Observed, save_requests
+from slurm_watchdog.controller.actions.ladder.state import Observed, save_requests, tried
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.diagnose.filesystem import FAILURE_COUNTS_FOR_S
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation
@@ -20,6 +21,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import is_known
+from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -63,6 +65,10 @@ class JobObserver:
         submitted = submitted_job(run, self._tools.state.jobs.values())
         if submitted is not None:
             after = self._tools.state.job_view(submitted.job_id, now)
+        supervisor = None if job is None else self._tools.state.supervisors.of(job, now)
+        new_step = before if before is not None and self._is_new_step(run, before, supervisor) else None
+        if new_step is not None:
+            before = None  # what it says is about the step that was started in place of the decision's
         if before is not None and before.progress is not None and before.progress.step_known:
             self._step = max(self._step or 0, before.progress.step)
             self._total_steps, self._stride = before.progress.total_steps, before.progress.widest_stride
@@ -93,8 +99,17 @@ class JobObserver:
             exclude_objection=self._exclude_objection(job),
             loop_stuck=self._tools.loop_stuck(self._job_id),
             expired_exclusions=self._expired_exclusions(job),
+            supervisor=supervisor,
+            in_place_objection=why_not_in_place(supervisor),
+            new_step_first_step=first_step_if_proven(new_step, loaded_step),
             stuck=stuck,
         )
+
+    def _is_new_step(self, run: ActionRun, view: JobView, supervisor: SupervisorStatus | None) -> bool:
+        """Whether the ranks that are seen belong to the step that the supervisor has started for this decision."""
+        if supervisor is None or supervisor.order != self._decision.id or not tried(run, Operation.WRITE_ORDER):
+            return False
+        return supervisor.answer is OrderAnswer.STARTED and view.step_id not in (None, self._decision.step_id)
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""

@@ -42,6 +42,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
                 verdict, by = Verdict.OBSERVED, "mode"
                 reason = f"the mode is {rule.mode}, not act"
     exclude, kept_in = _to_exclude(incident, situation)
+    avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
     drain, not_drained = _to_drain(incident, situation, limits)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
@@ -57,6 +58,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
         exclude=exclude,
         nodes=() if job is None else job.nodes,
+        process_job_id=None if job is None else job.process_id,
         step_at_decision=situation.step,
         wait_until_responding=incident.mounts,
         ladder=ladder,
@@ -67,6 +69,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         rung_limits=rule.rung_limits,
         drain=drain,
         step_s=situation.step_s,
+        step_id=situation.supervisor.step_id if situation.supervisor and Rung.RESTART_STEP in ladder else "",
+        avoid=avoid,
         process=situation.process,
         process_since=situation.process_since,
         uid=None if job is None else job.uid,
@@ -85,11 +89,13 @@ def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[R
     If no way of ending it is left they all stay: then a guard says why.
     """
     job = situation.job
+    if situation.supervisor is None:  # as for most jobs: no news
+        ladder = tuple(rung for rung in ladder if rung is not Rung.RESTART_STEP)
     reasons: dict[Rung, str] = {}
     for rung in ladder:
         if rung is Rung.KILL_SWITCH and situation.loop_turns is False:
             reasons[rung] = "no kill switch: a loop that does not turn would not see it"
-        elif rung in ENDINGS and job is not None and (why := why_not(rung, job)) is not None:
+        elif rung in ENDINGS and job is not None and (why := why_not(rung, job, situation.supervisor)) is not None:
             reasons[rung] = f"no {rung}: {why}"
     endings = [rung for rung in ladder if rung in ENDINGS]
     if endings and all(rung in reasons for rung in endings):
@@ -106,6 +112,13 @@ def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tu
         return (), (f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",)
     objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
     return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
+
+
+def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:
+    """Nodes that the step is started again without: those of the present start that are to blame."""
+    if s.supervisor is None or not s.rule.exclude_nodes:
+        return ()
+    return tuple(node for node in incident.exclude_nodes if node in s.supervisor.nodes)
 
 
 def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -12,6 +12,7 @@ from slurm_watchdog.model.actions import Decision, Rung
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
+from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 
 Guard = Callable[[Incident, PolicyInput, GuardLimits], str | None]
 """Returns the reason to take the action away, or None."""
@@ -57,14 +58,30 @@ def _opted_out(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     return s.rule.refused or None
 
 
+NO_SUPERVISOR = "the job has no supervisor (`slurm-watchdog run` in its batch script)"
+
+
 def _not_possible(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     endings = [rung for rung in s.rule.ladder if rung in ENDINGS]
-    reasons = [] if s.job is None else [why_not(rung, s.job) for rung in endings]
+    reasons = [] if s.job is None else [why_not(rung, s.job, s.supervisor) for rung in endings]
     return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
 
 
-def why_not(ending: Rung, job: SlurmJob) -> str | None:
+def why_not_in_place(supervisor: SupervisorStatus | None) -> str | None:
+    """Why the step cannot be started again in its allocation, as far as the supervisor says itself."""
+    if supervisor is None:
+        return NO_SUPERVISOR
+    if supervisor.restarts_left <= 0:
+        return f"the supervisor has started the command {supervisor.starts} times and may not again (--max-restarts)"
+    if supervisor.state is SupervisorState.OVER:
+        return "the supervisor's command has ended"
+    return None if supervisor.step_id else "the supervisor does not know its step yet"
+
+
+def why_not(ending: Rung, job: SlurmJob, supervisor: SupervisorStatus | None) -> str | None:
     """Why a job cannot be ended this way, known before it is tried; None if it may."""
+    if ending is Rung.RESTART_STEP:
+        return why_not_in_place(supervisor)
     if ending is Rung.REQUEUE and not job.is_batch:
         return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
     if ending is Rung.REQUEUE and job.requeueable is False:

@@ -14,6 +14,7 @@ from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
 class GuardLimits(Struct, frozen=True, kw_only=True):
@@ -83,6 +84,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     users_with_orphans: int = 0
     hang: str | None = None
     """The open incident that proves that the job's loop does not turn."""
+    supervisor: SupervisorStatus | None = None
+    """The job's own, if one lives."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 

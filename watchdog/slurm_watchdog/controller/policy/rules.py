@@ -149,6 +149,8 @@ def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:
         return Action.END_PROCESS
     if ending is None:
         return Action.ASK_TO_SAVE if asks else Action.NONE
+    if ending is Rung.RESTART_STEP:
+        return Action.RESTART_STEP
     if ending is Rung.REQUEUE:
         graceful = Rung.KILL_SWITCH in ladder and loop_turns is not False
         return Action.GRACEFUL_RESTART if graceful else Action.REQUEUE

@@ -30,6 +30,7 @@ from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
+from slurm_watchdog.controller.state.supervisors import Supervisors, in_use
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView
@@ -72,6 +73,7 @@ class ClusterState:
         """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
+        self.supervisors = Supervisors()
         self._wishes: dict[str, JobDirectives] = {}
         """SLURM_JOB_ID -> what its environment asks of the watchdog."""
         self.slurm_nodes: tuple[SlurmNode, ...] = ()
@@ -107,6 +109,7 @@ class ClusterState:
         self.node_addresses = {node.name: node.address for node in view.nodes}
         self.slurm_nodes = view.nodes
         self._wishes = {job_id: wish for job_id, wish in self._wishes.items() if job_id in self._job_ids}
+        self.supervisors.keep(self._job_ids)
         self._slurm_nodes = node_views(view, self._slurm_nodes, now)
         self._forget_nodes(now)
         self._on_node = {}
@@ -159,6 +162,7 @@ class ClusterState:
         self._apply_processes(report, made_at)
         self._note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes}
+        self.supervisors.apply(report, made_at, self._job_of)
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
         for log in report.logs:
@@ -370,7 +374,8 @@ class ClusterState:
         return None if run is None else self._job_view(run, now)
 
     def _job_view(self, run: Run, now: float) -> JobView:
-        silent = tuple(node for node in run.job.nodes if not self.agents.reports(node, now))
+        nodes = in_use(run.job, self.supervisors.of(run.job, now))
+        silent = tuple(node for node in nodes if not self.agents.reports(node, now))
         return job_view(run, now, self.nodes, self.gpus, silent)
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:

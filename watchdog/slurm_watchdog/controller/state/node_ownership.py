@@ -61,6 +61,7 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[R
         "events": tuple(row for row in report.events if own(row.job_id)),
         "checkpoints": tuple(row for row in report.checkpoints if own(row.job_id)),
         "wishes": tuple(row for row in report.wishes if own(row.job_id)),
+        "supervisors": tuple(row for row in report.supervisors if own(row.job_id)),
     }
     if all(known.values()):
         return report, 0

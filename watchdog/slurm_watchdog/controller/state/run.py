@@ -318,10 +318,10 @@ def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | N
 
 def training_step(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> str | None:
     """The Slurm step with the most ranks, of those that live: side steps of the same job (a shell, a profiler)
-    have few, and one that is over may have had more."""
+    have few, and one that is over may have had more. Of two with as many the newer one, which has the higher number."""
     living = _living_steps(processes)
     counts: dict[str | None, int] = {}
     for process, _, gone_at in processes.values():
         if process.role is Role.RANK and (not living or process.step_id in living):
             counts[process.step_id] = counts.get(process.step_id, 0) + (2 if gone_at is None else 1)
-    return max(counts, key=lambda step: (counts[step], str(step)), default=None)
+    return max(counts, key=lambda step: (counts[step], len(step or ""), step or ""), default=None)

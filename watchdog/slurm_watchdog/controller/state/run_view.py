@@ -28,6 +28,7 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
     return JobView(
         job=run.job,
         run_age_s=now - max(run.began_at, run.grace_from),
+        step_id=run.step_id,
         processes=process_views(run, now),
         progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
         phase=run.phase[0] if run.phase else None,

@@ -117,7 +117,8 @@ def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
         requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
         avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
-        return Finish(end=end_of_restart(run, world, f"the job runs again{without}", requeued_at))
+        what = f"the job runs again{without}"
+        return Finish(end=end_of_restart(run, world, what, requeued_at, world.next_first_step))
     if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
         return Finish(end=_ended_well(run, world))
     if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
@@ -203,10 +204,10 @@ def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
     return f"waiting in the queue ({name}{': ' + words if words else ''})"
 
 
-def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float) -> ActionEnd:
-    """The restart has worked: where it continues, and what was lost. `begun_at`: when the old run was ended."""
-    decision, first = run.decision, world.next_first_step
-    assert first is not None
+def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float, first: int) -> ActionEnd:
+    """The restart has worked: where it continues, and what was lost. `begun_at`: when the old run was ended;
+    `first`: the first step after it."""
+    decision = run.decision
     lost = seconds = None
     if decision.step_at_decision is not None and first > 0:
         last = max(decision.step_at_decision, world.step or 0)

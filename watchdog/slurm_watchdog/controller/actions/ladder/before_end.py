@@ -19,6 +19,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     hung_when_decided,
     is_saved,
     ladder_of,
+    made_last_step,
     refused,
     save_requests,
     tried,
@@ -29,6 +30,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
 from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import ActionRun, Operation, OperationOutcome, Rung
 from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
+from slurm_watchdog.model.supervisor import SupervisorState
 
 
 def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
@@ -66,7 +68,8 @@ def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Mov
             return Execute(operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1)
         saved_at = next(r.intent_at for r in run.records if r.operation is Operation.WAIT_CHECKPOINT)
         asked_at = max(record.intent_at for record in save_requests(run))
-        if world.now - max(saved_at, asked_at) < limits.exit_s:
+        waits = world.supervisor is not None and world.supervisor.state is SupervisorState.WAITING
+        if not waits and world.now - max(saved_at, asked_at) < limits.exit_s:
             return Wait(
                 reason="the job has saved; it has a moment to end by itself",
                 until=max(saved_at, asked_at) + limits.exit_s,
@@ -157,7 +160,7 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
         return _ended_without_saving(run, stage, world, limits)
     if stage is Stage.FINISHED and world.job.state in ENDED_BY_PERSON:
         return give_up(run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again")
-    if _made_last_step(world):
+    if made_last_step(world):
         why = "the job has made its last step and ended: it is finished"
         return give_up(run, world, why, needless=True)
     if not done(run, Operation.WAIT_CHECKPOINT):
@@ -205,14 +208,10 @@ def _ended_by_our_signal(run: ActionRun, world: Observed) -> bool:
     # A job that hung ends so after a signal: it continues from its last complete checkpoint, as if it had
     # been requeued.
     hung = run.decision.loop_turns is False and not _makes_steps_again(run, world)
-    return signalled and hung and world.job.state in FAILED and not _made_last_step(world)
+    return signalled and hung and world.job.state in FAILED and not made_last_step(world)
 
 
 def _has_waited(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
     """Whether agents had their time to tell of a checkpoint: since the job was asked, and since we listen."""
     asked_at = min(record.intent_at for record in save_requests(run))
     return world.now - max(asked_at, world.taken_up_at) > limits.step_s
-
-
-def _made_last_step(world: Observed) -> bool:
-    return world.total_steps is not None and world.step is not None and world.step >= world.total_steps

@@ -9,6 +9,7 @@ from slurm_watchdog.controller.actions.ladder.after_requeue import (
     drain_nodes,
     end_of_restart,
 )
+from slurm_watchdog.controller.actions.ladder.in_place import Way, restart_step
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
@@ -54,10 +55,6 @@ def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
     return give_up(run, world, "; ".join(reasons))
 
 
-Way = tuple[Move | None, str]
-"""What to do; or None, and why this way is closed."""
-
-
 def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if refused(run, Operation.REQUEUE_HOLD) is not None:
         return None, why_failed(run, Operation.REQUEUE_HOLD)
@@ -89,7 +86,13 @@ def _cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
     return (None, why_failed(run, Operation.CANCEL)) if move is None else (move, "")
 
 
-_ENDINGS = {Rung.REQUEUE: _requeue, Rung.RESUBMIT: _resubmit, Rung.CHAIN: _chain, Rung.CANCEL: _cancel}
+_ENDINGS = {
+    Rung.RESTART_STEP: restart_step,
+    Rung.REQUEUE: _requeue,
+    Rung.RESUBMIT: _resubmit,
+    Rung.CHAIN: _chain,
+    Rung.CANCEL: _cancel,
+}
 
 
 def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
@@ -177,5 +180,6 @@ def _let_go(run: ActionRun, new: SlurmJob, world: Observed, limits: LadderLimits
         return retry(run, world, Execute(operation=Operation.RELEASE, instead=True))
     begun_at = tries(run, Operation.RESUBMIT)[0].intent_at
     if world.next_first_step is not None:
-        return Finish(end=end_of_restart(run, world, f"job {new.job_id} runs in its place", begun_at))
+        what = f"job {new.job_id} runs in its place"
+        return Finish(end=end_of_restart(run, world, what, begun_at, world.next_first_step))
     return described_end(run, new, world, limits)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from slurm_watchdog.controller.actions.ladder import process
 from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
 from slurm_watchdog.controller.actions.ladder.before_end import before_end
-from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, go_on_elsewhere
+from slurm_watchdog.controller.actions.ladder.end_run import after_cancel, end_run, go_on_elsewhere
+from slurm_watchdog.controller.actions.ladder.in_place import is_under_way
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
@@ -36,6 +37,7 @@ from slurm_watchdog.model.actions import (
     OperationOutcome,
     OperationRecord,
     Rung,
+    answer_shown,
 )
 from slurm_watchdog.model.slurm_states import WAITING
 
@@ -52,7 +54,7 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     stage = stage_of(run, world.job)
     lost = next((r for r in run.records if r.outcome is None), None)
     if lost is not None:
-        return _reconcile(lost, stage, world)
+        return _reconcile(run, lost, stage, world)
     if tried(run, Operation.ABANDON) and can_be_abandoned(run):
         return give_up(run, world, tries(run, Operation.ABANDON)[-1].detail or "an operator ended the action")
     if Rung.HOLD in ladder_of(run.decision):
@@ -63,6 +65,8 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return after_cancel(run, stage, world, limits)
     if stage is Stage.GONE:
         return give_up(run, world, "Slurm does not know the job any more")
+    if is_under_way(run) and stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
+        return Wait(reason="the job is ending") if stage is Stage.ENDING else end_run(run, stage, world, limits)
     if stage is Stage.SAME_RUN and _wants_evidence(run, limits):
         return Execute(operation=Operation.EVIDENCE, attempt=len(tries(run, Operation.EVIDENCE)) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
@@ -90,12 +94,19 @@ def _job_id(run: ActionRun) -> str:
     return run.decision.fence.job_id if run.decision.fence is not None else ""
 
 
-def _reconcile(lost: OperationRecord, stage: Stage, world: Observed) -> Move:
+def _reconcile(run: ActionRun, lost: OperationRecord, stage: Stage, world: Observed) -> Move:
     """The controller died, or Slurm did not answer, between intent and outcome: what does the world show?"""
     requeued = stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN)
     new = world.submitted
     if lost.operation is Operation.RESUBMIT and new is None and not world.submission_looked_for:
         return Wait(reason="looking for the job that was submitted")
+    answer = (
+        answer_shown(run.decision, world.supervisor)
+        if lost.operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP)
+        else None
+    )
+    if answer is not None:
+        return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=answer[0], detail=answer[1])
     shown = {
         Operation.WAIT_CHECKPOINT: True,
         Operation.REQUEUE_HOLD: requeued,

@@ -23,6 +23,7 @@ from slurm_watchdog.model.actions import (
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
+from slurm_watchdog.model.supervisor import SupervisorStatus
 
 MIN_TRIES = 3
 """A limit ends an operation only after so many tries: the time may have passed while Slurm was away."""
@@ -70,6 +71,8 @@ class LadderLimits(Struct, frozen=True, kw_only=True):
     """0: an action does not ask for evidence."""
     signal_s: float = 300.0
     """For a job to save or to end after a signal."""
+    restart_step_s: float = 60.0
+    """For the supervisor to end the step and to start it again."""
     end_s: float = 300.0
     """For Slurm to end a job that was cancelled."""
     exclusion_s: float = 604800.0
@@ -137,6 +140,13 @@ class Observed(Struct, frozen=True, kw_only=True):
     kill switch."""
     stuck: tuple[StuckNode, ...] = ()
     """Where the old run of the requeued job has not ended."""
+    supervisor: SupervisorStatus | None = None
+    """Of the run that the decision is about, if one lives."""
+    in_place_objection: str | None = None
+    """Why the step cannot be started again in its allocation."""
+    new_step_first_step: int | None = None
+    """First step that the step which the supervisor has started for this decision logged as made, once it is proven
+    to train."""
     expired_exclusions: tuple[str, ...] = ()
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
@@ -149,7 +159,7 @@ class Execute(Struct, frozen=True, kw_only=True):
     """0: `retry` counts it."""
     nodes: tuple[str, ...] = ()
     """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain,
-    or to set DOWN."""
+    or to set DOWN. For REMOVE_KILL_SWITCH: those that may not be passed over, however silent."""
     only_unfinished: bool = True
     """For REQUEUE_HOLD: leave a job alone that has ended by itself."""
     instead: bool = False
@@ -246,6 +256,11 @@ def is_saved(run: ActionRun, world: Observed) -> bool:
     return world.complete_checkpoint_step is not None or tried(run, Operation.WAIT_CHECKPOINT)
 
 
+def made_last_step(world: Observed) -> bool:
+    """Whether the run of the decision has come to its end."""
+    return world.total_steps is not None and world.step is not None and world.step >= world.total_steps
+
+
 def switch_is_out(run: ActionRun) -> bool:
     """Whether a kill switch of ours may still lie somewhere."""
     return tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.REMOVE_KILL_SWITCH)
@@ -259,6 +274,8 @@ def hung_when_decided(decision: Decision) -> bool:
 
 
 def limit_s(operation: Operation, limits: LadderLimits) -> float:
+    if operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP):
+        return limits.restart_step_s
     return limits.kill_switch_s if operation is Operation.WRITE_KILL_SWITCH else limits.step_s
 
 
@@ -316,7 +333,13 @@ def finish(run: ActionRun, world: Observed, end: ActionEnd) -> Move:
     return Finish(end=msgspec.structs.replace(end, detail=why))
 
 
-IRREVERSIBLE = (Operation.REQUEUE_HOLD, Operation.CANCEL, Operation.RESUBMIT, Operation.SIGNAL_TERM)
+IRREVERSIBLE = (
+    Operation.WRITE_ORDER,
+    Operation.REQUEUE_HOLD,
+    Operation.CANCEL,
+    Operation.RESUBMIT,
+    Operation.SIGNAL_TERM,
+)
 """Operations after which a run may have ended, and an action can only be brought to its end."""
 
 

@@ -1,0 +1,95 @@
+"""A supervisor's status: from its file, as the owner of the job, to the run that it is about and no other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.files.supervisor_status import read_supervisor
+from slurm_watchdog.agent.workers.request_types import ReadSupervisor
+from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, JobSupervisor, SupervisorState, SupervisorStatus
+from slurm_watchdog.wire.codec import decode_report, encode_report
+from slurm_watchdog.wire.delta import changes_between, make_whole
+from tests.builders.views import slurm_job
+
+STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",), spares=("n2",))
+ROW = JobSupervisor(job_id="7", restarts=0, age_s=1.0, status=STATUS)
+REPORT = Report(node="n1", boot_id="b", agent_id="a", sequence=1, supervisors=(ROW,))
+
+
+def test_status_is_read_with_its_age_and_none_is_no_error(tmp_path: Path) -> None:
+    request = ReadSupervisor(base=str(tmp_path), name="7.0")
+    assert read_supervisor(request, WorkerState()) is None
+    (tmp_path / "7.0").mkdir()
+    file = tmp_path / "7.0" / STATUS_FILE
+    file.write_bytes(msgspec.json.encode(STATUS))
+    os.utime(file, (0, file.stat().st_mtime - 40))
+    found = read_supervisor(request, WorkerState())
+    assert found is not None
+    assert found.status == STATUS
+    assert 39 < found.age_s < 50
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"x" * 70_000, b'{"protocol": 9, "state": "running"}'])
+def test_a_file_that_is_no_status_is_an_error_that_says_so(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "7.0").mkdir()
+    (tmp_path / "7.0" / STATUS_FILE).write_bytes(content)
+    with pytest.raises(OSError, match="supervisor"):
+        read_supervisor(ReadSupervisor(base=str(tmp_path), name="7.0"), WorkerState())
+
+
+def test_a_status_that_is_a_link_is_not_followed_into_another_users_file(tmp_path: Path) -> None:
+    (tmp_path / "7.0").mkdir()
+    (tmp_path / "7.0" / STATUS_FILE).symlink_to("/proc/self/mem")
+    with pytest.raises(OSError):
+        read_supervisor(ReadSupervisor(base=str(tmp_path), name="7.0"), WorkerState())
+
+
+def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:
+    later = replace(REPORT, sequence=2)
+    small = changes_between(REPORT, later)
+    assert small is not None
+    assert make_whole(REPORT, small) == later
+    assert decode_report(encode_report(REPORT)).supervisors == (ROW,)
+
+
+def listed(**changes: object) -> ClusterState:
+    state = ClusterState(silent_after_s=45, report_lifetime_s=30)
+    nodes = tuple(SlurmNode(name=name, address="", state="ALLOCATED") for name in ("n1", "n2", "n3"))
+    job = slurm_job(nodes=("n1", "n2", "n3"), batch_host="n1", **changes)
+    state.apply_slurm(SlurmView(jobs=(job,), nodes=nodes), 0.0)
+    return state
+
+
+def test_it_counts_for_its_run_from_the_batch_host_alone_and_for_as_long_as_it_is_fresh() -> None:
+    state = listed()
+    job = state.jobs["7"]
+    state.apply_report(replace(REPORT, node="n2"), 1.0)
+    assert state.supervisors.of(job, 2.0) is None
+    state.apply_report(REPORT, 1.0)
+    assert state.supervisors.of(job, 2.0) == STATUS
+    assert state.supervisors.of(replace(job, restarts=1), 2.0) is None
+    assert state.supervisors.of(job, 40.0) is None
+
+
+def test_a_silent_node_that_no_start_uses_does_not_hide_the_job() -> None:
+    """A spare without power, or a node that a restart left out."""
+    state = listed()
+    for node in ("n1", "n2", "n3"):
+        state.apply_report(Report(node=node, boot_id="b", agent_id=f"a{node}", sequence=1), 0.0)
+    state.apply_report(Report(node="n1", boot_id="b", agent_id="an1", sequence=2, supervisors=(ROW,)), 100.0)
+    view = state.job_view("7", 101.0)
+    assert view is not None
+    assert view.silent_nodes == ()
+    state.apply_report(Report(node="n1", boot_id="b", agent_id="an1", sequence=3), 140.0)
+    view = state.job_view("7", 141.0)
+    assert view is not None
+    assert view.silent_nodes == ("n2", "n3")

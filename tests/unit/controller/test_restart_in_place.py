@@ -1,0 +1,72 @@
+"""A restart in the job's own allocation: when it is chosen, what it leaves out, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.policy.decision import decide
+from slurm_watchdog.controller.policy.rules import Rule
+from slurm_watchdog.knowledge.rungs import problem_of
+from slurm_watchdog.model.actions import Action, Decision, Rung, Verdict
+from slurm_watchdog.model.supervisor import PROTOCOL, SupervisorState, SupervisorStatus
+from slurm_watchdog.notify.wording import decision_message
+from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
+from tests.builders.views import slurm_job
+
+LADDER = (Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE)
+SUPERVISOR = SupervisorStatus(
+    protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="3", nodes=("n1", "n2"), spares=("n3",), restarts_left=2
+)
+
+
+def judge(supervisor: SupervisorStatus | None, ladder: tuple[Rung, ...] = LADDER, **changes: Any) -> Decision:
+    rule = Rule(mode="act", ladder=ladder, source="test", exclude_nodes=changes.pop("exclude_nodes", True))
+    return decide(INCIDENT, replace(SITUATION, rule=rule, supervisor=supervisor, **changes), LIMITS, "d")
+
+
+def test_a_supervised_job_is_restarted_in_place_without_the_blamed_node() -> None:
+    decision = judge(SUPERVISOR)
+    assert (decision.verdict, decision.action, decision.ladder) == (Verdict.ALLOWED, Action.RESTART_STEP, LADDER)
+    assert (decision.step_id, decision.avoid) == ("3", ("n1",))
+    assert "job 7 is being restarted in its allocation" in decision_message(INCIDENT, decision).sentence
+
+
+def test_a_job_without_supervisor_is_requeued_as_ever_and_not_a_word_is_said_about_one() -> None:
+    decision = judge(None)
+    assert (decision.action, decision.ladder) == (Action.REQUEUE, (Rung.EVIDENCE, Rung.REQUEUE))
+    assert (decision.step_id, decision.avoid) == ("", ())
+    assert "restart_step" not in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"restarts_left": 0}, "--max-restarts"), ({"state": SupervisorState.OVER}, "ended"), ({"step_id": ""}, "step")],
+)
+def test_a_supervisor_that_cannot_leaves_it_to_the_queue_and_the_reason_is_given(
+    changes: dict[str, Any], why: str
+) -> None:
+    decision = judge(replace(SUPERVISOR, **changes))
+    assert decision.action is Action.REQUEUE
+    assert "no restart_step" in decision.reason
+    assert why in decision.reason
+
+
+def test_a_job_that_slurm_may_not_requeue_is_restarted_in_place_all_the_same() -> None:
+    job = slurm_job(requeueable=False)
+    assert judge(SUPERVISOR, job=job).verdict is Verdict.ALLOWED
+    refused = judge(None, job=job)
+    assert (refused.verdict, refused.by) == (Verdict.SUPPRESSED, "not_possible")
+    assert "slurm-watchdog run" in refused.reason
+
+
+def test_nodes_stay_in_use_where_the_rule_excludes_none_or_they_run_nothing_of_the_job() -> None:
+    assert judge(SUPERVISOR, exclude_nodes=False).avoid == ()
+    assert judge(replace(SUPERVISOR, nodes=("n2", "n3"), spares=())).avoid == ()
+
+
+def test_restart_step_is_the_first_of_the_rungs_that_end_a_run() -> None:
+    assert problem_of(LADDER) is None
+    assert "restart_step comes before" in (problem_of((Rung.REQUEUE, Rung.RESTART_STEP)) or "")

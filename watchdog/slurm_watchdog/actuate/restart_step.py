@@ -1,0 +1,111 @@
+"""An order to a job's supervisor: written on the batch host as the job's owner, answered in the supervisor's status."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from slurm_watchdog.actuate.kill_switch import Ask
+from slurm_watchdog.base import clock
+from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome, answer_shown
+from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.protocol import RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.supervisor import (
+    ORDER_PREFIX,
+    WRITE_EVERY_S,
+    RestartOrder,
+    SupervisorStatus,
+    order_fields,
+    run_directory,
+)
+
+POLL_S = 0.5
+SURELY_LATER_S = 2.0
+"""A supervisor looks for orders every second, and writes that it takes one before it does anything: a status that was
+written so long after the order was removed, and does not name it, is that of one that will never carry it out."""
+SEEN_WITHIN_S = 3 * WRITE_EVERY_S
+"""For such a status to come by way of its agent."""
+
+Seen = Callable[[], tuple[SupervisorStatus, float] | None]
+"""The status of the living supervisor, and when it was written (on the clock `now`); None: none is known."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """The clock that an order waits by."""
+
+    now: Callable[[], float] = clock.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+
+async def write_order(ask: Ask, decision: Decision, batch_host: str, deadline_s: float, seen: Seen) -> Outcome:
+    """Done when the supervisor can read the order, or has read it. To write the same one again does no harm."""
+    if _shown(decision, seen) is not None:
+        return OperationOutcome.DONE, "the supervisor has read the order"
+    try:
+        write, _ = _commands(decision, deadline_s)
+    except ValueError as error:
+        return OperationOutcome.FAILED, str(error)
+    result = await ask(batch_host, write, deadline_s)
+    if not result.ok:
+        return OperationOutcome.UNKNOWN, f"the order was not written on {batch_host}: {result.error}"
+    return OperationOutcome.DONE, f"written on {batch_host}"
+
+
+async def restart_step(
+    ask: Ask, decision: Decision, batch_host: str, deadline_s: float, limit_s: float, seen: Seen, time: Time
+) -> Outcome:
+    """Done when the supervisor says that the new step runs; failed when it refuses, or is known not to carry the
+    order out within `limit_s`; unknown while it may do so yet."""
+    answer = await _until(lambda: _shown(decision, seen), limit_s, time)
+    if answer is not None:
+        return answer
+    _, remove = _commands(decision, deadline_s)
+    result = await ask(batch_host, remove, deadline_s)
+    if not result.ok:
+        return OperationOutcome.UNKNOWN, f"the order was not removed again on {batch_host}: {result.error}"
+    removed_at = time.now()
+
+    def final() -> Outcome | None:
+        known = seen()
+        if known is None or known[1] < removed_at + SURELY_LATER_S:
+            return None
+        status, _ = known
+        did = "took the order, and did not come to its end" if status.order == decision.id else "did not take the order"
+        why = f"the supervisor {did} within {limit_s:.0f} s"
+        return answer_shown(decision, status) or (OperationOutcome.FAILED, why)
+
+    answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
+    return answer or (OperationOutcome.UNKNOWN, f"nothing is heard of the supervisor on {batch_host}")
+
+
+def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, RemoveKillSwitch]:
+    """To write the order, and to take it back. Raises ValueError if no order can say it."""
+    assert decision.fence is not None
+    order = order_fields(RestartOrder(decision=decision.id, step_id=decision.step_id, avoid=decision.avoid))
+    job_id, restarts = decision.process_job_id or decision.fence.job_id, decision.fence.restarts
+    path, uid = f"{run_directory(job_id, restarts)}/{ORDER_PREFIX}{decision.id}", decision.uid
+    fields = {"by": "slurm-watchdog", "why": decision.by, "incident": decision.incident_id, "decision": decision.id}
+    write = WriteKillSwitch(
+        id=uuid.uuid4().hex, job_id=job_id, restarts=restarts, path=path, uid=-1 if uid is None else uid,
+        content=compose_line(fields | order), expires_s=deadline_s,
+    )  # fmt: skip
+    remove = RemoveKillSwitch(id=uuid.uuid4().hex, job_id=job_id, path=path, uid=write.uid, content=write.content)
+    return write, remove
+
+
+def _shown(decision: Decision, seen: Seen) -> Outcome | None:
+    known = seen()
+    return answer_shown(decision, None if known is None else known[0])
+
+
+async def _until(found: Callable[[], Outcome | None], limit_s: float, time: Time) -> Outcome | None:
+    """What `found` says, as soon as it says anything within `limit_s`."""
+    until = time.now() + limit_s
+    answer = found()
+    while answer is None and time.now() < until:
+        await time.sleep(POLL_S)
+        answer = found()
+    return answer

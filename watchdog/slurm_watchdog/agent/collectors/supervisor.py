@@ -1,0 +1,125 @@
+"""Supervisors (`slurm-watchdog run` in a batch script) of the jobs whose batch host this node is.
+
+Sees: that a job has one, the step and nodes of its command, its spare nodes, what became of the last order
+From: the file `supervisor` beside the kill switch of the run, in a directory of ours
+How often: every tick once there is one, until then every 15 s
+Never: believes more of it than what concerns the job of its writer
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds
+from slurm_watchdog.agent.workers.answer_types import SupervisorFile
+from slurm_watchdog.agent.workers.request_types import ReadSupervisor
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
+from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.model.report import Report, SupervisorSection
+from slurm_watchdog.model.supervisor import (
+    FRESH_S,
+    JobSupervisor,
+    SupervisorStatus,
+    run_directory,
+)
+
+ABSENT_EVERY_S: Final = 15.0
+"""Most jobs have none: it is looked for this often."""
+
+
+@dataclass
+class _Known:
+    """One run, and what was last read of its file."""
+
+    restarts: int
+    due: float
+    status: SupervisorStatus | None = None
+    written: float = 0.0
+    """When it was written, monotonic."""
+    error: str = ""
+
+
+class SupervisorCollector:
+    """The newest status of each supervisor."""
+
+    def __init__(self, context: CollectorContext):
+        self._workers, self._jobs, self._logs = context.workers, context.jobs, context.logs
+        self._deadline_s = context.settings.probe_deadline
+        self._known: dict[str, _Known] = {}
+
+    def collect(self, now: float) -> SupervisorSection:
+        """Of every run that has one."""
+        here = {job_id: watch for job_id, watch in self._jobs.watch.items() if watch.log_paths}
+        for job_id in [job_id for job_id in self._known if job_id not in here]:
+            del self._known[job_id]
+        for job_id, watch in here.items():
+            known = self._known.get(job_id)
+            if known is None or known.restarts != watch.restarts:
+                known = self._known[job_id] = _Known(watch.restarts, now)
+            if now >= known.due:
+                self._ask(watch, known, now)
+        self._workers.settle(0.02, [])
+        return SupervisorSection(
+            supervisors=tuple(
+                JobSupervisor(
+                    job_id=job_id, restarts=known.restarts, age_s=max(0.0, now - known.written), status=known.status
+                )
+                for job_id, known in self._known.items()
+                if known.status is not None
+            )
+        )
+
+    def problems(self, now: float) -> Iterable[Problem]:
+        """Files that are there and cannot be used."""
+        for job_id, known in self._known.items():
+            if known.error:
+                yield Problem(f"supervisor of job {job_id}: {known.error}", failed=False)
+
+    def _ask(self, watch: JobWatch, known: _Known, now: float) -> None:
+        directory = run_directory(watch.job_id, watch.restarts)
+        uid = self._logs.owner_of(watch.job_id)
+        request = ReadSupervisor(base=KILL_SWITCH_BASE, name=os.path.basename(directory))
+        then = partial(self._apply, known, now)
+        if self._workers.ask(self._logs.key_of(directory, uid), request, self._deadline_s, now, then, uid) is not None:
+            known.due = now if known.status is not None else now + ABSENT_EVERY_S
+
+    def _apply(self, known: _Known, asked_at: float, answer: Answer[SupervisorFile | None]) -> None:
+        """A file that does not answer, or cannot be read, leaves what was known, which gets old."""
+        known.error = "" if answer.error is None else str(answer.error)
+        if answer.error is None:
+            known.status = None if answer.value is None else answer.value.status
+            known.written = asked_at - (0.0 if answer.value is None else answer.value.age_s)
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """One row for each."""
+    columns = ("job", "state", "step", "started", "restarts left", "nodes", "spares", "last word", "says")
+    rows = []
+    for each in report.supervisors:
+        status = each.status
+        cells = (
+            each.job_id, str(status.state), status.step_id, f"{status.starts} times", status.restarts_left,
+            len(status.nodes), len(status.spares), f"{seconds(each.age_s)} ago", status.words,
+        )  # fmt: skip
+        rows.append(Row(cells, BAD if each.age_s > FRESH_S else ""))
+    yield Table("supervisors", columns, tuple(rows))
+
+
+def metrics(report: Report) -> Iterable[Family]:
+    """Whether one lives, and what it has left."""
+    of_job = ("job_id",)
+    alive = [((job_label(each.job_id),), each.age_s <= FRESH_S) for each in report.supervisors]
+    yield Family("supervisor_up", "gauge", "1 while the job's supervisor writes its status.", of_job, alive)
+    spares = [((job_label(each.job_id),), len(each.status.spares)) for each in report.supervisors]
+    yield Family("supervisor_spare_nodes", "gauge", "Nodes of the job that wait as spares.", of_job, spares)
+    starts = [((job_label(each.job_id),), each.status.starts) for each in report.supervisors]
+    yield Family("supervisor_starts", "gauge", "Starts of the job's command in this run.", of_job, starts)
+
+
+SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector, tables, metrics)

@@ -156,6 +156,18 @@ live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and no
 	fi
 	$(BIN)/python -m tests.live $(ARGS)
 
+# NVRx apart, by its newest wheel for this Python: it is marked for a newer C library than many machines have, for the sake of
+# one module that needs a GPU.
+.PHONY: compare
+compare: packages  ## torchrun, NVRx, DLRover and a log-age script with the same faults on a real Slurm: a line of JSON an outcome (root; ARGS='killed --peers nvrx')
+	if [ ! -x .venv-compare/bin/python ]; then \
+		"$(PYTHON)" -m venv .venv-compare && .venv-compare/bin/python -m pip install --quiet -r tests/compare/requirements.txt && \
+		.venv-compare/bin/python -m pip install --quiet --no-deps --only-binary=:all: --platform manylinux_2_39_x86_64 --upgrade \
+			--target "$$(.venv-compare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" nvidia-resiliency-ext \
+			|| rm -rf .venv-compare; \
+	fi
+	$(BIN)/python -m tests.compare $(ARGS)
+
 .PHONY: grafana
 grafana: $(STAMP)  ## deploy/grafana/dashboards again, from generate.py
 	$(BIN)/python -m tools.docs.grafana

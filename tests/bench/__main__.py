@@ -21,6 +21,7 @@ from tests.bench import (
     page,
     probes,
     process_tree,
+    recovery,
     scan,
     scheduling,
     soak,
@@ -48,7 +49,7 @@ def main() -> int:
         "commands": _commands,
         "storm": _storm,
     }
-    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load}
+    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load, "recovery": _recovery}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or {' '.join(apart)}"
@@ -75,6 +76,8 @@ def main() -> int:
         help="of the soak, or of the churn's simulated clock (default 30)",
     )
     parser.add_argument("--processes", type=int, default=55_000, help="of the hostile user (default 55000)")
+    parser.add_argument("--cases", nargs="*", default=[], help="of recovery: parts of CASE.WAY (default: all)")
+    parser.add_argument("--write", action="store_true", help="recovery: keep the results for docs/evaluation.md")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts | apart]
     if unknown:
@@ -172,6 +175,10 @@ def _churn(figures: Figures, options: argparse.Namespace) -> None:
 def _hostile_load(figures: Figures, options: argparse.Namespace) -> None:
     size = hostile_load.size_of(options.processes)
     hostile_load.run(figures, hostile_load.Options(size, options.interval, options.seconds / 2))
+
+
+def _recovery(figures: Figures, options: argparse.Namespace) -> None:
+    recovery.run(figures, options.cases, write=options.write)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

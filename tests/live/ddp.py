@@ -61,6 +61,9 @@ def options():
         help="--teardown-rank never ends",
     )
     parser.add_argument("--teardown-rank", type=int, default=1)
+    parser.add_argument(
+        "--group-timeout", type=float, default=36000.0, help="seconds of a collective; 0: PyTorch's own default"
+    )
     parser.add_argument("--no-total", action="store_true", help="the log does not say how many steps there will be")
     return parser.parse_args()
 
@@ -279,7 +282,8 @@ def main():
         os.environ.setdefault(ours, os.environ.get(slurms, "0"))
     torch.set_num_threads(1)
     os.makedirs(args.place, exist_ok=True)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(hours=10))
+    patience = datetime.timedelta(seconds=args.group_timeout) if args.group_timeout else None
+    dist.init_process_group("gloo", timeout=patience)
     rank = dist.get_rank()
     note(os.path.join(args.place, f"rank{rank}.json"), rank)
     store = dist.distributed_c10d._get_default_store()

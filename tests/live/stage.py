@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rig.cluster import Cluster, as_user
+from tests.rig.commands import ClusterError, wait_until
 from tests.rig.stack import Watchdog
 
 TRAINER = Path(__file__).with_name("ddp.py")
@@ -23,7 +24,8 @@ RANKS_PER_NODE = 2
 FIRST_PORT = 29000
 START_S = 300.0
 """For a training to import torch and make its first steps, on a machine with other work."""
-STEP = re.compile(r"^step (\d+)\b.*step_time: ([\d.]+) s", re.MULTILINE)
+STEP = re.compile(r"^(?:\d+: )?step (\d+)\b.*step_time: ([\d.]+) s", re.MULTILINE)
+"""With what `srun --label` puts before it."""
 
 
 def python_with_torch() -> str | None:
@@ -43,6 +45,24 @@ def why_not_for_jobs(python: str) -> str | None:
         return None
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
     return f"jobs run as an ordinary user, who cannot import torch with {python}: {said}"
+
+
+ENVIRONMENT = "GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1"
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a training has for itself."""
+
+    name: str
+    place: Path
+    faults: Path
+    output: Path
+    port: int
+
+    def words(self, trainer: Path) -> str:
+        """The trainer, and where it finds this."""
+        return f"{trainer} --place {self.place} --faults {self.faults}"
 
 
 class Over(Exception):
@@ -129,7 +149,8 @@ class Stage:
     """Cluster, watchdog, and the interpreter with torch."""
 
     cluster: Cluster
-    watchdog: Watchdog
+    watchdog: Watchdog | None
+    """None: the training is watched by somebody else, or by nobody."""
     python: str
     closing: bool = False
     scratch: threading.Lock = field(default_factory=threading.Lock)
@@ -146,37 +167,41 @@ class Stage:
         steps: int = 100000,
     ) -> Job:
         """Starts a training of two ranks a node; `launcher` is srun (a task a rank) or torchrun (a launcher a node)."""
-        number = next(self._numbers)
-        base = Path(self.cluster.directory) / "trainings"
-        place, faults = base / f"{number}-{name}", base / f"{number}-{name}-faults"
-        for directory in (base, place, faults):
-            directory.mkdir(exist_ok=True)
-            directory.chmod(0o1777)  # jobs run as an ordinary user
-        words = f"{TRAINER} --place {place} --faults {faults} --steps {steps} {' '.join(options)}"
-        port = FIRST_PORT + number
+        room = self.room(name)
+        words = f"{room.words(TRAINER)} --steps {steps} {' '.join(options)}"
         if launcher == "srun":
             tasks, command = RANKS_PER_NODE, f"{self.python} {words}"
         else:
             tasks = 1
             command = (
                 f"{self.python} -m torch.distributed.run --nnodes={len(nodes)} --nproc-per-node={RANKS_PER_NODE} "
-                f"--node-rank=$SLURM_NODEID --master-addr={nodes[0]} --master-port={port} {words}"
+                f"--node-rank=$SLURM_NODEID --master-addr={nodes[0]} --master-port={room.port} {words}"
             )
         script = (
             "#!/bin/bash\n#SBATCH --requeue --open-mode=append\n"
-            f"export MASTER_ADDR={nodes[0]} MASTER_PORT={port} GLOO_SOCKET_IFNAME=eth0 OMP_NUM_THREADS=1\n"
+            f"export MASTER_ADDR={nodes[0]} MASTER_PORT={room.port} {ENVIRONMENT}\n"
             f"srun --ntasks-per-node={tasks} bash -c '{command}'\n"
         )
-        output = base / f"{number}-{name}.out"
-        job_id = self.cluster.sbatch(
-            script,
-            f"-N{len(nodes)}",
-            f"--ntasks-per-node={tasks}",
-            f"--nodelist={','.join(nodes)}",
-            f"--output={output}",
-            f"--job-name={name}",
-        )
-        return Job(self, job_id, place, faults, output, nodes)
+        where = (f"-N{len(nodes)}", f"--ntasks-per-node={tasks}", f"--nodelist={','.join(nodes)}")
+        return self.start(room, script, *where, nodes=nodes)
+
+    def room(self, name: str) -> Room:
+        """Directories, a log and a port of its own for a training."""
+        number = next(self._numbers)
+        base = Path(self.cluster.directory) / "trainings"
+        room = Room(
+            name, base / f"{number}-{name}", base / f"{number}-{name}-faults", base / f"{number}-{name}.out",
+            FIRST_PORT + number,
+        )  # fmt: skip
+        for directory in (base, room.place, room.faults):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o1777)  # jobs run as an ordinary user
+        return room
+
+    def start(self, room: Room, script: str, *where: str, nodes: tuple[str, ...] = ()) -> Job:
+        """Submits the script of a training; `nodes` are those that it has, as far as they are known."""
+        job_id = self.cluster.sbatch(script, *where, f"--output={room.output}", f"--job-name={room.name}")
+        return Job(self, job_id, room.place, room.faults, room.output, nodes)
 
     def training(self, job: Job, at_least: int = 15) -> None:
         """Waits until the watchdog knows of so many steps of a job."""
@@ -187,15 +212,19 @@ class Stage:
         )
 
     def until(self, condition: Callable[[], Any], patience_s: float, what: str = "") -> Any:
-        """The first true value of `condition`. Raises WatchdogError if there is none in time, Over if the
-        stage is closed."""
+        """The first true value of `condition`. Raises WatchdogError or ClusterError if there is none in time, Over
+        if the stage is closed."""
 
         def look() -> Any:
             if self.closing:
                 raise Over(what)
             return condition()
 
-        return self.watchdog.wait_for(look, patience_s, what)
+        if self.watchdog is not None:
+            return self.watchdog.wait_for(look, patience_s, what)
+        if not wait_until(look, patience_s, 0.2):
+            raise ClusterError(f"waited {patience_s:g} s for {what}")
+        return look()
 
     def pause(self, seconds: float) -> None:
         """Between two looks."""

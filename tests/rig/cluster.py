@@ -75,6 +75,7 @@ class Cluster:
     nodes: how many; they are named n1, n2, ...     cpus, gpus: what each one declares to have (gpus: at most 8)
     prefix: of the directory below /tmp             options: further or other settings of slurm.conf
     say: called with a line on what is being done   shared_mb: size of the shared filesystem (a sparse file)
+    shipped_times: Slurm's own times, not those of the rig, which are short
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class Cluster:
         gpus: int = 0,
         options: Mapping[str, str] | None = None,
         shared_mb: int = 512,
+        shipped_times: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._prefix, self._cpus, self._gpus, self._options = prefix, cpus, gpus, dict(options or {})
-        self._shared_mb, self._say = shared_mb, say
+        self._shared_mb, self._shipped_times, self._say = shared_mb, shipped_times, say
         self._place: Place | None = None
         self._processes: dict[str, subprocess.Popen] = {}  # "munged", "slurmctld", and each node's namespaces
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
@@ -128,7 +130,7 @@ class Cluster:
         self._say(f"cluster of {len(self.nodes)} nodes in {directory}")
         for name in ("munge", "state", "log", "images", "local", "scratch", "shared", "nodes"):
             (directory / name).mkdir()
-        write_configuration(layout, self._cpus, self._gpus, self._options)
+        write_configuration(layout, self._cpus, self._gpus, self._options, shipped_times=self._shipped_times)
         make_filesystem(directory / "images/shared.ext4", self._shared_mb, self.shared)
         for node in self.nodes:
             (directory / "nodes" / node / "spool").mkdir(parents=True)

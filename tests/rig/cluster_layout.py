@@ -62,8 +62,21 @@ class Layout:
         return f"{self.bridge}{node}"
 
 
-def slurm_settings(layout: Layout, cpus: int, gpus: int) -> dict[str, str]:
-    """The global part of slurm.conf, tuned so that things happen in seconds."""
+QUICK: Mapping[str, str] = {
+    "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
+    "KillWait": "3",
+    "UnkillableStepTimeout": "20",
+    "SlurmctldTimeout": "15",
+    "SlurmdTimeout": "15",
+}
+"""Times of Slurm, so that things happen in seconds. Without them they are as Slurm is shipped (slurm.conf(5)): 30, 60, 120
+and 300 s."""
+QUICK_CREDENTIALS = ",cred_expire=5"
+"""A requeued job waits for as long as credentials last: 120 s as shipped."""
+
+
+def slurm_settings(layout: Layout, cpus: int, gpus: int, *, shipped_times: bool = False) -> dict[str, str]:
+    """The global part of slurm.conf; unless `shipped_times`, tuned so that things happen in seconds."""
     d = layout.directory
     settings = {
         "ClusterName": f"demo{layout.index}",
@@ -71,7 +84,7 @@ def slurm_settings(layout: Layout, cpus: int, gpus: int) -> dict[str, str]:
         "SlurmctldPort": str(16000 + layout.index),  # own port: several controllers on one host
         "SlurmdPort": "6818",
         "AuthType": "auth/munge",
-        "AuthInfo": f"socket={d}/munge/socket,cred_expire=5",  # a requeued job waits for this long, 120 s by default
+        "AuthInfo": f"socket={d}/munge/socket{'' if shipped_times else QUICK_CREDENTIALS}",
         "SlurmUser": "root",
         "SlurmdUser": "root",
         "StateSaveLocation": f"{d}/state",
@@ -87,23 +100,21 @@ def slurm_settings(layout: Layout, cpus: int, gpus: int) -> dict[str, str]:
         "JobAcctGatherType": "jobacct_gather/none",
         "AccountingStorageType": "accounting_storage/none",
         "MpiDefault": "none",
-        "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0",
         "SlurmdParameters": "config_overrides",  # believe CPUs= below, not the machine
         "ReturnToService": "2",
-        "KillWait": "3",
-        "UnkillableStepTimeout": "20",
         "MinJobAge": "300",
         "JobRequeue": "1",
-        "SlurmctldTimeout": "15",
-        "SlurmdTimeout": "15",
     }
-    return settings | ({"GresTypes": "gpu"} if gpus else {})
+    return settings | ({} if shipped_times else dict(QUICK)) | ({"GresTypes": "gpu"} if gpus else {})
 
 
-def write_configuration(layout: Layout, cpus: int, gpus: int, options: Mapping[str, str]) -> None:
+def write_configuration(
+    layout: Layout, cpus: int, gpus: int, options: Mapping[str, str], *, shipped_times: bool = False
+) -> None:
     """Write slurm.conf, cgroup.conf, gres.conf and the nodes' /etc/hosts."""
     d, nodes = layout.directory, layout.nodes
-    lines = [f"{key}={value}" for key, value in (slurm_settings(layout, cpus, gpus) | dict(options)).items()]
+    settings = slurm_settings(layout, cpus, gpus, shipped_times=shipped_times) | dict(options)
+    lines = [f"{key}={value}" for key, value in settings.items()]
     gres = f" Gres=gpu:{gpus}" if gpus else ""
     for node in nodes:
         lines.append(f"NodeName={node} NodeHostname={node} NodeAddr={layout.address(node)} CPUs={cpus}{gres}")

@@ -1,8 +1,8 @@
-"""Writes the tables of docs/evaluation.md from the newest kept run of `make accuracy`: `python -m tools.docs
-evaluation`.
+"""Writes the tables of docs/evaluation.md from the newest kept runs of `make accuracy`, `make bench ARGS=recovery` and
+`make compare`: `python -m tools.docs evaluation`.
 
 The rest of the page is prose, and stays as it is. `make accuracy ARGS=--write` keeps a run in
-tests/accuracy/results.json.
+tests/accuracy/results.json; tools/docs/recovery.py says where the others are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.docs import recovery
 from tools.docs.marks import between
 
 CHECKOUT = Path(__file__).parents[2]
@@ -22,7 +23,9 @@ RESULTS = CHECKOUT / "tests/accuracy/results.json"
 def write() -> str:
     """The whole page: its text as it is, with new tables."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
+    page = between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
+    page = between(page, "recovery", recovery.recovery())
+    return between(page, "compare", recovery.compare())
 
 
 def sentence(results: Mapping[str, Any]) -> str:

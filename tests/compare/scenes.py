@@ -1,0 +1,57 @@
+"""The faults of `make compare`, and what is healthy and looks like one."""
+
+from __future__ import annotations
+
+import time
+
+from tests.compare.run import AFTER_SLOW_S, SLOW_S, Scene
+from tests.live.stage import Job
+
+HANG_PATIENCE_S = 2100.0
+"""PyTorch's own time-out with gloo is 1,800 s, and the start of the next run comes on top."""
+PATIENCE_S = 600.0
+KILL_PATIENCE_S = 300.0
+
+
+def _hang(jobs: list[Job]) -> list[float]:
+    for job in jobs:
+        (job.faults / "loader.rank1").touch()
+    return [job.done("loader", 1) for job in jobs]
+
+
+def _kill(jobs: list[Job]) -> list[float]:
+    return [job.signal("KILL", 1) for job in jobs]
+
+
+def _power(jobs: list[Job]) -> list[float]:
+    jobs[0].stage.cluster.kill_node("n2")
+    return [time.time()] * len(jobs)
+
+
+def _freeze(jobs: list[Job]) -> list[float]:
+    jobs[0].stage.cluster.freeze(node="n2")
+    return [time.time()] * len(jobs)
+
+
+def _slow(jobs: list[Job]) -> list[float]:
+    """By itself, at the step that `--slow-at` says: that was just now."""
+    return [time.time()] * len(jobs)
+
+
+SCENES: tuple[Scene, ...] = (
+    Scene("hang", "data loader hang of rank 1", _hang, HANG_PATIENCE_S, (1,)),
+    Scene("killed", "rank 1 killed", _kill, KILL_PATIENCE_S, (1,), together=False),
+    Scene("power", "the node of rank 1 loses its power, one spare", _power, PATIENCE_S, (1,), spare=True),
+    Scene(
+        "d_state", "rank 1 in D: its node's filesystem is frozen, one spare", _freeze, PATIENCE_S, (1,),
+        options=("--side-log={scratch}/side.txt", "--side-rank=1"), spare=True, mend=lambda cluster: cluster.thaw("n2"),
+    ),
+    Scene(
+        "evaluation", f"evaluation of {SLOW_S:g} s by rank 0", _slow, SLOW_S + AFTER_SLOW_S,
+        options=(f"--evaluate-seconds={SLOW_S:g}", "--evaluate-by=rank0", "--slow-at=26"),
+    ),
+    Scene(
+        "checkpoint", f"checkpoint of {SLOW_S:g} s by rank 0", _slow, SLOW_S + AFTER_SLOW_S,
+        options=(f"--save-seconds={SLOW_S:g}", "--slow-at=26"),
+    ),
+)  # fmt: skip

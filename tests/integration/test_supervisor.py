@@ -204,14 +204,17 @@ def test_a_rank_that_fails_starts_again_in_place_as_often_as_was_said(start: Cal
     assert "all of its 1 restarts are used up" in job.text
 
 
-def test_a_job_at_the_end_of_its_time_and_one_that_is_cancelled_start_nothing_again(
+def test_in_the_last_minute_of_a_job_and_after_scancel_nothing_starts_again(
     start: Callable[..., Job], four: Cluster
 ) -> None:
+    late = start(f"sw -- srun {ranks('exit 7')}", "-N1", "--time=1")
     job = start(f"sw -- srun {ranks(WAITS)}", "-N1")
     job.runs()
     four.slurm("scancel", job.job_id)
+    late.ends()
     job.ends()
-    assert len(job.lines("rank")) == 1
+    assert "before the end of the job's time" in late.text
+    assert (len(late.lines("rank")), len(job.lines("rank"))) == (1, 1)
 
 
 def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Callable[..., Job]) -> None:
@@ -250,9 +253,11 @@ def test_a_heterogeneous_job_is_refused_with_a_sentence(start: Callable[..., Job
     assert "the script goes on: 2" in job.text
 
 
-def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
+def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(
+    start: Callable[..., Job], four: Cluster
+) -> None:
     job = start(
-        f"export HOME=/dev/shm; sw --alone --spares 1 --no-page --directory /dev/shm/alone-$SLURM_JOB_ID -- "
+        f"export HOME={four.shared}; sw --alone --spares 1 --no-page -- "
         f"srun {ranks('sleep 1')}", "-N3", "--ntasks-per-node=1",
     )  # fmt: skip
     job.ends(60)

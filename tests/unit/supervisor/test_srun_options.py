@@ -44,9 +44,19 @@ def test_srun_over_the_whole_job_goes_to_the_nodes_of_the_start(line: str, expec
     assert placed(line) == expected
 
 
-@pytest.mark.parametrize("line", ["-N1 -n1 python prepare.py", "-n1 python prepare.py", "--nodes=2 --ntasks=4 x"])
-def test_srun_that_asks_for_less_keeps_its_numbers(line: str) -> None:
-    assert placed(line) == f"{ADDED} --no-kill {line}"
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [("-N1 -n1 python prepare.py", "n1"), ("-n1 python prepare.py", "n1"), ("--nodes=2 --ntasks=4 x", "n1,n3")],
+)
+def test_srun_that_asks_for_less_keeps_its_numbers(line: str, nodes: str) -> None:
+    assert placed(line) == f"{ADDED} --nodelist={nodes} --no-kill {line}"
+
+
+def test_small_steps_side_by_side_get_nodes_of_their_own_while_there_are_any() -> None:
+    assert rewrite(["-N1", "x"], ON_A_SPARE, {"n1"}).nodes == ("n3",)
+    assert "--nodelist=n3,n4" in rewrite(["-N2", "x"], ON_A_SPARE, {"n1"}).arguments
+    assert rewrite(["-N2", "x"], ON_A_SPARE, {"n1", "n3"}).arguments == (ADDED, "--no-kill", "-N2", "x")
+    assert rewrite(["x"], ON_A_SPARE, {"n1"}).nodes == ON_A_SPARE.nodes
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_srun_whose_wish_cannot_be_met_stays_as_it_is_and_says_so(line: str, why
 
 @pytest.mark.parametrize("line", ["--help", "-V", "", "--jobid=8 hostname", "--test-only x"])
 def test_srun_that_starts_nothing_here_stays_as_it_is(line: str) -> None:
-    assert rewrite(shlex.split(line), ON_A_SPARE) == (tuple(shlex.split(line)), "")
+    assert rewrite(shlex.split(line), ON_A_SPARE) == (tuple(shlex.split(line)), "", ())
 
 
 def test_srun_beside_an_older_step_overlaps_it_unless_it_wants_to_be_alone() -> None:

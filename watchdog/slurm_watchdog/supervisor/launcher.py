@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -155,14 +156,18 @@ class Launcher:
     # ------------------------------------------------------------------------------------ processes
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes of the command on this host; this process is their subreaper."""
-        found: list[psutil.Process] = []
+        """All living processes of the command on this host; this process is their subreaper. Reads all of /proc."""
+        found: dict[int, psutil.Process] = {}
         with contextlib.suppress(psutil.Error):
-            for child in psutil.Process().children():
-                if child.pid not in self.helpers:
-                    with contextlib.suppress(psutil.Error):
-                        found += [child, *child.children(recursive=True)]
-        return found
+            below = psutil.Process().children(recursive=True)
+            parents = {os.getpid()}
+            # A child is listed behind its parent.
+            for each in below:
+                with contextlib.suppress(psutil.Error):
+                    if each.pid not in self.helpers and each.ppid() in parents:
+                        found[each.pid] = each
+                        parents.add(each.pid)
+        return list(found.values())
 
     def signal_tree(self, name: str) -> None:
         """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
@@ -183,13 +188,11 @@ class Launcher:
                     process.send_signal(number)
 
     def reap(self) -> None:
-        """Takes the ends of orphans that fell to us."""
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process().children():
-                if child.pid not in self.helpers and child.pid != self._main:
-                    with contextlib.suppress(ChildProcessError, psutil.Error):
-                        if child.status() == psutil.STATUS_ZOMBIE:
-                            os.waitpid(child.pid, os.WNOHANG)
+        """Takes the end of an orphan that fell to us."""
+        with contextlib.suppress(ChildProcessError):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in self.helpers and ended.si_pid != self._main:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     # ------------------------------------------------------------------------------------ look
 
@@ -199,6 +202,15 @@ class Launcher:
             return {}
         gone, here = await self._gone(nodes)
         return gone | suspects(here, await self._looks(here))
+
+    async def end_at(self) -> float | None:
+        """When the job's time is over, since the epoch, as Slurm says; None: never, or not known."""
+        argv = ("squeue", "--noheader", f"--jobs={self._allocation.job_id}", "--format=%e")
+        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
+        try:
+            return datetime.fromisoformat(answer.output.strip()).timestamp()
+        except ValueError:
+            return None
 
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""

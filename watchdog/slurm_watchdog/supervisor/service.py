@@ -11,6 +11,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
 from slurm_watchdog.model.supervisor import WRITE_EVERY_S, SupervisorStatus, run_directory
@@ -84,9 +86,16 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
     settings = Settings(allocation=allocation, count=count, max_restarts=wanted.max_restarts)
     launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
     try:
-        return asyncio.run(_Service(settings, launcher, environ).run())
+        return asyncio.run(_run(settings, launcher, environ))
     finally:
         launcher.close()
+
+
+async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str]) -> int:
+    if settings.allocation.end_at is None:  # SLURM_JOB_END_TIME is there since 23.02
+        allocation = replace(settings.allocation, end_at=await launcher.end_at())
+        settings = replace(settings, allocation=allocation)
+    return await _Service(settings, launcher, environ).run()
 
 
 class _Service:

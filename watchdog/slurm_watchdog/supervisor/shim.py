@@ -3,6 +3,7 @@ becomes the real one. The standard library alone, for it runs at every call."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 from slurm_watchdog.supervisor.plan import Plan, from_text
 from slurm_watchdog.supervisor.srun_options import rewrite
 
-PLAN, CALLS, NAME = "plan", "calls", "srun"
-"""In the shim's directory: the plan of the present start; a file for each call, called as its process; the shim."""
+PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
+"""In the shim's directory: the plan of the present start; a file for each call, called as its process; what calls
+hold while they choose their nodes; the shim."""
 
 
 def shim_text(python: str, paths: list[str]) -> str:
@@ -31,18 +33,27 @@ def main(directory: str, arguments: list[str]) -> None:
     except (OSError, ValueError, TypeError, KeyError) as error:
         sys.exit(f"slurm-watchdog: {directory}/{PLAN} cannot be read ({error}): take {directory} out of PATH")
     if os.environ.get("SLURM_JOB_ID", plan.job_id) == plan.job_id:
-        arguments = _rewritten(arguments, plan)
         try:
-            (Path(directory) / CALLS / str(os.getpid())).touch()
+            arguments = _rewritten(arguments, plan, Path(directory) / CALLS)
         except OSError as error:
-            sys.stderr.write(f"slurm-watchdog: {error}\n")
+            sys.stderr.write(f"slurm-watchdog: srun is called as it is written: {error}\n")
     path = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != plan.directory]
     os.environ["PATH"] = os.pathsep.join(path)
     os.execv(plan.srun, ["srun", *arguments])  # noqa: S606 - what it was called for
 
 
-def _rewritten(arguments: list[str], plan: Plan) -> list[str]:
-    rewritten = rewrite(arguments, plan)
+def _rewritten(arguments: list[str], plan: Plan, calls: Path) -> list[str]:
+    """Leaves a file for this call, with its nodes in it."""
+    with (calls.parent / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two calls side by side take different nodes
+        rewritten = rewrite(arguments, plan, _busy(calls))
+        (calls / str(os.getpid())).write_text(",".join(rewritten.nodes))
     if rewritten.unmet:
         sys.stderr.write(f"slurm-watchdog: srun is called as it is written, for {rewritten.unmet}\n")
     return list(rewritten.arguments)
+
+
+def _busy(calls: Path) -> set[str]:
+    """Nodes of calls that still run."""
+    return {node for call in calls.iterdir() if Path(f"/proc/{call.name}").exists()
+            for node in call.read_text().split(",")}  # fmt: skip

@@ -5,7 +5,7 @@ Standard library only, but for a node list: see `plan`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from slurm_watchdog.knowledge.srun_options import (
@@ -31,10 +31,13 @@ class Option(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """Arguments of srun; `unmet` says why they are as they were, where a wish cannot be met here."""
+    """Arguments of srun."""
 
     arguments: tuple[str, ...]
     unmet: str = ""
+    """Why they are as they were, where a wish cannot be met here."""
+    nodes: tuple[str, ...] = ()
+    """Where the step goes; empty: not known."""
 
 
 class _Unmet(Exception):
@@ -81,14 +84,18 @@ def _letters(word: str, following: str | None) -> tuple[list[Option], int]:
     return found, 0
 
 
-def rewrite(arguments: Sequence[str], plan: Plan) -> Rewritten:
-    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be."""
+def rewrite(arguments: Sequence[str], plan: Plan, busy: Collection[str] = ()) -> Rewritten:
+    """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be.
+
+    `busy`: nodes of the command's steps that run. Of several small steps side by side each gets nodes of its own, as
+    Slurm would give them; beside --exclude it takes the first nodes for all, and they wait for each other (22.05).
+    """
     options, command = parse(arguments)
     given = {option.name: option.value for option in options}
     if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:
         return Rewritten(tuple(arguments))
     try:
-        placed = _place(given, plan) if not _elsewhere(given, command, plan) else {}
+        placed = {} if _elsewhere(given, command, plan) else _place(given, plan, busy)
     except _Unmet as wish:
         return Rewritten(tuple(arguments), str(wish))
     kept = [word for option in options if option.name not in placed for word in option.words]
@@ -98,7 +105,9 @@ def rewrite(arguments: Sequence[str], plan: Plan) -> Rewritten:
     if plan.overlap and not given.keys() & {"overlap", "exclusive"}:
         added.append("--overlap")
     separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()
-    return Rewritten((*added, *kept, *separator, *command))
+    listed = placed.get("nodelist")
+    nodes = plan.nodes if "nodes" in placed else tuple(listed.split(",")) if listed else ()
+    return Rewritten((*added, *kept, *separator, *command), "", nodes)
 
 
 def _elsewhere(given: dict[str, str | None], command: tuple[str, ...], plan: Plan) -> bool:
@@ -112,14 +121,14 @@ def _elsewhere(given: dict[str, str | None], command: tuple[str, ...], plan: Pla
     return False
 
 
-def _place(given: dict[str, str | None], plan: Plan) -> dict[str, str | None]:
+def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> dict[str, str | None]:
     """Option to its new value; the old ones of that name go. None: it only goes."""
     have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
     placed: dict[str, str | None] = {"exclude": _excluded(given.get("exclude"), plan)}
     listed = _listed(given.get("nodelist"), plan)
     if listed is not None:
         placed["nodelist"] = listed
-    ntasks, full = _number(given.get("ntasks")), True
+    ntasks, few = _number(given.get("ntasks")), 0
     if given.get("nodes") is not None:
         low, high = _range(given["nodes"] or "")
         if (low, high) in ((total, total), (have, have)):
@@ -129,11 +138,17 @@ def _place(given: dict[str, str | None], plan: Plan) -> dict[str, str | None]:
         elif high > have:
             placed["nodes"] = f"{low}-{have}"
         else:
-            full = False
-    elif "nodelist" not in given and ("ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks)):
-        placed["nodes"] = str(have)
-    if full and plan.all_tasks and ntasks == plan.all_tasks:
+            few = low if low == high else 0
+    elif "nodelist" not in given:
+        if "ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks):
+            placed["nodes"] = str(have)
+        else:
+            few = ntasks or 0  # srun takes no more nodes than there are tasks
+    if not few and plan.all_tasks and ntasks == plan.all_tasks:
         placed["ntasks"] = str(plan.tasks)
+    free = [node for node in plan.nodes if node not in busy]
+    if 0 < few <= len(free) and few < have and "nodelist" not in given:
+        placed["nodelist"] = ",".join(free[:few])
     return placed
 
 

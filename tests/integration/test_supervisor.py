@@ -106,7 +106,15 @@ def four(cluster_possible: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def start(four: Cluster) -> Iterator[Callable[..., Job]]:
-    yield lambda script, *options: Job(four, script, *options)
+    started: list[Job] = []
+
+    def submit(script: str, *options: str) -> Job:
+        started.append(Job(four, script, *options))
+        return started[-1]
+
+    yield submit
+    for job in started:  # at once: some of these ranks hear no SIGTERM
+        four.slurm("scancel", "--signal=KILL", "--full", job.job_id, check=False)
     four.reset()
 
 

@@ -41,6 +41,7 @@ class Day:
         allocation = Allocation(job_id="7", nodes=NODES, end_at=end_at)
         self.now = 0.0
         self.said: list[str] = []
+        self.old_steps: tuple[str, ...] = ()
         settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts)
         self.run, actions = first(settings, self.now)
         self.did = self._keep(actions)
@@ -51,6 +52,7 @@ class Day:
 
     def on(self, event: Event, after_s: float = 0.0) -> list[Action]:
         self.now += after_s
+        self.old_steps = self.run.steps
         self.run, actions = next_state(self.run, event, self.now, self.now)
         self.did = self._keep(actions)
         return self.did
@@ -69,7 +71,10 @@ class Day:
 
     @property
     def started_on(self) -> tuple[str, ...]:
-        (begin,) = (each for each in self.did if isinstance(each, Begin))
+        """Of the start that was the last thing done; what was left of the one before is killed first."""
+        *left, begin = self.did
+        assert left == ([SignalSteps("KILL", self.old_steps), SignalTree("KILL")] if self.run.starts > 1 else [])
+        assert isinstance(begin, Begin)
         return begin.placement.nodes
 
 
@@ -200,7 +205,7 @@ def test_a_command_that_ends_well_is_over() -> None:
 
 def test_a_command_that_fails_starts_again_after_its_last_words_were_judged_and_so_often() -> None:
     day = Day(max_restarts=1).runs()
-    assert day.ends(7) == []
+    assert day.ends(7) == [SignalSteps("TERM", ("0",)), SignalTree("TERM")], "what the command left behind"
     assert day.on(Tick(), 14.9) == []
     assert day.on(Tick(), 0.2) == [Look(NODES)]
     day.on(Looked({}))
@@ -262,13 +267,31 @@ def test_without_an_order_it_ends_with_the_commands_code(switch: bool, seconds: 
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 3)
 
 
-def test_a_signal_is_handed_on_and_after_sigterm_nothing_starts_again() -> None:
+def test_a_signal_is_handed_on_and_after_sigterm_to_the_steps_nothing_starts_again() -> None:
     day = Day().runs()
     assert day.on(Asked(10, False)) == [Forward(10)]
-    assert day.on(Asked(TERM, True)) == [Forward(TERM)]
+    assert day.on(Asked(TERM, True)) == [SignalSteps("TERM", ("0",))]
     assert day.order() == []
     day.ends(1)
     assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 1)
+
+
+def test_who_asks_twice_or_before_a_step_is_known_reaches_the_command_itself() -> None:
+    day = Day().runs()
+    day.on(Asked(TERM, True))
+    assert day.on(Asked(TERM, True)) == [Forward(TERM)]
+    early = Day()
+    early.on(Looked({}))
+    assert early.on(Asked(TERM, True)) == [Forward(TERM)]
+
+
+def test_a_command_that_does_not_end_when_it_is_asked_to_is_killed_as_slurm_would() -> None:
+    day = Day().runs()
+    day.on(Asked(TERM, True))
+    assert day.on(Tick(), 29) == []
+    assert day.on(Tick(), 1) == [SignalSteps("KILL", ("0",)), SignalTree("TERM")]
+    assert day.on(Tick(), 5) == [SignalTree("KILL")]
+    assert day.on(Tick(), 5) == []
 
 
 def test_sigterm_while_nothing_runs_ends_it_and_while_a_step_ends_it_is_the_last() -> None:

@@ -37,6 +37,8 @@ TREE_S: Final = 1.0
 """Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
 GIVE_UP_S: Final = 10.0
 """After the order: what has not ended by then stands in state D, and the next start overlaps it."""
+KILL_WAIT_S: Final = 30.0
+"""Between SIGTERM to us, which the steps get, and SIGKILL, as Slurm's KillWait has it by default."""
 RESTART_DELAY_S: Final = 15.0
 """Before a command that has failed starts again: its last words have been read and judged by then."""
 WAIT_S: Final = 120.0
@@ -99,6 +101,17 @@ def _tick(run: Run, now: float, wall: float) -> Next:
             return _over(run, now, run.exit_code, f"the command is not started again: {why}")
     if run.phase is Phase.ENDING:
         return _end_further(run, age_s, now, wall)
+    if run.phase is Phase.RUNNING and run.asked_at is not None:
+        return _kill_after(run, now - run.asked_at)
+    return run, ()
+
+
+def _kill_after(run: Run, age_s: float) -> Next:
+    """What was asked to end, and does not."""
+    if run.ends is Ends.TERM and age_s >= KILL_WAIT_S:
+        return replace(run, ends=Ends.KILL), (SignalSteps("KILL", run.steps), SignalTree("TERM"))
+    if run.ends is Ends.KILL and age_s >= KILL_WAIT_S + GRACE_S:
+        return replace(run, ends=Ends.TREE), (SignalTree("KILL"),)
     return run, ()
 
 
@@ -133,12 +146,13 @@ def _start(run: Run, now: float, wall: float) -> Next:
             f"{node} is left out: {why}")
         for node, why in run.suspects.items()
     )  # fmt: skip
-    again = run.starts > 0
+    # Nothing that the command started outlives it: a server in the background, a step beside the one that failed.
+    left = (SignalSteps("KILL", run.steps), SignalTree("KILL")) if run.starts else ()
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
         switch_gone_at=None, looked=False, words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
-    return run, (*said, Begin(placement, again))
+    return run, (*said, *left, Begin(placement))
 
 
 def _steps(run: Run, steps: tuple[str, ...]) -> Next:
@@ -180,7 +194,7 @@ def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
 def _refusal(run: Run, order: RestartOrder, wall: float) -> str:
     """Why an order is not carried out; empty if it is."""
     present = run.steps[-1] if run.steps else ""
-    if run.asked_to_end:
+    if run.asked_at is not None:
         return "the job was asked to end"
     if run.phase is Phase.ENDING:
         return "the command is being ended for another order"
@@ -207,7 +221,7 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
         return _after_end(run, now, wall)
     if run.phase is not Phase.RUNNING:
         return run, ()
-    if run.asked_to_end:
+    if run.asked_at is not None:
         return _over(run, now, event.code, "the command has ended, as it was asked to")
     if event.switched:
         words = "the command has ended by our kill switch: an order to start it again is waited for"
@@ -219,7 +233,8 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
         f"the command ended with {_code(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its last "
         f"lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
     )
-    return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words),)
+    left = (SignalSteps("TERM", run.steps), SignalTree("TERM"))
+    return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words), *left)
 
 
 def _not_again(run: Run, event: Ended, wall: float) -> str | None:
@@ -244,7 +259,7 @@ def _code(code: int) -> str:
 
 def _after_end(run: Run, now: float, wall: float) -> Next:
     """The command is gone, or given up: the next start, if its nodes have been looked at."""
-    if run.asked_to_end:
+    if run.asked_at is not None:
         return _over(run, now, run.exit_code or TERMINATED, "the command was ended, and the job was asked to end")
     if run.looked:
         return _start(run, now, wall)
@@ -260,12 +275,16 @@ def _switch(run: Run, present: bool, now: float) -> Next:
 
 
 def _asked(run: Run, event: Asked, now: float) -> Next:
-    if run.phase is Phase.RUNNING:
-        return replace(run, asked_to_end=run.asked_to_end or event.ends), (Forward(event.number),)
+    """A signal. One that ends goes to the steps first: srun itself answers it by killing them at once."""
     if not event.ends:
-        return run, ()
-    if run.phase is Phase.ENDING:
-        return replace(run, asked_to_end=True), ()
+        return run, (Forward(event.number),) if run.phase is Phase.RUNNING else ()
+    if run.phase in (Phase.RUNNING, Phase.ENDING):
+        once = run.asked_at is None and bool(run.steps)
+        run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)
+        if run.phase is Phase.ENDING:
+            return run, ()
+        action = SignalSteps("TERM", run.steps) if once else Forward(event.number)
+        return replace(run, ends=Ends.TERM if run.ends is Ends.NOT else run.ends), (action,)
     return _over(run, now, run.exit_code or 128 + event.number, "the job was asked to end")
 
 

@@ -149,7 +149,6 @@ class _Service:
                 self._events.put_nowait(Ordered(order))
         if self._run.phase is Phase.RUNNING:
             self._ask_for_steps()
-        self._launcher.helpers |= self._voice.pids
         self._launcher.reap()
 
     def _ask_for_steps(self) -> None:
@@ -189,7 +188,7 @@ class _Service:
         for action in actions:
             match action:
                 case Say(text):
-                    self._voice.say(text)
+                    self._say(text)
                 case Look(nodes):
                     self._spawn(self._look(nodes))
                 case Begin(placement):
@@ -201,15 +200,17 @@ class _Service:
                 case Forward(number):
                     self._launcher.forward(number, ends=number in ENDING_SIGNALS)
 
+    def _say(self, text: str) -> None:
+        self._voice.say(text)
+        self._launcher.helpers |= self._voice.pids
+
     async def _look(self, nodes: tuple[str, ...]) -> None:
         await self._events.put(Looked(await self._launcher.look(nodes)))
 
     async def _begin(self, placement: Placement) -> None:
         start = self._run.starts
         spares = f", {fold_nodes(placement.spares)} to spare" if placement.spares else ""
-        self._launcher.helpers |= self._voice.pids
-        self._voice.say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
-        self._launcher.helpers |= self._voice.pids
+        self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
         if self._run.order is not None:
             await self._remove_switch()
         try:
@@ -224,8 +225,9 @@ class _Service:
         code = await process.wait()
         code = code if code >= 0 else 128 - code
         # All that belongs to the end is read before it is judged; each has its deadline.
-        switched = self._run.phase is not Phase.ENDING and await self._is_switched()
-        stopped = "" if code == 0 else stopped_by(await self._tail())
+        by_itself = self._run.phase is Phase.RUNNING
+        switched = by_itself and await self._is_switched()
+        stopped = stopped_by(await self._tail()) if by_itself and code != 0 else ""
         await self._events.put(Ended(start=start, code=code, switched=switched, stopped=stopped))
         while self._run.phase is Phase.WAITING or not self._events.empty():
             await asyncio.sleep(POLL_S)

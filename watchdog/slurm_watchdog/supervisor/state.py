@@ -59,7 +59,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """Numbers of the present start's steps, oldest first; after its end those that it had."""
     ends: Ends = Ends.NOT
     exit_code: int = 0
-    asked_to_end: bool = False
+    asked_at: float | None = None
+    """When a signal asked for the end; None: none did."""
     switch_gone_at: float | None = None
     order: RestartOrder | None = None
     """Being carried out."""
@@ -147,7 +148,6 @@ class Begin(Struct, frozen=True):
     """Start the command on these nodes."""
 
     placement: Placement
-    again: bool
 
 
 class SignalSteps(Struct, frozen=True):

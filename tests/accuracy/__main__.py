@@ -84,7 +84,7 @@ def one_run(options: argparse.Namespace) -> int:
         return 0 if score.perfect else 1
     assert thing is not None
     hours, said, failures, nodes = run_thing(thing, options.seed)
-    fine = "5 s" if options.seed % FINE_EVERY == 0 else "20 s"
+    fine = "5 s" if thing.fine or options.seed % FINE_EVERY == 0 else "20 s"
     print(
         f"{hours:.1f} simulated job-hours on {nodes} nodes, reports every {fine}, {len(said)} false incidents, failures: {failures}"
     )

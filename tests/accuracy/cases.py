@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.accuracy import looks
 from tests.accuracy.cases_cluster import (
@@ -75,6 +75,28 @@ def hang_in_a_step(s: Setup) -> Scene:
         looks.SPIN_REDUCE,
         s.rng.choice((looks.LOCKED, looks.ELSEWHERE, looks.LOADER)),
     )
+    return scene
+
+
+PROVEN_S = 20.0
+"""Of a hang with steps of 2 s or less, that is proven before the limit of the job."""
+
+
+def hang_that_is_proven(s: Setup) -> Scene:
+    """Steps of 2 s or less. One rank waits for a lock of its own, or for data that no worker of its data loader makes
+    any more, its peers in an all_reduce."""
+    scene = s.scene(
+        Expect(HANG, within_s=PROVEN_S),
+        ("json", "key_value", "nanogpt", "torchtitan"),
+        step_s=s.rng.choice((0.3, 0.5, 1.0, 2.0)),
+        every=1,
+        workers=2,
+    )
+    scene.world.dated_lines = False
+    lost = replace(looks.STARVED, worker=looks.WORKER_WAITS, call="poll")
+    locked = replace(looks.STARVED, worker=looks.WORKER_LOCKED)
+    at = s.warm_s(scene.job.plan) + 300.0 + 5.0 * s.rng.random()
+    hang(scene, s, at, looks.SPIN_REDUCE, s.rng.choice((looks.DEADLOCKED, lost, locked)))
     return scene
 
 
@@ -229,6 +251,7 @@ CASES: tuple[Case, ...] = (
     Case(1, "filesystem_outage", filesystem_outage, (2, 4, 8, 16, 48)),
     Case(2, "hang_at_evaluation", hang_at_evaluation),
     Case(2, "hang_in_a_step", hang_in_a_step),
+    Case(2, "hang_that_is_proven", hang_that_is_proven, (1, 2, 4, 8), by_trace=False),
     Case(2, "hang_of_everybody", hang_of_everybody),
     Case(3, "hang_with_heartbeats", hang_with_heartbeats),
     Case(4, "gpu_crash", gpu_crash),

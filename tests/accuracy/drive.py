@@ -14,18 +14,20 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
+from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
+from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import ProcessStack, WaitingThreads
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.replay.player import numbered_ids
 from tests.accuracy import looks
 from tests.accuracy.feed import Line, Reader, report_of, slurm_trace, trace_of
+from tests.accuracy.looks import Look
 from tests.accuracy.scene import Scene
-from tests.accuracy.training import Job, Rank
+from tests.accuracy.training import Job, Node, Rank, Worker
 from tests.accuracy.world import INTERVAL_S, World
 
 ALERT_S, SUSPECT_S = 30.0, 3.0
@@ -77,6 +79,8 @@ class Drive:
         self._readers = {node.name: Reader() for node in world.nodes}
         self._answers: list[tuple[float, int, object]] = []
         self._asked: dict[str, float] = {}
+        self._out: set[str] = set()
+        self._early = EarlyBudget()
         self._dumps: dict[str, int] = {}
         self._slurm_at = -1000.0
         self._alert_until = self._suspect_until = float("-inf")
@@ -130,18 +134,26 @@ class Drive:
                 self._next_report[name] = max(
                     t, min(t, self._next_report[name]) + self.interval_s * (0.98 + 0.04 * rng.random())
                 )
-                if not node.silent:
-                    report = report_of(self.world.report(node), self._readers[name])
-                    late_s = 3.0 + 12.0 * rng.random() if rng.random() < LATE_SHARE else 0.0
-                    if late_s:
-                        self.story.late.append((t, late_s))
-                    self._mail[name].append(_Mail(t, t + late_s, report))
-            waiting = self._mail[name]
-            while waiting and waiting[0].due <= t:
-                mail = waiting.pop(0)
+                self._report(node, t)
+            self._deliver_due(name, t)
+
+    def _report(self, node: Node, t: float) -> None:
+        rng = self.world.rng
+        if not node.silent:
+            report = report_of(self.world.report(node), self._readers[node.name])
+            late_s = 3.0 + 12.0 * rng.random() if rng.random() < LATE_SHARE else 0.0
+            if late_s:
+                self.story.late.append((t, late_s))
+            self._mail[node.name].append(_Mail(t, t + late_s, report))
+        self._deliver_due(node.name, t)
+
+    def _deliver_due(self, name: str, t: float) -> None:
+        waiting = self._mail[name]
+        while waiting and waiting[0].due <= t:
+            mail = waiting.pop(0)
+            self._deliver(mail, t)
+            if self.world.rng.random() < TWICE_SHARE:
                 self._deliver(mail, t)
-                if rng.random() < TWICE_SHARE:
-                    self._deliver(mail, t)
 
     def _deliver(self, mail: _Mail, t: float) -> None:
         age_s = t - mail.made_at
@@ -159,10 +171,18 @@ class Drive:
                     if view is None:
                         continue
                     key = f"stacks:{wanted.job_id}.{view.job.restarts}"
-                    every_s = wanted.apart_s if len(view.snapshots) < EARLY_DUMPS else LATER_DUMPS_EVERY_S
-                    if t - self._asked.get(key, float("-inf")) >= every_s:
-                        self._asked[key] = t
-                        self._later(t + rng.uniform(1.0, self.interval_s + 3.0), wanted)
+                    every_s = wanted.apart_s if len(view.snapshots) < FIRST_DUMPS else LATER_DUMPS_EVERY_S
+                    if wanted.early:
+                        every_s = wanted.apart_s
+                    if t - self._asked.get(key, float("-inf")) < every_s or key in self._out:
+                        continue
+                    if wanted.early and not self._early.spend(key, t):
+                        continue
+                    self._asked[key] = t
+                    self._out.add(key)
+                    # The answers to reports of a job that is due are held back until there is something to ask.
+                    wait_s = rng.uniform(0.3, 2.0) if wanted.early else rng.uniform(1.0, self.interval_s + 3.0)
+                    self._later(t + wait_s, (key, wanted, t))
                 else:
                     for name in wanted.nodes:
                         key = f"probe:{name}:{wanted.mount}"
@@ -179,8 +199,10 @@ class Drive:
         ready = [each for each in self._answers if each[0] <= t]
         self._answers = [each for each in self._answers if each[0] > t]
         for _, _, what in ready:
-            if isinstance(what, StackRequest):
-                self._dump(what.job_id, t)
+            if isinstance(what, tuple) and len(what) == 3:
+                key, wanted, asked_at = what
+                self._out.discard(key)
+                self._dump(wanted, t, asked_at)
             elif isinstance(what, tuple):
                 name, path = what
                 node = next(n for n in self.world.nodes if n.name == name)
@@ -188,34 +210,47 @@ class Drive:
                 if mount is not None and not node.silent:
                     self.state.apply_probe(name, self.world.probe(node, mount, t, wrote=True), t)
 
-    def _dump(self, job_id: str, t: float) -> None:
-        job = next(each for each in self.world.jobs if each.job_id == job_id)
-        self._dumps[job_id] = self._dumps.get(job_id, 0) + 1
+    def _dump(self, wanted: StackRequest, t: float, asked_at: float) -> None:
+        job = next(each for each in self.world.jobs if each.job_id == wanted.job_id)
+        self._dumps[job.job_id] = self._dumps.get(job.job_id, 0) + 1
         silent = {node.name for node in job.nodes if node.silent}
-        stacks = tuple(
-            self._stack(job, rank, t)
-            for rank in job.ranks
-            if not rank.gone and not rank.zombie and rank.node not in silent
+        seen = [r for r in job.ranks if not r.gone and not r.zombie and r.node not in silent]
+        stacks = tuple(stack for rank in seen for stack in self._stacks(job, rank, t))
+        for node in job.nodes:  # what the logs say by then comes with the answers
+            self._report(node, t)
+        self.state.runs.add_snapshot(
+            job.job_id, job.restarts, stacks, tuple(sorted(silent)), t, asked_at if wanted.early else None
         )
-        self.state.runs.add_snapshot(job_id, job.restarts, stacks, tuple(sorted(silent)), t)
 
-    def _stack(self, job: Job, rank: Rank, t: float) -> ProcessStack:
+    def _stacks(self, job: Job, rank: Rank, t: float) -> list[ProcessStack]:
         job.count(rank, t)
-        look = rank.look
+        own = looks.USUAL + (looks.OF_RANK_0 if rank.number == 0 else ())
+        of_workers = job.worker_look(rank)
+        return [
+            self._stack(job, rank, Role.RANK, rank, rank.look, own),
+            *(self._stack(job, rank, Role.WORKER, each, of_workers, ()) for each in rank.workers),
+        ]
+
+    def _stack(
+        self, job: Job, rank: Rank, role: Role, process: Rank | Worker, look: Look, own: tuple[WaitingThreads, ...]
+    ) -> ProcessStack:
         frames = self.world.rng.choice(look.frames) if look.frames else ()
         return ProcessStack(
             node=rank.node,
-            pid=rank.pid,
-            start_ticks=rank.start_ticks,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
             job_id=job.job_id,
-            role=Role.RANK,
+            role=role,
             rank=rank.number,
             local_rank=rank.local,
-            threads=() if look.undumpable or not frames else looks.threads_of(frames, rank.pid),
+            threads=() if look.undumpable or not frames else looks.threads_of(look, frames, process.pid),
             error=look.undumpable,
             state=look.state,
-            cpu_s=rank.cpu_s,
-            main_cpu_s=rank.cpu_s,
+            cpu_s=process.cpu_s,
+            main_cpu_s=process.cpu_s,
+            io_bytes=int(process.io_bytes),
+            syscall=look.syscall or look.call,
+            others=own + look.others,
         )
 
     # ------------------------------------------------------------------------------------ judging

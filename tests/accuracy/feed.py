@@ -29,6 +29,8 @@ Line = dict[str, Any]
 class Reader:
     """Reads the simulated logs as the agent does: a bar that was redrawn says nothing new."""
 
+    grown: dict[tuple[str, str], float] = field(default_factory=dict)
+    """(job, file) -> when its newest line was written: a file that is followed is in every report."""
     _last: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def events(self, said: Said) -> tuple[tuple[Event, ...], int]:
@@ -38,7 +40,9 @@ class Reader:
             for line in text.replace("\r", "\n").split("\n"):
                 fact = parse_line(line) if line else None
                 if fact is not None and not self._known(job_id, stream, fact):
-                    found.setdefault((job_id, stream), []).append(make_event(line, fact, said.at - at))
+                    found.setdefault((job_id, stream), []).append(
+                        make_event(line, fact, said.at - at if said.dated else 0.0)
+                    )
         events: list[Event] = []
         dropped = 0
         for (job_id, stream), items in found.items():
@@ -61,7 +65,7 @@ def report_of(said: Said, reader: Reader) -> Report:
     node = said.node
     node.sequence += 1
     events, dropped = reader.events(said)
-    files = {(job_id, stream): at for at, job_id, stream, _ in said.lines}
+    reader.grown |= {(job_id, stream): at for at, job_id, stream, _ in said.lines}
     return Report(
         node=node.name,
         boot_id=node.boot_id,
@@ -73,7 +77,7 @@ def report_of(said: Said, reader: Reader) -> Report:
         events=events,
         events_dropped=dropped,
         logs=tuple(
-            LogFile(job_id=job_id, path=path, growth_age_s=said.at - at) for (job_id, path), at in files.items()
+            LogFile(job_id=job_id, path=path, growth_age_s=said.at - at) for (job_id, path), at in reader.grown.items()
         ),
         node_events=tuple(_kernel_events(said)),
         mounts=tuple(said.probes),

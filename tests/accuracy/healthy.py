@@ -6,6 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tests.accuracy import looks
+from tests.accuracy.healthy_pauses import (
+    cold_cache,
+    epoch_boundary,
+    network_pauses,
+    paused_node,
+    something_alone,
+    uneven_steps,
+)
 from tests.accuracy.healthy_runs import agent_restart, chain, end_of_training, maintenance, requeue
 from tests.accuracy.healthy_scene import SHORT_DAY_S, H, scene_with
 from tests.accuracy.logs import HARMLESS, Step, overflow_skip
@@ -296,7 +304,7 @@ class Thing:
     sizes: tuple[tuple[int, int], ...] = ((1, 8), (1, 8), (1, 4), (2, 8), (1, 8), (4, 8))
     """(nodes, ranks a node): drawn in turn by the seed."""
     fine: bool = False
-    """Reports every 5 s in every run: about how long an agent may be away."""
+    """Reports every 5 s in every run: about what lasts for seconds."""
 
     @property
     def key(self) -> str:
@@ -334,4 +342,10 @@ THINGS: tuple[Thing, ...] = (
     Thing("chain", chain),
     Thing("end_of_training", end_of_training),
     Thing("agent_restart", agent_restart, 0.4, fine=True),
+    Thing("cold_cache", cold_cache, 0.2, SMALL, fine=True),
+    Thing("something_alone", something_alone, 0.2, SMALL, fine=True),
+    Thing("epoch_boundary", epoch_boundary, 0.1, SMALL, fine=True),
+    Thing("uneven_steps", uneven_steps, 0.1, SMALL, fine=True),
+    Thing("paused_node", paused_node, 0.1, ((2, 4), (3, 2)), fine=True),
+    Thing("network_pauses", network_pauses, 0.1, SMALL, fine=True),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from slurm_watchdog.model.evidence import Frame, ThreadStack
+from slurm_watchdog.model.evidence import Frame, ThreadStack, WaitingThreads
 
 Frames = tuple[str, ...]
 
@@ -31,6 +31,14 @@ class Look:
     syscall: str | None = None
     path: str | None = None
     mount: str | None = None
+    call: str = "futex"
+    """The system call of its main thread, as a dump has it."""
+    others: tuple[WaitingThreads, ...] = ()
+    """Threads that it has beside those that every rank has."""
+    thread: Frames = ()
+    """Python frames of one of them."""
+    worker: Look | None = None
+    """What its data loader's workers look like; None: as they usually do."""
     undumpable: str | None = None
     """Why no stack can be had of it."""
     throttle: tuple[str, ...] = ()
@@ -129,14 +137,58 @@ TEARDOWN = replace(
 )  # fmt: skip
 
 
-def threads_of(frames: Frames, pid: int) -> tuple[ThreadStack, ...]:
-    """The main thread as py-spy would print it."""
+def waiting(call: str, threads: int = 1, name: str = "python", state: str = "S") -> WaitingThreads:
+    """Threads that are in this system call."""
+    return WaitingThreads(name=name, state=state, call=call, threads=threads)
+
+
+USUAL = (waiting("futex", 24), waiting("epoll_wait", 2), waiting("futex", 2, "pt_nccl_watchdg"))
+"""Threads of every rank: pools of compiled code, NCCL's own, a client of the store."""
+OF_RANK_0 = (waiting("epoll_wait", 1, "pt_tcpstore_uv"),)
+
+
+def threads_of(look: Look, frames: Frames, pid: int) -> tuple[ThreadStack, ...]:
+    """The main thread as py-spy would print it, and the one that it may have beside it."""
+    main = ThreadStack(thread_id=pid, name="MainThread", active=True, frames=_frames(frames))
+    if not look.thread:
+        return (main,)
+    return main, ThreadStack(thread_id=pid + 1, name="Thread-7", active=False, frames=_frames(look.thread))
+
+
+def _frames(frames: Frames) -> tuple[Frame, ...]:
     split = (text.rpartition(" (") for text in frames)
-    return (
-        ThreadStack(
-            thread_id=pid,
-            name="MainThread",
-            active=True,
-            frames=tuple(Frame(function=name, file=file.rstrip(")"), line=100) for name, _, file in split),
+    return tuple(Frame(function=name, file=file.rstrip(")"), line=100) for name, _, file in split)
+
+
+_FETCH = ("fetch (torch/utils/data/_utils/fetch.py)", "_worker_loop (torch/utils/data/_utils/worker.py)")
+_RUN = ("run (multiprocessing/process.py)", "_bootstrap (multiprocessing/process.py)")
+WORKER_WAITS = Look(
+    state="S", cpu=0.001, io=10.0, call="poll",
+    frames=(("select (selectors.py)", "wait (connection.py)", "get (queues.py)", _FETCH[1], *_RUN),),
+)  # fmt: skip
+"""A data loader's worker with nothing to do."""
+WORKER_WORKS = Look(
+    state="R", cpu=0.4, io=2e6, call="read", frames=(("decode (corpus.py)", "__getitem__ (corpus.py)", *_FETCH, *_RUN),)
+)
+WORKER_READS = replace(WORKER_WAITS, state="D", call="read", frames=(("__getitem__ (corpus.py)", *_FETCH, *_RUN),))
+"""In one read of a storage that is slow."""
+WORKER_SLEEPS = replace(WORKER_READS, state="S", call="clock_nanosleep")
+"""Between two attempts."""
+WORKER_LOCKED = replace(WORKER_READS, state="S", call="futex")
+"""In a lock that its parent held when it was forked."""
+WORKER_FETCHES = replace(WORKER_LOCKED, others=(waiting("recvfrom"),))
+"""Waits for a thread of compiled code, which waits for a server."""
+STARVED = replace(
+    IDLE_GPU, state="S", cpu=0.002, io=10.0, clock_mhz=1410.0, power_w=84.0,
+    frames=(
+        (
+            "wait (threading.py)", "get (queue.py)", "_try_get_data (torch/utils/data/dataloader.py)",
+            "_next_data (torch/utils/data/dataloader.py)", "__next__ (torch/utils/data/dataloader.py)", "train_step (training.py)", *_LOOP,
         ),
-    )
+    ),
+)  # fmt: skip
+"""Waits for its data loader in a step."""
+DEADLOCKED = replace(
+    IDLE_GPU, state="S", cpu=0.001, io=10.0, frames=(("take_turn (state.py)", "train_step (training.py)", *_LOOP),)
+)
+"""Waits for a lock of its own that nobody gives back: `with lock:` has no frame."""

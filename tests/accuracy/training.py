@@ -47,10 +47,23 @@ class Plan:
     redraws: bool = True
     loss: float = 2.4
     loss_noise: float = 0.01
+    workers: int = 0
+    """Of each rank's data loader."""
     pause_s: float = 0.0
     """Every hundred steps or so one step takes this much longer (garbage collection, a slow read)."""
     name: str = "m4"
     user: str = "ura81os"
+
+
+@dataclass
+class Worker:
+    """One of a data loader."""
+
+    pid: int
+    start_ticks: int
+    counted_at: float
+    cpu_s: float = 5.0
+    io_bytes: float = 1e8
 
 
 @dataclass
@@ -68,6 +81,7 @@ class Rank:
     counted_at: float = 0.0
     gone: bool = False
     zombie: bool = False
+    workers: list[Worker] = field(default_factory=list)
 
 
 @dataclass
@@ -188,6 +202,9 @@ class Job:
                         t,
                         looks.LOAD,
                         counted_at=t,
+                        workers=[
+                            Worker(base + 9000 + 40 * number + n, ticks + 100 + n, t) for n in range(self.plan.workers)
+                        ],
                     )
                 )
 
@@ -311,6 +328,14 @@ class Job:
         rank.cpu_s += rank.look.cpu * elapsed_s
         rank.io_bytes += rank.look.io * elapsed_s
         rank.counted_at = max(t, rank.counted_at)
+        look = self.worker_look(rank)
+        for worker in rank.workers:
+            worker.cpu_s += look.cpu * elapsed_s
+            worker.io_bytes += look.io * elapsed_s
+
+    def worker_look(self, rank: Rank) -> Look:
+        """What the workers of a rank look like: they fill their queue while it trains, and then wait for work."""
+        return rank.look.worker or (looks.WORKER_WORKS if rank.look is looks.WORK else looks.WORKER_WAITS)
 
 
 _LOOKS: dict[str, tuple[Look, Look]] = {

@@ -22,7 +22,7 @@ from slurm_watchdog.model.observations import (
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
-from tests.accuracy.training import DIRECTORY, LOG, Job, Node, Plan, Rank
+from tests.accuracy.training import DIRECTORY, LOG, Job, Node, Plan, Rank, Worker
 
 INTERVAL_S = 5.0
 PROBE_EVERY_S = 30.0
@@ -49,6 +49,8 @@ class Said:
     at: float
     processes: list[Process] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
+    dated: bool = True
+    """The agent knows when each line was written; otherwise it was at its look."""
     lines: list[tuple[float, str, str, str]] = field(default_factory=list)
     """(when, job, stream, line)."""
     kernel: list[tuple[float, str]] = field(default_factory=list)
@@ -69,6 +71,8 @@ class World:
         self.jobs: list[Job] = []
         self.mounts = [Mount()]
         self.slurm_answers = True
+        self.dated_lines = True
+        """Agents know when a line was written; otherwise it was when they looked, as it is where no line has a date."""
         self._timetable: list[tuple[float, int, Callable[[float], None]]] = []
         self.now = 0.0
 
@@ -116,7 +120,7 @@ class World:
     def report(self, node: Node) -> Said:
         """Everything that a node's agent sees now. What was read of logs and kernel is not said again."""
         t = self.now
-        said = Said(node, t)
+        said = Said(node, t, dated=self.dated_lines)
         on_gpu: dict[int, Rank] = {}
         for job in self.jobs:
             if job.host is node and job.lines:
@@ -127,6 +131,7 @@ class World:
             for rank in job.ranks:
                 if rank.node == node.name and not rank.gone:
                     said.processes.append(self._process(job, rank, t))
+                    said.processes += [self._worker(job, rank, each) for each in rank.workers]
                     if not rank.zombie:
                         on_gpu[rank.local] = rank
             if job.host is node and job.plan.save_on_disk and job.state == "RUNNING" and job.plan.save_every:
@@ -178,6 +183,14 @@ class World:
             threads=60,
             blocked=blocked,
         )
+
+    def _worker(self, job: Job, rank: Rank, worker: Worker) -> Process:
+        look = job.worker_look(rank)
+        return Process(
+            pid=worker.pid, start_ticks=worker.start_ticks, job_id=job.job_id, role=Role.WORKER, comm="pt_data_worker",
+            state=look.state, uid=1000, step_id="0", rank=rank.number, cpu_s=round(worker.cpu_s, 2),
+            io_bytes=int(worker.io_bytes), threads=3,
+        )  # fmt: skip
 
     def _gpu(self, node: Node, index: int, rank: Rank | None) -> Gpu:
         look = looks.IDLE_GPU if rank is None else rank.look

@@ -13,7 +13,7 @@ from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.incidents import Finding, IncidentKind, MountProbeRequest, StackRequest, Truth
-from slurm_watchdog.model.observations import MountProbe
+from slurm_watchdog.model.observations import Event, EventKind, MountProbe
 from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -214,5 +214,33 @@ def test_questions_about_one_users_jobs_leave_room_in_a_nodes_queue_for_anothers
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_dumps_of_a_late_step_come_as_close_as_is_asked_and_belong_to_their_row() -> None:
+    async def story() -> None:
+        place = Place()
+        early = StackRequest(job_id="7", apart_s=2.0, early=True)
+        line = Event(kind=EventKind.PROGRESS, job_id="7", age_s=1.0, source="/l", step=3, pattern="json")
+        report = Report(
+            node="n1", boot_id="b", agent_id="a", sequence=2, processes=(process(0), process(1)), events=(line,)
+        )
+        place.state.apply_report(report, NOW)
+        for number, moment in enumerate((NOW, NOW + 2.0, NOW + 4.0, NOW + 6.0, NOW + 8.0), 1):
+            place.requests.serve([finding(early)], moment)
+            await settle()
+            for node, command in place.fetched():
+                stacks = tuple(stack(rank, RECV) for rank in range(4) if node_of(rank) == node)
+                place.commands.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
+            await settle()
+            view = place.state.job_view("7", moment + 1)
+            assert view is not None
+            assert view.row is not None
+            assert (view.row.dumps, view.row.over, len(view.snapshots)) == (number, False, 0)
+            place.requests.serve([finding(early)], moment + 1)
+            await settle()
+            assert place.fetched() == []
+        await place.requests.close()
 
     asyncio.run(story())

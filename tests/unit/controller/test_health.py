@@ -23,7 +23,8 @@ from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
-from slurm_watchdog.model.cluster_view import JobView, LogView, Motion
+from slurm_watchdog.model.cluster_view import JobView, LogView
+from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.job_status_message import pulse_message
 from slurm_watchdog.notify.notification import Delivery

@@ -19,7 +19,8 @@ from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, locate, main_
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey, frames_key
 from slurm_watchdog.knowledge import program_kinds
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import JobView, Motion, StackSnapshot
+from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
+from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Role

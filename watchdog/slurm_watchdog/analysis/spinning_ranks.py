@@ -17,7 +17,8 @@ from slurm_watchdog.analysis.progress_limit import has_just_grown
 from slurm_watchdog.analysis.rank_activity import is_quiet
 from slurm_watchdog.diagnose.stacks.spinning import is_named_waiting, keeps_the_lock, where
 from slurm_watchdog.diagnose.stacks.vote import Vote
-from slurm_watchdog.model.cluster_view import JobView, ProcessView, Steady
+from slurm_watchdog.model.cluster_view import JobView, ProcessView
+from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
 

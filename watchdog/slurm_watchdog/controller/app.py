@@ -22,6 +22,7 @@ from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import listening, local_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
@@ -197,6 +198,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     config = controller.config
     own = isinstance(identity, OwnUser)
     controller.personal = own
+    held = HeldAnswers(controller.state, controller.commands, config.agent.interval)
     door = ReportEndpoint(
         identity=identity,
         address_of=controller.state.address_of if config.security.check_node_address and not own else None,
@@ -205,6 +207,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
         healthy=controller.healthy,
         interval_s=config.agent.interval,
         knows_nodes=lambda: controller.state.slurm_at is not None,
+        coming=lambda node: held.coming(node, clock.monotonic()),
     )
     agents = door.server()
     if isinstance(identity, OwnUser):

@@ -9,10 +9,14 @@ Fires: every rank is alive and no step was made for longer than the job's own li
 step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
 checkpoint or an upload, or an evaluation or a compilation that is not stuck; 1 h until 5 steps were seen,
 and after a launcher has started all ranks again. From half the limit on, stacks of all ranks are taken,
-several times.
+several times. Before that limit, from 10 s (`proven_floor`) on, if the hang is proven. Once 50 steps were read, a step
+is late when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of
+them have to show every rank where it was, all but a few in one collective, and the others waiting inside of their own
+process, for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
 that moves data or whose workers compute. If all ranks wait in one collective, none.
-Acts: requeues the job, if the stacks do not move and no process of the job is blocked on a filesystem. If
+Acts: requeues the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
+is proven before the limit after a second look, of five dumps within 11 s. If
 all ranks are in one collective it alerts at once and requeues after 30 min (`busy_limit`), for the network
 may come back. Without any stacks, GPUs that spin, beside few that idle, show the same; acted on after
 `busy_limit`, and only with a rank named.
@@ -30,13 +34,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import (
-    held_by,
-    process_on_storage,
-    rank_on_storage,
-    with_what_holds,
-)
+from slurm_watchdog.analysis.hang_proof import Proof, early_stacks, proof_of_hang
+from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_storage, with_what_holds
 from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
+from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
@@ -53,12 +54,12 @@ from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
-from slurm_watchdog.diagnose.culprit_words import describe, what_they_do
+from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, left_to_storage, ranks_wait, why_not
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.diagnose.stacks.wording import few, group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.parse.training_log.text import split_prefix
 
@@ -73,6 +74,11 @@ class CollectiveHang:
     """Ranks are alive, the training loop does not turn."""
 
     floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
+    proven_floor: float = span(
+        10.0,
+        "The same of a hang that is proven: several dumps show where every rank stands, and that nothing is at work "
+        "that the rank which the others wait for could wait for. As long as `floor`: never sooner than that.",
+    )
     factor: float = option(3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5)
     startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
     warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
@@ -111,7 +117,10 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     finding = replace(finding, wanted=wanted, duration_s=age_s)
     absent = not_joined(job, finding, settings.stepless_limit)
     if absent is not None:
-        return replace(absent, facts=_facts(job, vote(job.snapshots, ranks)))
+        return replace(absent, facts=facts_of(job, vote(job.snapshots, ranks)))
+    early = _before_the_limit(job, finding, clock, settings)
+    if early is not None:
+        return early
     if age_s < limit.seconds and makes_steps(job, settings) and not wants_stacks(job, limit, age_s):
         return finding.ok(f"job {job.job.job_id} makes progress")
     if age_s < limit.seconds and not wanted:
@@ -151,6 +160,37 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     return _bad_finding(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
 
 
+def _before_the_limit(job: JobView, finding: Finding, clock: LoopClock, settings: CollectiveHang) -> Finding | None:
+    """Of a job whose step is late by its own measure: BAD if its stacks prove a hang already; unknown while they are
+    asked for. None: nothing but the limit judges it."""
+    age_s, late_s = clock.age_s, late_after_s(job.progress)
+    if late_s is None or not late_s <= age_s < clock.limit.seconds or clock.unread:
+        return None
+    proof = proof_of_hang(job) if age_s >= settings.proven_floor else None
+    request = early_stacks(job, proof) if settings.proven_floor < settings.floor else None
+    if proof is None and request is None:
+        return None
+    finding = replace(finding, wanted=(*finding.wanted, *([request] if request is not None else ())))
+    if proof is not None:
+        return _proven_finding(job, finding, proof)
+    # What is only late is no suspicion that could hold anything else back.
+    return replace(finding, duration_s=0.0).unknown(f"{clock.words}; late after {late_s:.1f} s by its own measure")
+
+
+def _proven_finding(job: JobView, finding: Finding, proof: Proof) -> Finding:
+    """BAD before the limit; to be acted on once a second look has shown the same."""
+    place = job.progress.place if job.progress else "its start"
+    culprits = with_what_holds(job, proof.culprits)
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {place}: no step for {finding.duration_s:.0f} s (late after "
+        f"{proof.late_s:.1f} s; {proof.dumps} dumps within {proof.span_s:.0f} s show the same, and nothing at work); "
+        f"{held_up_by(culprits, proof.voted)}.",
+        culprits=culprits,
+        facts=facts_of(job, proof.voted),
+        actionable=proof.is_confirmed,
+    )
+
+
 def _why_unjudged(job: JobView) -> str:
     """Why nothing can be said of this job, whatever its clock shows; empty: it can."""
     job_id, ranks = job.job.job_id, job.ranks
@@ -180,9 +220,9 @@ def _spinning_finding(
     return finding.bad(
         f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit "
         f"{limit.seconds:.0f} s, {limit.reason}); "
-        f"{_held_up_by(culprits, voted)}.",
+        f"{held_up_by(culprits, voted)}.",
         culprits=culprits,
-        facts=_facts(job, voted),
+        facts=facts_of(job, voted),
         actionable=age_s >= busy_limit_s,
     )
 
@@ -244,7 +284,7 @@ def _bad_finding(
     stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
     culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
     if age_s < limit.seconds or not stuck:
-        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {_why_not(voted)}")
+        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {why_not(voted)}")
     working = working_process(job, culprits)
     if working is not None:
         process, what = working
@@ -266,9 +306,9 @@ def _bad_finding(
     if alone:
         named = f"{what_they_do(culprits)}, and does nothing"
     elif culprits:
-        named = _held_up_by(culprits, voted)
+        named = held_up_by(culprits, voted)
     elif voted.elsewhere:
-        named = f"{_ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
+        named = f"{ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     error = _logged_error(job, culprits, window_s)
@@ -277,7 +317,7 @@ def _bad_finding(
         f"Job {job.job.job_id} hangs {last}: {clock.words} "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
         culprits=culprits,
-        facts=(*_facts(job, voted), *([_left_to_storage(held)] if held else [])),
+        facts=(*facts_of(job, voted), *([left_to_storage(held)] if held else [])),
         actionable=(progress is not None or has_trained(job) or clock.unread)
         and not finished
         and held is None
@@ -309,46 +349,6 @@ def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) 
     ]
     last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
     return "" if last is None else shortened(split_prefix(last.event.line)[0], EXCERPT_CHARS).rstrip(".:")
-
-
-def _left_to_storage(held: ProcessView) -> str:
-    """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes
-    before the answer."""
-    blocked = held.process.blocked
-    if blocked is not None and blocked.mount is None:
-        return (
-            f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which "
-            "filesystem it is cannot be told"
-        )
-    where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
-    return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
-
-
-def _why_not(voted: Vote) -> str:
-    if voted.missing:
-        return f"the stacks of rank {few(voted.missing)} are missing"
-    if voted.moving is None:
-        return "the stacks are not in yet"
-    if voted.moving:
-        return "the ranks still move"
-    return "nothing moves" if voted.waiting else "no rank waits in a collective"
-
-
-def _facts(job: JobView, voted: Vote) -> tuple[str, ...]:
-    facts = [f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]]
-    facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
-    facts += [
-        f"{p.node} rank {p.process.rank}: state {p.process.state}" for p in job.ranks if p.process.state in "DTt"
-    ][:8]
-    return tuple(facts)
-
-
-def _ranks_wait(number: int) -> str:
-    return "1 rank waits" if number == 1 else f"{number} ranks wait"
-
-
-def _held_up_by(culprits: tuple[Culprit, ...], voted: Vote) -> str:
-    return f"{what_they_do(culprits)}, {_ranks_wait(voted.waiting)} for {'them' if len(culprits) > 1 else 'it'}"
 
 
 SPEC = DetectorSpec(

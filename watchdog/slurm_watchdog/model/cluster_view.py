@@ -9,7 +9,8 @@ from functools import cached_property
 from itertools import islice
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.evidence import Frame, ProcessStack
+from slurm_watchdog.model.dump_rows import Motion, Steady
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
@@ -38,6 +39,9 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does;
     None: it never was."""
+    worked_age_s: float | None = None
+    """Since a report that showed that it had computed or moved data since the one before, or that was the first of it;
+    None: not known."""
     quiet_s: float | None = None
     """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it
     never did, or nobody knows."""
@@ -71,6 +75,12 @@ class Progress(Struct, frozen=True, kw_only=True):
     was seen."""
     intervals_s: tuple[float, ...] = ()
     """The recent times between two rises, oldest first."""
+    paces_s: tuple[float, ...] = ()
+    """The recent times between two rises in training alone, oldest first: without evaluations and checkpoints."""
+    longest_pace_s: float = 0.0
+    """The longest such time of the last day; 0: none was seen."""
+    read_age_s: float | None = None
+    """Since `source` was last read to its end; None: not known. What was not read then was not written."""
     step_s: float | None = None
     """Of one step, the median of the recent ones; None until two rises were seen."""
     stride: int = 1
@@ -163,43 +173,14 @@ class StackSnapshot(Struct, frozen=True, kw_only=True):
     """Nodes that did not answer in time."""
 
 
-class Steady(Struct, frozen=True, kw_only=True):
-    """A rank that runs Python in one small loop, as dump after dump since the last step had it; see
-    slurm_watchdog.diagnose.stacks.spinning. `*_at` are on the clock of `ClusterView.now`."""
+class StillRow(Struct, frozen=True, kw_only=True):
+    """Dumps since the last step in which every rank stood where it stood in the first of them."""
 
-    node: str
-    pid: int
-    rank: int
-    first_at: float
-    last_at: float
     dumps: int
-    with_gil: int
-    """Dumps in which its main thread held the interpreter's lock."""
-    stacks: tuple[tuple[Frame, ...], ...]
-    """The different ones, innermost frame first."""
-    io_bytes: int
-    """Read and written by the first of these dumps; hardly more since."""
-    resident_bytes: tuple[int, int]
-    """The least and the most."""
-    cpu_s: tuple[float, float]
-    """Of the whole process, at the first and at the last dump."""
-
-
-class Motion(Struct, frozen=True, kw_only=True):
-    """What the dumps of one run say of a loop whose steps cannot be read; see
-    slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of `ClusterView.now`."""
-
-    last_at: float
-    """Of the newest dump."""
-    trained: int = 0
-    """Dumps since whose predecessor it had moved, with a rank in the code of a training."""
-    still_from_at: float | None = None
-    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is
-    not known."""
-    still_looks: int = 0
-    """Dumps of that row."""
-    pauses_s: tuple[float, ...] = ()
-    """How long earlier such rows lasted, until somebody moved again; oldest first."""
+    snapshots: tuple[StackSnapshot, ...]
+    """The first and the last two, oldest first."""
+    over: bool = False
+    """Somebody has moved since, or was not seen: until the next step this row proves nothing any more."""
 
 
 class ErrorLine(Struct, frozen=True, kw_only=True):
@@ -237,6 +218,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     checkpoint: Checkpoint | None = None
     snapshots: tuple[StackSnapshot, ...] = ()
     """Taken since the last step, oldest first."""
+    row: StillRow | None = None
+    """Of the dumps that began when the step was late by its own measure; None: none was taken."""
     errors: tuple[ErrorLine, ...] = ()
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(pattern, ranks) of those that said so since the last step."""

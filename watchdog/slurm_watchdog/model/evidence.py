@@ -22,6 +22,18 @@ class ThreadStack(Struct, frozen=True, kw_only=True):
     """Whether it held the interpreter's lock at the moment of the dump."""
 
 
+class WaitingThreads(Struct, frozen=True, kw_only=True):
+    """Threads of one process, without its main one, that are alike."""
+
+    name: str
+    """As the kernel has it (comm)."""
+    state: str
+    """One letter of /proc/PID/stat."""
+    call: str
+    """The system call that they are in; empty: none, they run."""
+    threads: int
+
+
 class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """The Python stacks of one process, or why there are none."""
 
@@ -46,6 +58,8 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
     resident_bytes: int | None = None
     """Of its memory, so much is in RAM."""
+    others: tuple[WaitingThreads, ...] | None = None
+    """Its threads without the main one, those of compiled code included; None: not known of all of them."""
 
 
 class StackDump(Struct, frozen=True, kw_only=True):

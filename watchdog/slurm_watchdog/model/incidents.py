@@ -96,6 +96,8 @@ class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     """Time between two dumps, so that they can tell stuck from busy."""
     later_s: float | None = None
     """Time between two dumps once several are in; None: unchanged."""
+    early: bool = False
+    """The step is late by its own measure alone: at most so many of an hour (EARLY_DUMPS_AN_HOUR), `apart_s` apart."""
 
 
 class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base.clock import monotonic
+from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.evidence import ProcessStack
@@ -26,7 +27,7 @@ PROBE_EVERY_S: Final = 15.0
 """A filesystem in trouble is asked this often whether it answers again."""
 LATER_DUMPS_EVERY_S: Final = 300.0
 """Once several dumps are in, the stacks are refreshed no more often than this."""
-EARLY_DUMPS: Final = 3
+FIRST_DUMPS: Final = 3
 PROBES, PROBES_OF_USER = 512, 64
 """Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as
 he likes (FUSE)."""
@@ -45,6 +46,7 @@ class EvidenceRequests:
         self._dump_deadline_s = max(DUMP_DEADLINE_S, 3 * interval_s)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, float] = {}
+        self._early = EarlyBudget()
 
     def serve(self, findings: Iterable[Finding], now: float) -> None:
         """Starts what is wanted and not under way; never waits."""
@@ -62,13 +64,15 @@ class EvidenceRequests:
         key = f"stacks:{wanted.job_id}.{view.job.restarts}"
         taken = len(view.snapshots)
         last_at = self._last.get(key, float("-inf"))
-        every_s = wanted.apart_s if taken < EARLY_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
-        if key in self._tasks or now - last_at < every_s:
+        every_s = wanted.apart_s if taken < FIRST_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
+        if wanted.early:
+            every_s = wanted.apart_s
+        if key in self._tasks or now - last_at < every_s or (wanted.early and not self._early.spend(key, now)):
             return
         self._remember(key, now)
-        self._spawn(key, self._dump_job(view.job))
+        self._spawn(key, self._dump_job(view.job, now if wanted.early else None))
 
-    async def _dump_job(self, job: SlurmJob) -> None:
+    async def _dump_job(self, job: SlurmJob, early_asked_at: float | None) -> None:
         deadline_s, restarts, nodes = self._dump_deadline_s, job.restarts, job.nodes
         results = await asyncio.gather(
             *(
@@ -88,7 +92,7 @@ class EvidenceRequests:
             stacks.extend(replace(stack, node=node) for stack in result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
-        self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic())
+        self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic(), early_asked_at)
 
     def probe(self, wanted: MountProbeRequest, now: float) -> None:
         """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""

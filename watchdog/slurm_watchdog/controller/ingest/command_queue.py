@@ -19,6 +19,8 @@ class CommandQueue:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
+        self._arrivals: dict[str, asyncio.Event] = {}
+        """Node -> whose answer is held until something is asked of it."""
         self._of_user: dict[str, int] = {}
         """Command that waits -> whose job it is about, of those that count for a user's share."""
 
@@ -39,6 +41,8 @@ class CommandQueue:
         future: asyncio.Future[CommandResult] = asyncio.get_running_loop().create_future()
         self._futures[command.id] = future
         queue.append(command)
+        if node in self._arrivals:
+            self._arrivals[node].set()
         try:
             return await asyncio.wait_for(future, deadline_s)
         except TimeoutError:
@@ -54,6 +58,18 @@ class CommandQueue:
     def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
         return tuple(self._waiting.pop(node, ()))
+
+    async def arrival(self, node: str, limit_s: float) -> tuple[Command, ...]:
+        """The commands for a node as soon as there are any, handed out once; none after `limit_s`."""
+        arrived = self._arrivals.setdefault(node, asyncio.Event())
+        try:
+            await asyncio.wait_for(arrived.wait(), limit_s)
+        except TimeoutError:
+            pass
+        finally:
+            if self._arrivals.get(node) is arrived:
+                del self._arrivals[node]
+        return self.pop(node)
 
     def resolve(self, result: CommandResult) -> None:
         """An answer has come; one that nobody waits for any more is dropped."""

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -19,7 +20,7 @@ from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_m
 from slurm_watchdog.identity.munge_sessions import AuthenticationError, Sessions
 from slurm_watchdog.identity.secret_files import real_path
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
 from slurm_watchdog.wire.http_messages import Answer, Head, Request
@@ -51,7 +52,7 @@ Identity = Context | tuple[Sessions, Decoder] | OwnUser
 class ReportEndpoint:
     """Checks a report at the edge and hands it on. Refusals are counted and change nothing else."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one door, and all that it asks
         self,
         *,
         identity: Identity,
@@ -62,10 +63,13 @@ class ReportEndpoint:
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
         is_own: Callable[[str], bool] = is_loopback,
+        coming: Callable[[str], Awaitable[tuple[Command, ...]] | None] = lambda node: None,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
         nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
-        machine's, whose connections are bounded by their total only."""
+        machine's, whose connections are bounded by their total only. `coming`: what will be asked of a node
+        within moments, where its answer is to wait for it."""
+        self._coming = coming
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
@@ -221,15 +225,18 @@ class ReportEndpoint:
 
     async def _resolve_and_accept(self, report: Report, size: int, remote: str) -> Answer:
         await self._resolve(report.node)
-        return self._accept_report(report, size, self._wrong_node(report.node, remote) or "")
+        answer = self._accept_report(report, size, self._wrong_node(report.node, remote) or "")
+        return answer if isinstance(answer, Answer) else await answer
 
-    def _accept_report(self, report: Report, size: int, problem: str) -> Answer:
+    def _accept_report(self, report: Report, size: int, problem: str) -> Answer | Awaitable[Answer]:
         if problem:
             return self._refuse("wrong_node", 403, problem)
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
         if not self._by_node.acquire(report.node, size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
-        return Answer(encode_reply(self._accept(report, size)))
+        reply = self._accept(report, size)
+        coming = None if reply.commands or reply.want_full else self._coming(report.node)
+        return Answer(encode_reply(reply)) if coming is None else _answer_later(reply, coming)
 
     def _too_early(self, remote: str) -> bool:
         return self._address_of is not None and not self._limits.is_own(remote) and not self._knows_nodes()
@@ -262,6 +269,10 @@ class ReportEndpoint:
     def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()
         return _sentence(status, sentence)
+
+
+async def _answer_later(reply: Reply, coming: Awaitable[tuple[Command, ...]]) -> Answer:
+    return Answer(encode_reply(replace_fields(reply, commands=await coming)))
 
 
 def _proven(answer: Answer, session: Session, counter: int) -> Answer:

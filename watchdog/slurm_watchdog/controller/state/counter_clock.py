@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from slurm_watchdog.controller.state.paces import Paces
 from slurm_watchdog.controller.state.step_history import DatedLines, StepHistory
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 
@@ -49,6 +50,7 @@ class CounterClock:
     alone: int = 0
     """Counts of this one since."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    paces: Paces = field(default_factory=Paces)
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """(when, step): the last of those that were read at once."""
     times: deque[StepTime] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))

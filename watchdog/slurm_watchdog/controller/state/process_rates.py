@@ -17,6 +17,12 @@ ASLEEP_LOOKS, ASLEEP_S = 6, 30.0
 """Where nobody tells its time, a process that was found running as often before, and now asleep in each of so
 many looks, uses none."""
 
+WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5
+"""Cores, and bytes a second: who uses more from one report to the next has something to do. A thread that looks
+around every second uses a tenth of it."""
+LEAST_LOOK_S = 1.5
+"""Between two such reports: CPU time is counted in hundredths of a second."""
+
 MOMENT_S = 15.0
 """A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
 
@@ -41,7 +47,13 @@ class ProcessRates:
     asleep_at: float = 0.0
     """When the first of these was."""
 
+    worked_at: float | None = None
+    """When it was last seen to have worked since the report before; None: never."""
+    _before: tuple[float, float, int | None] | None = None
+    """(when, CPU time, bytes) of that report."""
+
     def update(self, process: Process, now: float) -> None:
+        self._note_work(process, now)
         if (process.blocked is not None or process.state == "D") and _waits_for_a_moment(process):
             self.storage_at = now
         if process.cpu_s <= 0.0:
@@ -61,6 +73,20 @@ class ProcessRates:
         known = process.io_bytes is not None and self.io_bytes is not None
         self.io_bytes_s = max(0, (process.io_bytes or 0) - (self.io_bytes or 0)) / elapsed_s if known else None
         self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
+
+    def _note_work(self, process: Process, now: float) -> None:
+        before = self._before
+        passed_s = LEAST_LOOK_S if before is None else now - before[0]
+        if passed_s < LEAST_LOOK_S:
+            return
+        self._before = (now, process.cpu_s, process.io_bytes)
+        if before is None:
+            self.worked_at = now
+            return
+        counted = process.io_bytes is not None and before[2] is not None
+        moved_bytes = (process.io_bytes or 0) - (before[2] or 0) if counted else 0
+        if process.cpu_s - before[1] > WORKS_CPU * passed_s or moved_bytes > WORKS_BYTES_S * passed_s:
+            self.worked_at = now
 
     def _note_state(self, state: str, now: float) -> None:
         if state not in ("S", "I"):

@@ -39,10 +39,15 @@ LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 
 
 def apply_step(
-    clocks: dict[Counter, CounterClock], event: Event, at: float, troubled_at: float, phase: str | None = None
+    clocks: dict[Counter, CounterClock],
+    event: Event,
+    at: float,
+    troubled_at: float,
+    phase: str | None = None,
+    saved_at: float = float("-inf"),
 ) -> bool:
     """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it
-    is progress.
+    is progress. `saved_at`: when a checkpoint was complete last.
 
     A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
     end. An interval in which there was trouble (`troubled_at`, the last moment with an open incident) teaches
@@ -70,7 +75,7 @@ def apply_step(
                 # It is the other program's turn: how far apart the two are says nothing about steps.
                 clock.count, clock.rose_at, clock.lower, clock.step = number, at, None, event.step or 0
                 return True
-        _rise(clock, event, number, at, troubled_at, phase)
+        _rise(clock, event, number, at, troubled_at, phase, saved_at)
         clock.alone += 1
         if clock.alone > ALONE_AFTER:
             clock.turns, clock.other = 0, None
@@ -81,7 +86,7 @@ def apply_step(
         return False
     if _epoch_ended(clock, event, number):
         clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
-        _rise(clock, event, number, at, troubled_at, phase)
+        _rise(clock, event, number, at, troubled_at, phase, saved_at)
         return True
     if clock.lower is not None and number > clock.lower:
         new = clocks[key] = _reset(clock, event, number, at)
@@ -118,9 +123,20 @@ def _new_clock(event: Event, number: float, at: float) -> CounterClock:
     )  # fmt: skip
 
 
-def _rise(clock: CounterClock, event: Event, number: float, at: float, troubled_at: float, phase: str | None) -> None:
+def _rise(
+    clock: CounterClock,
+    event: Event,
+    number: float,
+    at: float,
+    troubled_at: float,
+    phase: str | None,
+    saved_at: float,
+) -> None:
     if at > clock.rose_at > troubled_at and clock.seen > 1:
         clock.intervals_s.append(at - clock.rose_at)
+    if at > clock.rose_at and clock.seen > 1 and phase is None:
+        since = max(clock.rose_at, saved_at) if saved_at < at else clock.rose_at
+        clock.paces.add(at - since, at, troubled=clock.rose_at <= troubled_at)
     if event.step is not None:
         if clock.first_step is not None:  # from where a bar begins a run that was resumed jumps to its first step
             clock.stride = max(0, event.step - clock.step)
@@ -151,7 +167,7 @@ def _reset(clock: CounterClock, event: Event, number: float, at: float) -> Count
     new.first_step = int(lower) if new.is_step else 0
     new.seen, new.rose, new.begun_anew = 2, clock.rose + 1, clock.begun_anew + 1
     if new.is_step and max(clock.first_step or 0, lower) <= max(1, clock.stride):
-        new.seen, new.intervals_s = clock.seen + 1, clock.intervals_s
+        new.seen, new.intervals_s, new.paces = clock.seen + 1, clock.intervals_s, clock.paces
     return new
 
 
@@ -218,6 +234,8 @@ def read_progress(
         steps_seen=main.seen,
         rises=main.rose,
         intervals_s=tuple(main.intervals_s),
+        paces_s=main.paces.recent_s(),
+        longest_pace_s=main.paces.longest_s(now),
         step_s=main.step_s,
         stride=max(1, main.stride),
         widest_stride=max([1, *main.strides]),

@@ -15,8 +15,10 @@ from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
+from slurm_watchdog.controller.state.still_row import Row
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
-from slurm_watchdog.model.cluster_view import JobView, Motion, Steady
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
@@ -131,6 +133,8 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
+    row: Row | None = None
+    """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
     motion: Motion | None = None
@@ -162,6 +166,7 @@ class Run:
     def forget_dumps(self) -> None:
         """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
         self.snapshots.clear()
+        self.row = None
         self.motion = None if self.motion is None else motion.interrupted(self.motion)
 
     def forget(self, key: ProcessKey) -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
+from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
 from slurm_watchdog.controller.state.run import ProcessKey, Run
@@ -131,7 +132,7 @@ def _note_saved(run: Run, event: Event, at: float) -> None:
 def _note_progress(run: Run, event: Event, at: float) -> None:
     troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
     run.clocks_before = {}
-    if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None):
+    if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None, run.saved_at):
         run.phase = None if run.phase and run.phase[1] <= at else run.phase
         run.forget_dumps()
         run.motion = None if run.motion is None else rank_motion.stepped(run.motion)
@@ -203,8 +204,22 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     run.disk_steps.put(found.directory, found.step, run.name, node)
 
 
+def note_early_dump(
+    run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float, asked_at: float
+) -> None:
+    """One dump of all ranks that was asked for because the step was late by its own measure. It belongs to the row
+    that may prove a hang, and to nothing else: what is judged by the limit of a job rests on dumps that were taken
+    near that limit. If a step has come since it was asked for, it shows what was before that."""
+    clock = main_clock(run.clocks)
+    if clock is not None and clock.rose_at <= asked_at:
+        run.row = still_row.follow(run.row, (at, stacks, silent))
+        run.restless = True
+
+
 def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str, ...], at: float) -> None:
     """One dump of all ranks."""
+    if run.row is not None:
+        run.row = still_row.follow(run.row, (at, stacks, silent))
     before = run.steady if run.snapshots else {}
     run.snapshots.append((at, stacks, silent))
     run.restless = True

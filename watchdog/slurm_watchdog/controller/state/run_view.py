@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
@@ -15,6 +18,7 @@ from slurm_watchdog.model.cluster_view import (
     JobView,
     LogView,
     ProcessView,
+    Progress,
     RankGpu,
     StackSnapshot,
 )
@@ -30,11 +34,12 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         run_age_s=now - max(run.began_at, run.grace_from),
         step_id=run.step_id,
         processes=process_views(run, now),
-        progress=read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now),
+        progress=_progress(run, now),
         phase=run.phase[0] if run.phase else None,
         log=log_view(run, now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
+        row=None if run.row is None else still_row.view(run.row, now),
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
@@ -54,6 +59,18 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
     )
+
+
+def _progress(run: Run, now: float) -> Progress | None:
+    found = read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now)
+    if found is None:
+        return None
+    read_at = [
+        at
+        for (_, path), (log, at) in run.logs.items()
+        if path == found.source and log.error is None and not log.lag_bytes
+    ]
+    return replace(found, read_age_s=max(0.0, now - max(read_at))) if read_at else found
 
 
 def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
@@ -76,6 +93,7 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
                 cpu_ratio=None if rate is None else rate.cpu_ratio,
                 io_bytes_s=None if rate is None else rate.io_bytes_s,
                 storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
+                worked_age_s=None if rate is None or rate.worked_at is None else now - rate.worked_at,
                 quiet_s=None if rate is None or rate.busy_at is None else now - rate.busy_at,
             )
         )

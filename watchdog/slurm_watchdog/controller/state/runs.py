@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.past_jobs import PastJobs
 from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, started_at
-from slurm_watchdog.controller.state.run_updates import note_snapshot
+from slurm_watchdog.controller.state.run_updates import note_early_dump, note_snapshot
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.past_runs import EndedJob
@@ -110,11 +110,17 @@ class Runs:
         stacks: tuple[ProcessStack, ...],
         silent: tuple[str, ...],
         now: float,
+        early_asked_at: float | None = None,
     ) -> None:
-        """One dump of all ranks; dropped if the job has restarted since it was asked for."""
+        """One dump of all ranks; dropped if the job has restarted since it was asked for. `early_asked_at`: when that
+        was, of one that is early (StackRequest.early)."""
         run = self._runs.get(job_id)
-        if run is not None and run.job.restarts == restarts:
+        if run is None or run.job.restarts != restarts:
+            return
+        if early_asked_at is None:
             note_snapshot(run, stacks, silent, now)
+        else:
+            note_early_dump(run, stacks, silent, now, early_asked_at)
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
         """Restarts the clocks of these jobs (all by default): a cause has gone, or the controller slept."""

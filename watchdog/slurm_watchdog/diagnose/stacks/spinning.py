@@ -19,7 +19,7 @@ from slurm_watchdog.diagnose.stacks.places import RankPlace, is_waiting_room, lo
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import Steady
+from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack
 
 MAX_STACKS = 64
@@ -69,11 +69,16 @@ def _may_spin(place: RankPlace) -> bool:
         return False
     if any(place_of(frame.function, frame.file) not in PLACES for frame in frames):
         return False
+    return not is_named_work(frames)
+
+
+def is_named_work(frames: Sequence[Frame]) -> bool:
+    """Whether a function, or the file of one of the innermost, is named after something that takes its time."""
     own = [frame for frame in frames if not is_waiting_room(frame.file)]
     if any(has_word(frame.function, WORK) for frame in own):
-        return False
+        return True
     files = [_named_after(frame.file) for frame in own[:NAMED_FILES]]
-    return not any(name in REGULAR or has_word(name, WORK) for name in files)
+    return any(name in REGULAR or has_word(name, WORK) for name in files)
 
 
 def _named_after(file: str) -> str:

@@ -1,0 +1,295 @@
+"""A hang that is proven before the limit of its job: part of `collective_hang`. Pure.
+
+The limit is patient because most of what takes long is healthy. What is asked for here is not long, but stuck: from
+dump after dump, seconds apart, since the step was late by its own measure. All ranks stand where they stood, all but
+a few in the same frames of one collective. Each of the others waits *inside of its own process*, for a lock, a queue
+or its data loader, and nothing is at work that could give it what it waits for: no thread of it, compiled code
+included, is in a call in which the threads of the waiting ranks are not; its workers stand where theirs stand, who have
+nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data. Or all stand idle in
+collectives, and one alone in another one than all the others.
+
+A sleep, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work: these end
+by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the run has
+been without a step for longer than ever in the last day.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_watchdog.analysis.held_processes import is_held, is_on_storage
+from slurm_watchdog.analysis.job_state import has_ended
+from slurm_watchdog.analysis.lateness import is_late, late_after_s
+from slurm_watchdog.analysis.progress_limit import has_just_grown
+from slurm_watchdog.analysis.rank_activity import FALLEN_POWER
+from slurm_watchdog.analysis.rank_motion import STILL_BYTES_S, STILL_CPU
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, locate, normal_file, place_of
+from slurm_watchdog.diagnose.stacks.spinning import is_named_work
+from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.diagnose.stacks.waiting import MAYBE_WAITING, ProcessKey, frames_key
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import JobView, ProcessView, StillRow
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.incidents import Culprit, StackRequest
+from slurm_watchdog.model.observations import Role
+
+DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
+"""So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
+SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 11.0, 4.0
+"""So many, over so long, before anything is done: a second look, some seconds after the verdict."""
+LIFT = 1.5
+"""The longest time between two steps of the last day has to be exceeded so many times."""
+MAX_OUTSIDE = 0.25
+"""Share of the ranks that may stand outside; one in any case."""
+SAVED_LATELY_S = 60.0
+"""A checkpoint that was seen to grow so lately may still be written: agents look every 30 s."""
+LEAST_UNANIMOUS = 3
+"""So many ranks in one collective, and one alone in another."""
+OTHERS_CPU = 0.1
+"""Cores, of all threads of a process that waits: watchdogs, heartbeats and monitors use a few hundredths."""
+CPU_GRAIN_S = 0.02
+"""CPU time is counted in hundredths of a second."""
+LOCK_CALLS = frozenset({"futex", "futex_waitv", "semop", "semtimedop"})
+"""Calls in which a thread waits for another one: as `wait_syscalls` has them, but for locks on files."""
+QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}
+"""… and for a pipe of `multiprocessing`, where the frames say that it is one."""
+MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "__iter__"})
+"""A worker below one of these has work."""
+TALK = frozenset({"ssl.py", "socket.py", "selectors.py", "subprocess.py", "client.py", "base_events.py"})
+"""Files of the interpreter's library in which a thread waits for another program."""
+INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
+"""What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
+SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
+"""Beginnings of the names (comm) of torch's own threads that listen for other ranks for as long as the job lives."""
+
+
+class Proof(Struct, frozen=True, kw_only=True):
+    """Who keeps the others waiting."""
+
+    culprits: tuple[Culprit, ...]
+    voted: Vote
+    late_s: float
+    """The step was late so long after the one before."""
+    dumps: int
+    span_s: float
+    """Between the first and the last of them."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether a second look has shown the same."""
+        return self.dumps >= SECOND_LOOK_DUMPS and self.span_s >= SECOND_LOOK_S
+
+
+class _Seen(Struct, frozen=True, kw_only=True):
+    """What the dumps of one row show."""
+
+    job: JobView
+    dumps: tuple[Mapping[ProcessKey, ProcessStack], ...]
+    """Oldest first."""
+    theirs: tuple[ProcessKey, ...]
+    """The ranks that wait for the others."""
+    since_s: float
+    """Age of the first."""
+    span_s: float
+    """From it to the last."""
+
+
+def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:
+    """The next dump of a job that is late; None: none before the limit comes near. Once somebody was seen to move,
+    the step is merely slow; what five dumps have not proven has to wait for the limit."""
+    row = job.row
+    if not is_late(job) or _speaks_against(job) or (row is not None and row.over):
+        return None
+    if row is None or row.dumps < DUMPS or _row_s(row) < SPAN_S:
+        return StackRequest(job_id=job.job.job_id, apart_s=APART_S, early=True)
+    if row.dumps < SECOND_LOOK_DUMPS or (proven is not None and not proven.is_confirmed):
+        return StackRequest(job_id=job.job.job_id, apart_s=SECOND_APART_S, early=True)
+    return None
+
+
+def proof_of_hang(job: JobView) -> Proof | None:
+    """The proof, None while there is none."""
+    row, progress, late_s = job.row, job.progress, late_after_s(job.progress)
+    if row is None or row.over or row.dumps < DUMPS or progress is None or late_s is None or not is_late(job):
+        return None
+    span_s = _row_s(row)
+    began_late = progress.age_s - row.snapshots[0].age_s >= late_s - 1.0
+    if span_s < SPAN_S or not began_late or progress.age_s < LIFT * progress.longest_pace_s or _speaks_against(job):
+        return None
+    voted = vote(row.snapshots, job.ranks)
+    culprits = _culprits(job, row, voted, span_s)
+    if not culprits:
+        return None
+    return Proof(culprits=culprits, voted=voted, late_s=late_s, dumps=row.dumps, span_s=span_s)
+
+
+def _row_s(row: StillRow) -> float:
+    return row.snapshots[0].age_s - row.snapshots[-1].age_s
+
+
+def _speaks_against(job: JobView) -> bool:
+    """Whether something is not known of this job, or shows that it does something else than to train."""
+    ranks = job.ranks
+    unknown = job.silent_nodes or job.unlisted or not ranks or not all(rank.alive for rank in ranks)
+    if unknown or not job.every_rank_known or {rank.node for rank in ranks} < set(job.job.nodes):
+        return True
+    saves = has_just_grown(job, SAVED_LATELY_S) or any(each.writing for each in job.checkpoints_on_disk)
+    if saves or (job.saving_age_s is not None and job.saving_age_s < SAVED_LATELY_S):
+        return True
+    held = any(each.alive and (is_on_storage(each) or is_held(each)) for each in job.processes)
+    return held or has_ended(job) or job.renewed
+
+
+def _culprits(job: JobView, row: StillRow, voted: Vote, span_s: float) -> tuple[Culprit, ...]:
+    outside = {(each.node, each.rank, each.pid) for each in voted.outside}
+    few = len(outside) <= max(1, MAX_OUTSIDE * len(job.ranks)) and len(outside) == len(voted.outside)
+    if not outside or not few or voted.moving is not False or not voted.waiting or voted.undumped or voted.missing:
+        return ()
+    dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in row.snapshots)
+    ranks = [(rank.node, rank.process.pid, rank.process.start_ticks) for rank in job.ranks]
+    places = {key: locate(dumps[-1][key]) for key in ranks}
+    theirs = tuple(key for key in ranks if (key[0], places[key].rank, key[1]) not in outside)
+    if not _wait_together([places[key] for key in theirs]) or any(places[key].contexts for key in ranks):
+        return ()
+    if not all(_moves_nothing(dumps[0][key], dumps[-1][key], span_s) for key in ranks) or _a_gpu_computes(job):
+        return ()
+    mine = [key for key in ranks if key not in theirs]
+    if all(places[key].place in WAITS_FOR_PEERS for key in mine):
+        idle = all(_uses_no_time(dumps[0][key], dumps[-1][key], span_s) for key in ranks)
+        return voted.outside if idle and len(theirs) >= LEAST_UNANIMOUS else ()
+    seen = _Seen(job=job, dumps=dumps, theirs=theirs, since_s=row.snapshots[0].age_s, span_s=span_s)
+    return voted.outside if all(_is_stuck(seen, key) for key in mine) else ()
+
+
+def _wait_together(places: Sequence[RankPlace]) -> bool:
+    """Whether all of these stand in the same frames of one collective, or where one shows in DDP and NCCL."""
+    return len({frames_key(each) for each in places}) == 1 and places[0].place in (
+        (WAITS_FOR_PEERS - {Place.RENDEZVOUS}) | MAYBE_WAITING
+    )
+
+
+def _a_gpu_computes(job: JobView) -> bool:
+    """Whether a GPU of it draws nearly what it draws in training."""
+    known = [(each.view.gpu.power_w, each.view.usual_power_w) for each in job.gpus]
+    return any(power is not None and usual is not None and power >= FALLEN_POWER * usual for power, usual in known)
+
+
+def _moves_nothing(first: ProcessStack, last: ProcessStack, span_s: float) -> bool:
+    if first.io_bytes is None or last.io_bytes is None or last.state in (None, "D", "T", "t"):
+        return False
+    return last.io_bytes - first.io_bytes <= STILL_BYTES_S * span_s
+
+
+def _uses_no_time(first: ProcessStack, last: ProcessStack, span_s: float) -> bool:
+    if first.main_cpu_s is None or last.main_cpu_s is None or last.state == "R":
+        return False
+    own_s, all_s = last.main_cpu_s - first.main_cpu_s, last.cpu_s - first.cpu_s
+    return own_s <= STILL_CPU * span_s + CPU_GRAIN_S and all_s <= OTHERS_CPU * span_s + CPU_GRAIN_S
+
+
+def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
+    """Whether the rank of `key` waits inside of its own process for what nobody is about to give it."""
+    first, last = seen.dumps[0][key], seen.dumps[-1][key]
+    place = locate(last)
+    by_queue = place.place in (Place.QUEUE, Place.DATALOADER)
+    calls = {dump[key].syscall for dump in seen.dumps}
+    if not calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) or not _is_inside(place.raw):
+        return False
+    if not _uses_no_time(first, last, seen.span_s):
+        return False
+    if not _threads_rest(first, last, [seen.dumps[-1][each] for each in seen.theirs]):
+        return False
+    beside = [
+        each for each in seen.job.processes if each.alive and each.node == key[0] and each.process.role is not Role.RANK
+    ]
+    mine = [each for each in beside if each.process.rank in (None, place.rank)]
+    if not all(_rests(each, seen.since_s) for each in mine):
+        return False
+    return place.place is not Place.DATALOADER or _workers_rest(seen, place.rank, mine)
+
+
+def _workers_rest(seen: _Seen, rank: int, mine: Iterable[ProcessView]) -> bool:
+    """Whether every worker of this rank's data loader, of which there is one at least, waits for work or in a lock."""
+    last = seen.dumps[-1].values()
+    idle_in = {frames_key(locate(s)) for s in last if s.role is Role.WORKER and s.rank != rank and s.error is None}
+    workers = [each for each in mine if each.process.role is Role.WORKER]
+    dumps = (seen.dumps[0], seen.dumps[-1])
+    return bool(workers) and all(
+        _worker_rests([dump.get(_key(each)) for dump in dumps], idle_in, seen.span_s) for each in workers
+    )
+
+
+def _key(process: ProcessView) -> ProcessKey:
+    return process.node, process.process.pid, process.process.start_ticks
+
+
+def _is_inside(frames: Iterable[Frame]) -> bool:
+    """Whether these frames, outermost included, tell of nothing but a wait inside of the process."""
+    frames = tuple(frames)
+    return all(place_of(each.function, each.file) in INSIDE for each in frames) and not is_named_work(frames)
+
+
+def _talks(frames: Iterable[Frame]) -> bool:
+    """Whether these frames are about somebody outside of the process."""
+    return any(normal_file(frame.file).rpartition("/")[2] in TALK for frame in frames)
+
+
+def _threads_rest(first: ProcessStack, last: ProcessStack, peers: Sequence[ProcessStack]) -> bool:
+    """Whether no thread of this process, beside its main one, does what no thread of its peers does."""
+    usual = {_frames(thread) for peer in peers for thread in peer.threads}
+    before = {_frames(thread) for thread in first.threads}
+    for thread in last.threads:
+        unlike = _frames(thread) not in usual and thread.thread_id != last.pid and thread.name != "MainThread"
+        rests = _frames(thread) in before and _is_inside(thread.frames) and not _talks(thread.frames)
+        if unlike and thread.frames and not rests:
+            return False
+    mine, theirs = _calls(last), [calls for peer in peers if (calls := _calls(peer)) is not None]
+    if mine is None or not theirs:
+        return False
+    return all(count <= max(each[call] for each in theirs) for call, count in mine.items() if call not in LOCK_CALLS)
+
+
+def _frames(thread: ThreadStack) -> tuple[tuple[str, str], ...]:
+    return tuple((frame.function, frame.file) for frame in thread.frames)
+
+
+def _calls(stack: ProcessStack) -> Counter[str] | None:
+    """System calls of its threads, and in `D` those that wait for a disk; None: not known."""
+    if stack.others is None:
+        return None
+    found: Counter[str] = Counter()
+    for row in stack.others:
+        if not row.name.startswith(SERVERS):
+            found["D" if row.state == "D" else row.call] += row.threads
+    return found
+
+
+def _rests(process: ProcessView, since_s: float) -> bool:
+    """Whether this process is known to have done nothing for so long."""
+    if process.process.state not in ("S", "I") or process.process.blocked is not None:
+        return False
+    return process.worked_age_s is not None and process.worked_age_s >= since_s
+
+
+def _worker_rests(dumps: Sequence[ProcessStack | None], idle_in: set[tuple[str, ...]], span_s: float) -> bool:
+    """Whether a worker of a data loader waits for work, as those of the waiting ranks do, or in a lock."""
+    first, last = dumps[0], dumps[-1]
+    if first is None or last is None or last.error is not None or first.error is not None:
+        return False
+    if not _moves_nothing(first, last, span_s) or not _uses_no_time(first, last, span_s):
+        return False
+    place = locate(last)
+    if frames_key(locate(first)) != frames_key(place):
+        return False
+    if {first.state, last.state} != {"S"} or not _is_inside(place.raw):
+        return False
+    alone = last.others is not None and all(each.call in LOCK_CALLS and each.state != "D" for each in last.others)
+    inside = all(_is_inside(thread.frames) for thread in last.threads if thread.frames)
+    if not alone or not inside:
+        return False
+    locked = first.syscall in LOCK_CALLS and last.syscall in LOCK_CALLS
+    makes = any(frame.function.rpartition(".")[2] in MAKES_SAMPLES for frame in place.raw)
+    by_pipe = last.syscall in QUEUE_CALLS or (last.syscall == "read" and "pipe" in (last.wchan or ""))
+    return locked or (frames_key(place) in idle_in and by_pipe and not makes)

@@ -1,0 +1,62 @@
+"""When the step of a training is late by its own measure: then its stacks are looked at. It accuses nobody. Pure.
+
+The limit of a job (`learnt_limit`) has to hold for jobs that nobody knows: a minute at least. What this run has
+shown of itself, step after step, says much sooner that something is unusual.
+"""
+
+from __future__ import annotations
+
+from slurm_watchdog.analysis.memo import by_identity
+from slurm_watchdog.model.cluster_view import JobView, Progress
+
+LEAST_PACES = 50
+"""Times between two steps before they say what is usual: the 0.99 quantile of fewer is the longest of a handful."""
+QUANTILE = 0.99
+OF_QUANTILE = 1.15
+"""A step is late after so many times what 99 of 100 took; …"""
+RECENT = 100
+OF_LONGEST, LEAST_MARGIN_S = 1.1, 0.75
+"""… and after more than each of the last hundred: by a tenth, and by as much as reports come unevenly. Of 200 equal
+times without memory the next one is beyond both less than once in a hundred: of a log that is read every 5 s, seven
+times an hour, and EARLY_DUMPS_AN_HOUR is for that."""
+READ_S = 8.0
+"""The log was read so lately, or nobody knows whether there is a step: one report every 5 s, and some slack."""
+UNSEEN_SHARE = 0.5
+"""Of the time since the last step so much has to be known to be without one."""
+
+
+def late_after_s(progress: Progress | None) -> float | None:
+    """So long after the last step the next one is late; None: too little is known of this run."""
+    if progress is None or len(progress.paces_s) < LEAST_PACES:
+        return None
+    return _late_s(progress.paces_s)
+
+
+@by_identity
+def _late_s(paces_s: tuple[float, ...]) -> float:
+    ordered = sorted(paces_s)
+    usual_s = ordered[min(len(ordered) - 1, int(QUANTILE * len(ordered)))]
+    longest_s = max(paces_s[-RECENT:])
+    return max(OF_QUANTILE * usual_s, OF_LONGEST * longest_s, longest_s + LEAST_MARGIN_S)
+
+
+def due_after_s(paces_s: tuple[float, ...]) -> float | None:
+    """So long after the last step most are there: what the next report says of it is waited for. None: not known."""
+    return None if len(paces_s) < LEAST_PACES else _due_s(paces_s)
+
+
+@by_identity
+def _due_s(paces_s: tuple[float, ...]) -> float:
+    return sorted(paces_s)[len(paces_s) // 2]
+
+
+def is_late(job: JobView) -> bool:
+    """Whether a job that trains, as far as its log tells, is known to have made no step for longer than is usual."""
+    progress = job.progress
+    late_s = late_after_s(progress)
+    if progress is None or late_s is None or progress.read_age_s is None or progress.last_increase_age_s is None:
+        return False
+    if job.phase is not None or progress.phase is not None or progress.shared or progress.age_s < late_s:
+        return False
+    unseen_s = progress.age_s - progress.read_age_s
+    return progress.read_age_s <= READ_S and unseen_s >= UNSEEN_SHARE * late_s

@@ -1,0 +1,53 @@
+"""Answers to reports that wait for a question: an agent that is asked for stacks hears of it at once, and not with its
+next report.
+
+Only of a node with a job whose step is due: reports come on their own grid, and whether the step is late is known
+between two of them. Whatever is asked is then on its way within the same exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Final
+
+from slurm_watchdog.analysis.lateness import due_after_s
+from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.progress_clock import main_clock
+from slurm_watchdog.controller.state.run import Run
+from slurm_watchdog.model.protocol import Command
+
+BEFORE_NEXT_S: Final = 1.0
+"""An answer is given so long before the next report of that node is made: none waits for another one."""
+DUE_SHARE: Final = 0.9
+"""Reports come a little unevenly."""
+LONG_DUE_S: Final = 120.0
+"""After so long without a step there is no hurry: the limit of the job judges it."""
+
+
+class HeldAnswers:
+    """One event loop owns it."""
+
+    def __init__(self, state: ClusterState, commands: CommandQueue, interval_s: float):
+        self._state, self._commands = state, commands
+        self._hold_s = max(0.0, interval_s - BEFORE_NEXT_S)
+
+    def coming(self, node: str, now: float) -> Awaitable[tuple[Command, ...]] | None:
+        """What will be asked of this node within moments; None if its answer need not wait for it."""
+        if self._hold_s <= 0.0 or not any(self._is_due(job.job_id, now) for job, _ in self._state.jobs_on(node, now)):
+            return None
+        return self._commands.arrival(node, self._hold_s)
+
+    def _is_due(self, job_id: str, now: float) -> bool:
+        run = self._state.runs.get(job_id)
+        return run is not None and is_due(run, now)
+
+
+def is_due(run: Run, now: float) -> bool:
+    """Whether most steps of this run have come after the time that has passed since its last one."""
+    clock = main_clock(run.clocks) if run.phase is None else None
+    usual_s = None if clock is None else due_after_s(clock.paces.recent_s())
+    if clock is None or usual_s is None:
+        return False
+    since_s = now - max(clock.rose_at, run.saved_at, run.grace_from)
+    return DUE_SHARE * usual_s <= since_s <= LONG_DUE_S

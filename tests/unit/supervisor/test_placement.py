@@ -40,6 +40,11 @@ def test_a_heterogeneous_job_and_no_job_at_all_are_refused_with_a_sentence() -> 
     assert not is_in_job({"SLURM_JOB_ID": "4711"})
 
 
+@pytest.mark.parametrize(("step", "expected"), [("0", False), ("4294967290", True), ("", True)])
+def test_a_task_of_a_step_is_no_batch_script(step: str, expected: bool) -> None:
+    assert is_in_job({**JOB, "SLURM_STEP_ID": step}) is expected
+
+
 def test_first_start_leaves_the_last_nodes_as_spares() -> None:
     placement = choose(ALLOCATION, 3)
     assert (placement.nodes, placement.spares, placement.avoided) == (("n1", "n2", "n3"), ("n4",), ())

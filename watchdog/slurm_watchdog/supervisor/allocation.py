@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes
@@ -26,8 +27,15 @@ class Allocation(Struct, frozen=True, kw_only=True):
     """When its time is over, since the epoch; None: not known."""
 
 
+FIRST_OF_SLURMS_OWN: Final = 0xFFFFFFF0
+"""Step ids from here on are the batch script's and the like (slurm.h: SLURM_MAX_NORMAL_STEP_ID)."""
+
+
 def is_in_job(environ: Mapping[str, str]) -> bool:
-    """Whether this is a batch script, or an allocation's shell."""
+    """Whether this is a batch script, or an allocation's shell; a task of a step is none, for there are many."""
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < FIRST_OF_SLURMS_OWN:
+        return False
     return environ.get("SLURM_JOB_ID", "").isdecimal() and bool(environ.get("SLURM_JOB_NODELIST"))
 
 

@@ -8,6 +8,8 @@ import errno
 import importlib
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -19,10 +21,18 @@ from slurm_watchdog.supervisor.plan import LOOK_MARK
 
 DEADLINE_S: Final = 4.0
 """For all checks together, which run side by side: the supervisor waits for five seconds."""
+COMMAND_S: Final = 3.5
+"""For the site's command."""
 SLOWED: Final = 0x8 | 0x40 | 0x80
 """nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h): the hardware brakes."""
 ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC (nvml.h): since the driver was loaded."""
+METRICS_PORT: Final = 9766
+"""Of agent.metrics_listen, as shipped."""
+FIRST_USER: Final = 1000
+"""UID_MIN of login.defs(5), as distributions ship it."""
+MAX_METRICS: Final = 4 << 20
+XID: Final = re.compile(rb'^slurm_watchdog_gpu_xid_total\{[^}\n]*\bxid="(\d{1,5})"[^}\n]*\} [1-9]', re.MULTILINE)
 TELLING: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
@@ -31,9 +41,14 @@ TELLING: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODE
 def main(question: str) -> None:
     """Answers `question`: {"directories": [...], "command": "..."}. Ends the process, whatever still hangs."""
     asked = json.loads(question)
-    answers: dict[str, Any] = {"node": os.environ.get("SLURMD_NODENAME", ""), "gpu_problems": [], "gpus": None,
-        "expected": _whole(os.environ.get("SLURM_GPUS_ON_NODE")), "directories": {}, "command": None}  # fmt: skip
-    jobs: list[tuple[str, Callable[[], None]]] = [("gpus", lambda: _look_at_gpus(answers))]
+    answers: dict[str, Any] = {
+        "node": os.environ.get("SLURMD_NODENAME", ""), "gpus": None, "gpu_problems": [], "xids": [],
+        "expected": _whole(os.environ.get("SLURM_GPUS_ON_NODE")), "directories": {}, "command": None,
+    }  # fmt: skip
+    jobs: list[tuple[str, Callable[[], None]]] = [
+        ("gpus", lambda: _look_at_gpus(answers)),
+        ("agent", lambda: _ask_agent(answers)),
+    ]
     for directory in asked["directories"]:
         jobs.append((directory, lambda directory=directory: _try(directory, answers)))  # type: ignore[misc]
     if asked["command"]:
@@ -77,12 +92,38 @@ def _try(directory: str, answers: dict[str, Any]) -> None:
 
 
 def _run(command: str, answers: dict[str, Any]) -> None:
-    done = subprocess.run(
-        ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            check=False, timeout=COMMAND_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        answers["command"] = [124, f"no end within {COMMAND_S} s"]
+        return
     lines = done.stdout.decode(errors="replace").strip().splitlines()
     answers["command"] = [done.returncode, lines[-1][:200] if lines else ""]
+
+
+def _ask_agent(answers: dict[str, Any]) -> None:
+    """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual place."""
+    if not _is_a_services(METRICS_PORT):
+        return
+    answer = bytearray()
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", METRICS_PORT), 1.0) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
+            answer += data
+    answers["xids"] = sorted({int(number) for number in XID.findall(answer)})
+
+
+def _is_a_services(port: int) -> bool:
+    """Whether who listens there is no ordinary user: of proc(5), /proc/net/tcp, address, state and uid."""
+    with contextlib.suppress(OSError), open("/proc/net/tcp") as rows:
+        for row in rows:
+            fields = row.split()
+            if fields[1] == f"0100007F:{port:04X}" and fields[3] == "0A":
+                return int(fields[7]) < FIRST_USER
+    return False
 
 
 def _look_at_gpus(answers: dict[str, Any]) -> None:

@@ -34,6 +34,8 @@ class NodeLook(Struct, frozen=True, kw_only=True):
     expected: int | None = None
     """That Slurm gave the job there."""
     gpu_problems: tuple[Text, ...] = ()
+    xids: tuple[int, ...] = ()
+    """That the node's agent has seen since its start."""
     directories: Mapping[str, Text] = {}
     """Those that answered, with what they said; empty: all was well."""
     command: tuple[int, Text] | None = None
@@ -67,7 +69,7 @@ def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]]) -> d
             continue
         look, at = answered[node]
         others = [other for name, (other, _) in answered.items() if name != node]
-        if problems := [*_gpus(look, most), *_places(look, others), *_clock(look, at), *_command(look)]:
+        if problems := [*_gpus(look, most), *_xids(look), *_places(look, others), *_clock(look, at), *_command(look)]:
             found[node] = one_line("; ".join(problems), 400)
     return found
 
@@ -87,6 +89,15 @@ def _gpus(look: NodeLook, most: int | None) -> list[str]:
     if wanted is not None and look.gpus < wanted:
         found.append(f"NVML sees {look.gpus} GPUs, and {source} {wanted}")
     return found
+
+
+def _xids(look: NodeLook) -> list[str]:
+    if not look.xids:
+        return []
+    from slurm_watchdog.knowledge.xids import describe_xid  # a table that hardly any start needs
+
+    known = (describe_xid(number) for number in look.xids)
+    return [f"its agent has seen Xid {xid.number}, {xid.name}" for xid in known if xid.may_exclude_node]
 
 
 def _places(look: NodeLook, others: Sequence[NodeLook]) -> list[str]:

@@ -1,0 +1,45 @@
+"""What a node says of itself, by the real program: directories, the site's command, what hangs, an agent's metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurm_watchdog.supervisor.look import XID
+from slurm_watchdog.supervisor.preflight import NodeLook, parse_look
+
+
+def looked(*directories: str, command: str = "", **environ: str) -> NodeLook:
+    question: dict[str, Any] = {"directories": directories, "command": command}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_watchdog.supervisor.look", json.dumps(question)], capture_output=True, text=True,
+        check=True, timeout=60, env={**os.environ, "SLURMD_NODENAME": "n1", **environ},
+    )  # fmt: skip
+    (look,) = (each for line in done.stdout.splitlines() if (each := parse_look(line)) is not None)
+    return look
+
+
+def test_a_directory_that_answers_and_one_that_is_gone(tmp_path: Path) -> None:
+    look = looked(str(tmp_path), str(tmp_path / "gone"), SLURM_GPUS_ON_NODE="8")
+    assert look.directories[str(tmp_path)] == ""
+    assert look.directories[str(tmp_path / "gone")] == "No such file or directory"
+    assert (look.node, look.expected, look.late, list(tmp_path.iterdir())) == ("n1", 8, (), [])
+
+
+def test_the_sites_command_says_its_code_and_last_line_and_one_that_hangs_is_ended() -> None:
+    assert looked(command="echo a; echo no cable >&2; exit 3").command == (3, "no cable")
+    assert looked(command="sleep 600").command == (124, "no end within 3.5 s")
+
+
+def test_xids_are_read_from_the_agents_metrics_and_those_that_were_not_seen_are_none() -> None:
+    text = (
+        b"# TYPE slurm_watchdog_gpu_xid_total counter\n"
+        b'slurm_watchdog_gpu_xid_total{gpu="0",gpu_uuid="GPU-1",xid="79"} 2.0\n'
+        b'slurm_watchdog_gpu_xid_total{gpu="1",gpu_uuid="GPU-2",xid="48"} 0.0\n'
+        b'slurm_watchdog_other_total{xid="94"} 1\n'
+    )
+    assert XID.findall(text) == [b"79"]

@@ -95,7 +95,7 @@ def hang_that_is_proven(s: Setup) -> Scene:
     scene.world.dated_lines = False
     lost = replace(looks.STARVED, worker=looks.WORKER_WAITS, call="poll")
     locked = replace(looks.STARVED, worker=looks.WORKER_LOCKED)
-    at = s.warm_s(scene.job.plan) + 300.0 + 5.0 * s.rng.random()
+    at = s.warm_s(scene.job.plan) + s.rng.uniform(100.0, 400.0)
     hang(scene, s, at, looks.SPIN_REDUCE, s.rng.choice((looks.DEADLOCKED, lost, locked)))
     return scene
 

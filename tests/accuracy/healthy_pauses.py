@@ -81,7 +81,7 @@ def _pauses(s: Setup, begin: Callable[[Job, float], None], every_s: float, longe
     scene = scene_with(s, 1.0 * H, FORMATS_A_STEP, step_s=step_s, every=1, workers=2, start_s=60.0)
     scene.world.dated_lines = False
     job, rng = scene.job, s.rng
-    due = [400.0 + every_s * rng.random()]
+    due = [180.0 + every_s * rng.random()]
 
     def begins(span: Span, t: float) -> None:
         pauses = span.doing == "step" and t >= due[0]

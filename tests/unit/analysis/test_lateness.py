@@ -23,8 +23,12 @@ def test_a_step_is_late_beyond_nearly_all_times_of_its_run_and_each_of_the_last_
 def test_of_a_run_that_nobody_knows_yet_no_step_is_late_or_due() -> None:
     assert late_after_s(None) is None
     assert late_after_s(late(paces_s=(5.0,) * 49)) is None
-    assert due_after_s((5.0,) * 49) is None
-    assert due_after_s((5.0,) * 30 + (9.0,) * 20) == 5.0
+    assert late_after_s(late(paces_s=(5.0,) * 10, first_step=450)) == pytest.approx(5.75)
+    assert late_after_s(late(paces_s=(5.0,) * 10, first_step=451)) is None
+    assert late_after_s(late(paces_s=(5.0,) * 9, first_step=0)) is None
+    assert late_after_s(late(paces_s=(5.0,) * 10, first_step=0, step_known=False)) is None
+    assert due_after_s((5.0,) * 9) is None
+    assert due_after_s((5.0,) * 6 + (9.0,) * 4) == 5.0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from __future__ import annotations
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.model.cluster_view import JobView, Progress
 
-LEAST_PACES = 50
-"""Times between two steps before they say what is usual: the 0.99 quantile of fewer is the longest of a handful."""
+LEAST_STEPS, LEAST_PACES = 50, 10
+"""Steps of this run before they say what is usual, and times between two lines, or reports, with a step: a log that is
+read every 5 s gives one of these for all steps of that time. Where no steps are counted, LEAST_STEPS such times."""
 QUANTILE = 0.99
 OF_QUANTILE = 1.15
 """A step is late after so many times what 99 of 100 took; …"""
@@ -29,7 +30,8 @@ def late_after_s(progress: Progress | None) -> float | None:
     """So long after the last step the next one is late; None: too little is known of this run."""
     if progress is None or len(progress.paces_s) < LEAST_PACES:
         return None
-    return _late_s(progress.paces_s)
+    steps = progress.step - progress.first_step if progress.step_known and progress.first_step is not None else 0
+    return _late_s(progress.paces_s) if max(steps, len(progress.paces_s)) >= LEAST_STEPS else None
 
 
 @by_identity

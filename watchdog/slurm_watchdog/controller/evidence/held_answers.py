@@ -33,8 +33,11 @@ class HeldAnswers:
         self._hold_s = max(0.0, interval_s - BEFORE_NEXT_S)
 
     def coming(self, node: str, now: float) -> Awaitable[tuple[Command, ...]] | None:
-        """What will be asked of this node within moments; None if its answer need not wait for it."""
-        if self._hold_s <= 0.0 or not any(self._is_due(job.job_id, now) for job, _ in self._state.jobs_on(node, now)):
+        """What will be asked of this node within moments; None if its answer need not wait for it. Nor does one to a
+        node that has been asked: its agent sends one report after the other, and the next one has the stacks."""
+        if self._hold_s <= 0.0 or self._commands.is_asked(node):
+            return None
+        if not any(self._is_due(job.job_id, now) for job, _ in self._state.jobs_on(node, now)):
             return None
         return self._commands.arrival(node, self._hold_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from slurm_watchdog.model.protocol import Command, CommandResult
+from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
 MAX_WAITING = 64
 """Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory."""
@@ -19,6 +19,8 @@ class CommandQueue:
     def __init__(self) -> None:
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
+        self._out: dict[str, set[str]] = {}
+        """Node -> ids of the commands that it has fetched and not answered."""
         self._arrivals: dict[str, asyncio.Event] = {}
         """Node -> whose answer is held until something is asked of it."""
         self._of_user: dict[str, int] = {}
@@ -57,7 +59,19 @@ class CommandQueue:
 
     def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
-        return tuple(self._waiting.pop(node, ()))
+        commands = tuple(self._waiting.pop(node, ()))
+        soon = {each.id for each in commands if not isinstance(each, CollectEvidence)}
+        if soon:
+            self._out[node] = {each for each in self._out.get(node, ()) if self._is_awaited(each)} | soon
+        return commands
+
+    def is_asked(self, node: str) -> bool:
+        """Whether the node has fetched a command that it answers soon, and has not: that comes with a report."""
+        return any(self._is_awaited(each) for each in self._out.get(node, ()))
+
+    def _is_awaited(self, command_id: str) -> bool:
+        future = self._futures.get(command_id)
+        return future is not None and not future.done()
 
     async def arrival(self, node: str, limit_s: float) -> tuple[Command, ...]:
         """The commands for a node as soon as there are any, handed out once; none after `limit_s`."""

@@ -17,7 +17,7 @@ KEPT_PAUSES = 16
 PAUSE_KEPT_S = 86_400.0
 """A pause is remembered for a day: a data set that is read once a day may have one at its end."""
 SETTLED_AFTER = 5
-"""Rises of a run before a long one is remembered: the first steps compile and fill caches."""
+"""Rises of a run that teach nothing: the first steps compile and fill caches."""
 
 
 @dataclass
@@ -34,7 +34,9 @@ class Paces:
         """One more, that was over `at`. `troubled`: an incident was open. It then is no pace to learn from, and a
         pause all the same, for it ended by itself."""
         self._seen += 1
-        if self._seen > SETTLED_AFTER and (len(self._pauses) < KEPT_PAUSES or seconds > self._pauses[-1][0]):
+        if self._seen <= SETTLED_AFTER:
+            return
+        if len(self._pauses) < KEPT_PAUSES or seconds > self._pauses[-1][0]:
             pauses = [each for each in self._pauses if at - each[1] <= PAUSE_KEPT_S]
             self._pauses = sorted([*pauses, (seconds, at)], reverse=True)[:KEPT_PAUSES]
         if not troubled:

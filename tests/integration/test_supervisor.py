@@ -81,8 +81,8 @@ class Job:
         self.make_directory()
         return self.until(lambda status: status.state is SupervisorState.RUNNING, "a step")
 
-    def order(self, step_id: str, *avoid: str, decision: str = "d1") -> None:
-        order = RestartOrder(decision=decision, step_id=step_id, avoid=avoid)
+    def order(self, about: SupervisorStatus, *avoid: str, decision: str = "d1") -> None:
+        order = RestartOrder(decision=decision, step_id=about.step_id, start=about.starts, avoid=avoid)
         line = compose_line({"by": "slurm-watchdog", "why": "it hangs", "decision": decision, **order_fields(order)})
         path = self.make_directory() / f"{ORDER_PREFIX}{decision}"
         path.write_text(line)
@@ -133,7 +133,7 @@ def test_a_hang_is_ended_by_an_order_and_runs_on_the_spare_within_seconds(start:
     first = job.runs()
     assert (first.nodes, first.spares) == (("n1", "n2", "n3"), ("n4",))
     asked_at = time.monotonic()
-    job.order(first.step_id, "n2")
+    job.order(first, "n2")
     again = job.started_again()
     took_s = time.monotonic() - asked_at
     print(f"order to new step: {took_s:.1f} s")
@@ -141,11 +141,11 @@ def test_a_hang_is_ended_by_an_order_and_runs_on_the_spare_within_seconds(start:
     assert took_s < 12
     time.sleep(0.5)
     assert sorted(job.lines("rank"))[-1] == "rank 2 of 3 on n4 in n[1,3-4] start 1"
-    job.order(again.step_id, "n3", decision="d2")
+    job.order(again, "n3", decision="d2")
     refused = job.until(lambda status: status.answer is OrderAnswer.REFUSED, "an answer")
     assert (refused.state, refused.step_id) == (SupervisorState.RUNNING, again.step_id)
     assert refused.words.startswith("no spare is left: 3 nodes are needed, and of the 4 of the job 2 may be used")
-    job.order(first.step_id, decision="d3")
+    job.order(first, decision="d3")
     job.until(lambda status: status.words == f"step {first.step_id} is over: step {again.step_id} runs", "an answer")
     assert len(job.lines("rank")) == 6
 
@@ -160,7 +160,7 @@ def test_a_rank_in_state_d_is_left_behind_and_the_new_step_overlaps_it(
     try:
         time.sleep(1)
         asked_at = time.monotonic()
-        job.order(first.step_id, "n2")
+        job.order(first, "n2")
         again = job.started_again()
         print(f"order to new step beside state D: {time.monotonic() - asked_at:.1f} s")
         assert again.nodes == ("n1", "n3", "n4")
@@ -177,7 +177,7 @@ def test_a_node_without_power_is_left_out_and_without_no_spare_more_the_next_ord
     first = job.runs()
     four.kill_node("n2")
     asked_at = time.monotonic()
-    job.order(first.step_id, "n2")
+    job.order(first, "n2")
     again = job.started_again(40)
     print(f"order to new step without n2's power: {time.monotonic() - asked_at:.1f} s")
     assert again.nodes == ("n1", "n3", "n4")
@@ -188,7 +188,7 @@ def test_an_array_element_and_a_function_of_the_script_start_again(start: Callab
     job = start(script, "-N2", "--ntasks-per-node=2", "--array=5")
     first = job.runs()
     assert first.nodes == ("n1",)
-    job.order(first.step_id, "n1")
+    job.order(first, "n1")
     assert job.started_again().nodes == ("n2",)
     time.sleep(0.5)
     assert sorted(job.lines("rank"))[-1] == "rank 1 of 2 on n2 in n2 start 1"
@@ -234,7 +234,7 @@ def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Cal
     (place / "kill").write_text(compose_line({"by": "slurm-watchdog", "why": "w", "decision": "d0"}))
     os.chown(place / "kill", USER_UID, -1)
     job.until(lambda status: status.state is SupervisorState.WAITING, "the command to leave")
-    job.order(first.step_id, "n1")
+    job.order(first, "n1")
     assert job.started_again().nodes == ("n2",)
     assert not (place / "kill").exists()
 
@@ -247,7 +247,7 @@ def test_steps_side_by_side_end_together_and_a_data_step_keeps_its_size(start: C
     time.sleep(1.5)
     status = job.status()
     assert status is not None
-    job.order(status.step_id, "n1")
+    job.order(status, "n1")
     assert job.started_again().nodes == ("n2", "n3")
     time.sleep(1)
     assert len(job.lines("rank")) == 4

@@ -17,6 +17,7 @@ from slurm_watchdog.model.kill_switch import parse_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import (
+    BATCH_STEP,
     ORDER_PREFIX,
     PROTOCOL,
     OrderAnswer,
@@ -56,6 +57,8 @@ class Supervisor:
         self.ordered = False
         self.read: set[str] = set()
         """Decisions that were seen: no order counts twice."""
+        self.in_batch = random.random() < 0.3
+        """Its command starts no step: the ranks are in the batch step."""
         self.status, self.written_at = self._status(), world.now
         self.starts_at: float | None = None
         self.waits_until: float | None = None
@@ -73,7 +76,12 @@ class Supervisor:
 
     def _status(self, **changes: object) -> SupervisorStatus:
         same = {"protocol": PROTOCOL, "state": SupervisorState.RUNNING, "nodes": NODES, "restarts_left": 3}
-        return SupervisorStatus(**(same | {"step_id": str(self.step), "starts": self.starts} | changes))  # type: ignore[arg-type]
+        return SupervisorStatus(**(same | {"step_id": self.step_id, "starts": self.starts} | changes))  # type: ignore[arg-type]
+
+    @property
+    def step_id(self) -> str:
+        """Of the present start."""
+        return BATCH_STEP if self.in_batch else str(self.step)
 
     def wait_for_order(self) -> None:
         """The command has ended after a kill switch."""
@@ -115,7 +123,7 @@ class Supervisor:
                 continue
             self.read.add(order.decision)
             answer, words = OrderAnswer.TAKEN, ""
-            if order.step_id != str(self.step):
+            if (order.step_id, order.start) != (self.step_id, self.starts):
                 answer, words = OrderAnswer.REFUSED, f"step {order.step_id} is over"
             elif not self.spare:
                 answer, words = OrderAnswer.REFUSED, "no spare is left"

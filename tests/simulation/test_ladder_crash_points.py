@@ -113,7 +113,8 @@ def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
         kill_switch_content="{}\n",
         nodes=NODES,
         step_at_decision=world.step,
-        step_id="0" if world.supervisor is not None else "",
+        step_id=world.supervisor.step_id if world.supervisor is not None else "",
+        start=1 if world.supervisor is not None else 0,
         avoid=("n2",) if world.supervisor is not None else (),
         uid=1000,
     )

@@ -10,6 +10,7 @@ from slurm_watchdog.controller.state.filesystems import filesystem_key
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.supervisor import BATCH_STEP, PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus
 from tests.builders.reported_cluster import Cluster, progress_event
 from tests.builders.views import RECV, blocked, process, slurm_job, stack
 
@@ -234,6 +235,38 @@ def test_the_training_that_follows_another_step_has_its_own_clock_and_its_own_st
     view = cluster.state.view(cluster.now).jobs[0]
     assert view.progress is not None
     assert (view.progress.step, view.progress.total_steps) == (3, None)
+
+
+def supervisor(starts: int, begun_ticks: int) -> tuple[JobSupervisor, ...]:
+    status = SupervisorStatus(
+        protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id=BATCH_STEP, starts=starts, begun_ticks=begun_ticks
+    )
+    return (JobSupervisor(job_id="7", restarts=0, age_s=0.0, status=status),)
+
+
+def test_a_command_that_is_started_again_in_the_batch_step_has_its_own_clock_and_only_its_own_ranks() -> None:
+    cluster = Cluster()
+    cluster.slurm(batch_host="n1")
+    old, new = (process(0, step_id="batch", pid=pid, start_ticks=ticks) for pid, ticks in ((10, 100), (20, 500)))
+    for number in range(50, 54):
+        cluster.report(old, events=(progress_event(number),), supervisors=supervisor(1, 90))
+    last = (progress_event(54),)
+    cluster.report(old, new, events=last, supervisors=supervisor(2, 400))
+    assert (cluster.job.progress, cluster.job.run_age_s) == (None, 0)
+    assert [(rank.process.pid, rank.alive) for rank in cluster.job.ranks] == [(20, True)]
+    cluster.report(old, new, events=(progress_event(51),), supervisors=supervisor(2, 400))
+    assert [rank.process.pid for rank in cluster.job.ranks] == [20], "one that cannot be killed is no rank any more"
+    progress = cluster.job.progress
+    assert progress is not None
+    assert (progress.first_step, progress.step) == (51, 51)
+
+
+def test_a_controller_that_first_hears_of_a_supervisor_forgets_nothing() -> None:
+    cluster = Cluster()
+    cluster.slurm(batch_host="n1")
+    cluster.report(process(0, step_id="batch"), events=(progress_event(5),))
+    cluster.report(process(0, step_id="batch"), supervisors=supervisor(3, 90))
+    assert cluster.job.progress is not None
 
 
 def test_a_step_beside_the_training_changes_nothing_about_its_clock() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.model.kill_switch import compose_line, parse_line
 from slurm_watchdog.model.supervisor import (
+    BATCH_STEP,
     PROTOCOL,
     RestartOrder,
     SupervisorState,
@@ -16,7 +18,7 @@ from slurm_watchdog.model.supervisor import (
     parse_status,
 )
 
-ORDER = RestartOrder(decision="d1", step_id="3", avoid=("n2", "gpu-17.rack-4"), why="it hangs")
+ORDER = RestartOrder(decision="d1", step_id="3", start=2, avoid=("n2", "gpu-17.rack-4"), why="it hangs")
 
 
 def line_of(order: RestartOrder) -> str:
@@ -27,6 +29,14 @@ def test_order_is_read_back_from_its_line() -> None:
     fields = parse_line(line_of(ORDER))
     assert fields is not None
     assert order_in(fields) == ORDER
+
+
+def test_order_about_the_batch_step_is_read_back_and_one_without_a_start_is_none() -> None:
+    fields = parse_line(line_of(replace(ORDER, step_id=BATCH_STEP)))
+    assert fields is not None
+    assert (order_in(fields).step_id, order_in(fields).start) == ("batch", 2)
+    with pytest.raises(ValueError, match="no start"):
+        order_in(fields | {"start": ""})
 
 
 def test_a_kill_switch_is_no_order_and_keeps_its_four_fields() -> None:
@@ -41,9 +51,9 @@ def test_a_kill_switch_is_no_order_and_keeps_its_four_fields() -> None:
 @pytest.mark.parametrize(
     "order",
     [
-        RestartOrder(decision="d", step_id="batch"),
-        RestartOrder(decision="d", step_id="0", avoid=("n1;rm",)),
-        RestartOrder(decision="d", step_id="0", avoid=tuple(f"node{n:04}" for n in range(60))),
+        RestartOrder(decision="d", step_id="extern", start=1),
+        RestartOrder(decision="d", step_id="0", start=1, avoid=("n1;rm",)),
+        RestartOrder(decision="d", step_id="0", start=1, avoid=tuple(f"node{n:04}" for n in range(60))),
     ],
 )
 def test_what_no_line_can_say_is_no_order(order: RestartOrder) -> None:
@@ -54,6 +64,6 @@ def test_what_no_line_can_say_is_no_order(order: RestartOrder) -> None:
 def test_status_is_read_back_and_garbage_or_another_protocol_is_refused() -> None:
     status = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
     assert parse_status(msgspec.json.encode(status)) == status
-    for data in (b"", b"{", b"[" * 100_000, msgspec.json.encode(msgspec.structs.replace(status, protocol=9))):
+    for data in (b"", b"{", b"[" * 100_000, msgspec.json.encode(replace(status, protocol=9))):
         with pytest.raises(ValueError, match="supervisor"):
             parse_status(data)

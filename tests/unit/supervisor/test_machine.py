@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.model.supervisor import OrderAnswer, RestartOrder, SupervisorState
+from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, RestartOrder, SupervisorState
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import first, next_state
 from slurm_watchdog.supervisor.placement import NoSpare
@@ -12,6 +12,7 @@ from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
     Begin,
+    Begun,
     Ended,
     Event,
     Forward,
@@ -37,8 +38,10 @@ TERM = 15
 class Day:
     """One supervisor and its clock; `did` is what its last event led to, lines for people left out."""
 
-    def __init__(self, count: int = 3, max_restarts: int = 3, end_at: float | None = None) -> None:
-        allocation = Allocation(job_id="7", nodes=NODES, end_at=end_at)
+    def __init__(
+        self, count: int = 3, max_restarts: int = 3, end_at: float | None = None, nodes: tuple[str, ...] = NODES
+    ) -> None:
+        allocation = Allocation(job_id="7", nodes=nodes, batch_host=nodes[0], end_at=end_at)
         self.now = 0.0
         self.said: list[str] = []
         self.old_steps: tuple[str, ...] = ()
@@ -63,8 +66,12 @@ class Day:
         assert self.run.phase is Phase.RUNNING
         return self
 
-    def order(self, step: str = "0", avoid: tuple[str, ...] = (), decision: str = "d1") -> list[Action]:
-        return self.on(Ordered(RestartOrder(decision=decision, step_id=step, avoid=avoid, why="it hangs")))
+    def order(
+        self, step: str = "0", avoid: tuple[str, ...] = (), decision: str = "d1", start: int | None = None
+    ) -> list[Action]:
+        start = self.run.starts if start is None else start
+        order = RestartOrder(decision=decision, step_id=step, start=start, avoid=avoid, why="it hangs")
+        return self.on(Ordered(order))
 
     def ends(self, code: int, *, switched: bool = False, stopped: str = "") -> list[Action]:
         return self.on(Ended(start=self.run.starts, code=code, switched=switched, stopped=stopped))
@@ -189,6 +196,55 @@ def test_an_order_after_the_last_restart_near_the_end_of_the_time_or_while_endin
     ending.order()
     assert ending.order(decision="d2") == []
     assert ending.run.answer is OrderAnswer.REFUSED
+
+
+IN_BATCH = StepsSeen((BATCH_STEP,))
+
+
+def test_a_command_in_the_batch_script_is_ended_by_its_processes_and_known_again_at_once() -> None:
+    day = Day(count=1, nodes=("n1",)).runs(BATCH_STEP)
+    assert status_of(day.run, 9).step_id == "batch"
+    assert day.order(BATCH_STEP) == [SignalTree("TERM"), Look(("n1",))]
+    day.on(Looked({"n1": "its clock is off"}))
+    assert day.on(Tick(), 5) == [SignalTree("KILL")]
+    day.ends(137)
+    assert day.did == [SignalTree("KILL"), Begin(day.run.placement, in_batch=True)]
+    day.on(Begun(4711))
+    day.on(IN_BATCH)
+    status = status_of(day.run, 9)
+    assert (status.answer, status.step_id, status.starts, status.begun_ticks) == ("started", "batch", 2, 4711)
+    assert status.words == "the command runs again as the batch step"
+
+
+def test_an_order_about_an_earlier_start_is_refused_although_the_batch_step_has_the_same_id() -> None:
+    day = Day(count=1, nodes=("n1",)).runs(BATCH_STEP)
+    day.ends(1)
+    day.on(Tick(), 16)
+    day.on(Looked({}))
+    day.on(IN_BATCH)
+    assert day.order(BATCH_STEP, start=1) == []
+    assert (day.run.answer, day.run.words) == ("refused", "start 1 of the command is over: start 2 runs")
+
+
+def test_a_command_in_the_batch_script_cannot_leave_its_node() -> None:
+    day = Day(count=1, nodes=("n1", "n2")).runs(BATCH_STEP)
+    assert day.order(BATCH_STEP, ("n1",)) == []
+    assert day.run.words == "the command runs in the batch script, which cannot leave n1"
+    day.ends(1)
+    day.on(Tick(), 16)
+    day.on(Looked({"n1": "its clock is off"}))
+    assert day.run.placement.nodes == ("n1",)
+
+
+def test_a_step_that_comes_late_takes_the_place_of_the_batch_step_and_several_nodes_never_have_it() -> None:
+    day = Day(count=1, nodes=("n1",)).runs(BATCH_STEP)
+    day.on(StepsSeen(("4",)))
+    day.on(IN_BATCH)
+    assert status_of(day.run, 9).step_id == "4"
+    wide = Day()
+    wide.on(Looked({}))
+    wide.on(IN_BATCH)
+    assert status_of(wide.run, 9).step_id == ""
 
 
 def test_nodes_that_are_not_of_the_job_are_avoided_by_themselves() -> None:

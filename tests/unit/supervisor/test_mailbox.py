@@ -30,7 +30,7 @@ def put(place: Path, order: RestartOrder, age_s: float = 0.0) -> None:
 
 
 def test_orders_are_read_oldest_first_and_nothing_else_is_one(tmp_path: Path) -> None:
-    newer, older = RestartOrder(decision="a", step_id="3", avoid=("n1",)), RestartOrder(decision="b", step_id="2")
+    newer, older = RestartOrder(decision="a", step_id="3", start=2), RestartOrder(decision="b", step_id="2", start=1)
     put(tmp_path, newer)
     put(tmp_path, older, age_s=60)
     (tmp_path / "kill").write_text(compose_line({"by": "slurm-watchdog", "decision": "c"}))

@@ -84,7 +84,9 @@ async def restart_step(
 def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, RemoveKillSwitch]:
     """To write the order, and to take it back. Raises ValueError if no order can say it."""
     assert decision.fence is not None
-    order = order_fields(RestartOrder(decision=decision.id, step_id=decision.step_id, avoid=decision.avoid))
+    order = order_fields(
+        RestartOrder(decision=decision.id, step_id=decision.step_id, start=decision.start, avoid=decision.avoid)
+    )
     job_id, restarts = decision.process_job_id or decision.fence.job_id, decision.fence.restarts
     path, uid = f"{run_directory(job_id, restarts)}/{ORDER_PREFIX}{decision.id}", decision.uid
     fields = {"by": "slurm-watchdog", "why": decision.by, "incident": decision.incident_id, "decision": decision.id}

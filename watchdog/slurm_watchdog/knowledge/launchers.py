@@ -39,7 +39,7 @@ ENVIRONMENT = (
 NEVER_A_RANK = frozenset(
     """
     bash sh dash busybox zsh ksh tcsh csh fish
-    srun sbatch salloc slurmstepd sattach sstat scontrol squeue
+    srun sbatch salloc slurmstepd sattach sstat scontrol squeue slurm-watchdog
     torchrun accelerate deepspeed composer colossalai torchx wandb
     mpirun mpiexec mpiexec.hydra mpirun.real hydra_pmi_proxy hydra_bstrap_pr pmi_proxy mpispawn orterun orted prterun prted prun
     horovodrun jsrun aprun palsd flux flux-broker flux-shell ibrun

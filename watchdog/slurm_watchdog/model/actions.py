@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.model.incidents import GpuProcess
-from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus
+from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus, step_words
 
 
 class Action(StrEnum):
@@ -117,6 +118,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Usual time of a step when it was decided."""
     step_id: str = ""
     """The Slurm step that an order to the job's supervisor is about; empty: it has none."""
+    start: int = 0
+    """The how manieth start of the supervisor's command that is."""
     avoid: tuple[str, ...] = ()
     """Nodes of the allocation that the step is started again without."""
     process: GpuProcess | None = None
@@ -231,7 +234,7 @@ def answer_shown(decision: Decision, status: SupervisorStatus | None) -> Outcome
     if status is None or status.order != decision.id:
         return None
     if status.answer is OrderAnswer.STARTED:
-        return OperationOutcome.DONE, f"step {status.step_id} runs on {len(status.nodes)} nodes"
+        return OperationOutcome.DONE, f"{step_words(status.step_id)} runs on {plural(len(status.nodes), 'node')}"
     if status.answer in (OrderAnswer.REFUSED, OrderAnswer.FAILED):
         return OperationOutcome.FAILED, status.words or str(status.answer)
     return None

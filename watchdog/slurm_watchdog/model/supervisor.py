@@ -17,7 +17,7 @@ from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
 STATUS_FILE: Final = "supervisor"
 """One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
 ORDER_PREFIX: Final = "restart-"
-"""An order is called so, with the id of its decision behind it: the line of a kill switch, with `step` and `avoid`."""
+"""An order is called so, with the id of its decision behind it: the line of a kill switch, with ORDER_FIELDS."""
 WRITE_EVERY_S: Final = 5.0
 FRESH_S: Final = 30.0
 """Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S."""
@@ -26,7 +26,11 @@ MAX_STATUS_BYTES: Final = 65_536
 PROTOCOL: Final = 1
 """Of these two files. A supervisor of another one is treated as absent."""
 
-_STEP = re.compile(r"[0-9]{1,10}")
+BATCH_STEP: Final = "batch"
+"""The step of a command whose ranks run in the batch script itself. It keeps this id over every start."""
+
+_STEP = re.compile(rf"[0-9]{{1,10}}|{BATCH_STEP}")
+_START = re.compile(r"[0-9]{1,6}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -66,9 +70,12 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     pid: int = 0
     step_id: str = ""
     """The Slurm step that the command runs as; empty while it is not known. A command that starts several has the
-    newest here."""
+    newest here, one that starts none on its only node has BATCH_STEP."""
     starts: int = 0
     """How often the command was started."""
+    begun_ticks: int = 0
+    """When the first process of the present start began, in clock ticks since boot, as /proc/PID/stat has it: no older
+    process of the batch script is of this start. 0: not known."""
     restarts_left: int = 0
     nodes: tuple[str, ...] = ()
     """Of the present start."""
@@ -99,6 +106,8 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
 
     decision: str
     step_id: str
+    start: int
+    """The how manieth start the order is about: no other one is ended for it."""
     avoid: tuple[str, ...] = ()
     why: str = ""
 
@@ -109,22 +118,28 @@ def run_directory(job_id: str, restarts: int) -> str:
 
 
 def order_fields(order: RestartOrder) -> dict[str, str]:
-    """The fields `step` and `avoid` of an order's line. Raises ValueError if they cannot be written there."""
+    """The ORDER_FIELDS of an order's line. Raises ValueError if they cannot be written there."""
     avoid = ",".join(order.avoid)
     if len(avoid) > MAX_FIELD:
         raise ValueError(f"{len(order.avoid)} nodes are too many for one order")
     if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in order.avoid):
         raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}")
-    return {"step": order.step_id, "avoid": avoid}
+    return {"step": order.step_id, "start": str(order.start), "avoid": avoid}
 
 
 def order_in(fields: dict[str, str]) -> RestartOrder:
     """The order that a parsed line holds. Raises ValueError if it holds none."""
-    decision, step_id = fields.get("decision", ""), fields.get("step", "")
+    decision, step_id, start = (fields.get(name, "") for name in ("decision", "step", "start"))
     avoid = tuple(node for node in fields.get("avoid", "").split(",") if node)
-    if not decision or not _STEP.fullmatch(step_id) or not all(_NODE.fullmatch(node) for node in avoid):
-        raise ValueError("the order names no decision, no step, or something that is no node")
-    return RestartOrder(decision=decision, step_id=step_id, avoid=avoid, why=fields.get("why", ""))
+    named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
+    if not named or not all(_NODE.fullmatch(node) for node in avoid):
+        raise ValueError("the order names no decision, no step, no start, or something that is no node")
+    return RestartOrder(decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""))
+
+
+def step_words(step_id: str) -> str:
+    """A step as people read it, within a sentence."""
+    return "the batch step" if step_id == BATCH_STEP else f"step {step_id}"
 
 
 def parse_status(data: bytes) -> SupervisorStatus:

@@ -38,7 +38,7 @@ class PlacedCommand:
 
     async def signal_steps(self, name: str) -> None:
         """Sends a signal to the steps that the command has now."""
-        await self._launcher.signal_steps(name, await self._launcher.find_steps())
+        await self._launcher.signal_steps(name, await self._launcher.find_steps() or self._launcher.steps)
 
     def close(self) -> None:
         """Takes our srun away."""

@@ -19,6 +19,8 @@ class Allocation(Struct, frozen=True, kw_only=True):
     restarts: int = 0
     nodes: tuple[str, ...]
     """In Slurm's order, which is that of the ranks."""
+    batch_host: str = ""
+    """Where the batch script runs; empty in an allocation's shell, which may be anywhere."""
     tasks: tuple[int, ...] = ()
     """Of each node (SLURM_TASKS_PER_NODE); empty: not known."""
     cpus: tuple[int, ...] = ()
@@ -56,6 +58,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
         job_id=environ["SLURM_JOB_ID"],
         restarts=_whole(environ.get("SLURM_RESTART_COUNT")),
         nodes=nodes,
+        batch_host=environ.get("SLURMD_NODENAME", ""),
         tasks=_of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes)),
         cpus=_of_each(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes)),
         end_at=float(end) if end.isdecimal() else None,

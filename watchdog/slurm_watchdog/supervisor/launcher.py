@@ -116,6 +116,14 @@ class Launcher:
         """The command runs as this process: its steps are new ones."""
         self._main, self.steps, self._resolved = pid, (), set()
 
+    def begun_ticks(self) -> int:
+        """When that process began, in clock ticks since boot; 0: not known."""
+        try:
+            stat = Path(f"/proc/{self._main}/stat").read_text()
+            return int(stat.rpartition(")")[2].split()[19])  # proc(5): starttime, behind a name that may hold spaces
+        except (OSError, ValueError, IndexError):
+            return 0
+
     async def _older_steps(self) -> bool:
         """Whether a step of an earlier start is still there; also where Slurm does not say."""
         listed = await self._list_steps()
@@ -132,11 +140,13 @@ class Launcher:
             return frozenset(pid for pid in calls - self._resolved if os.path.exists(f"/proc/{pid}"))
         return frozenset()
 
-    async def find_steps(self) -> tuple[str, ...]:
-        """Asks Slurm for the steps of the present start: all that it has had."""
+    async def find_steps(self) -> tuple[str, ...] | None:
+        """Asks Slurm for the steps of the present start: all that it has had. None: Slurm does not answer."""
         listed = await self._list_steps()
+        if listed is None:
+            return None
         pids = {*self.waiting_calls(), *(each.pid for each in self.processes())}
-        if mine := own_steps(listed or (), socket.gethostname(), pids):
+        if mine := own_steps(listed, socket.gethostname(), pids):
             self._resolved |= {step.pid for step in mine}
             self.steps = tuple(sorted({*self.steps, *(step.number for step in mine)}, key=int))
         return self.steps

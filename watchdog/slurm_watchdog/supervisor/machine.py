@@ -6,12 +6,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.supervisor import OrderAnswer, RestartOrder
+from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, RestartOrder, step_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
     Begin,
+    Begun,
     Ended,
     Ends,
     Event,
@@ -75,6 +76,8 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
             return _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
         case NotBegun(why):
             return _over(run, now, 127, f"the command cannot be started: {why}")
+        case Begun(ticks):
+            return replace(run, begun_ticks=ticks), ()
         case StepsSeen(steps):
             return _steps(run, steps)
         case Ordered(order):
@@ -109,7 +112,7 @@ def _tick(run: Run, now: float, wall: float) -> Next:
 def _kill_after(run: Run, age_s: float) -> Next:
     """What was asked to end, and does not."""
     if run.ends is Ends.TERM and age_s >= KILL_WAIT_S:
-        return replace(run, ends=Ends.KILL), (SignalSteps("KILL", run.steps), SignalTree("TERM"))
+        return replace(run, ends=Ends.KILL), _kill(run)
     if run.ends is Ends.KILL and age_s >= KILL_WAIT_S + GRACE_S:
         return replace(run, ends=Ends.TREE), (SignalTree("KILL"),)
     return run, ()
@@ -117,12 +120,27 @@ def _kill_after(run: Run, age_s: float) -> Next:
 
 def _end_further(run: Run, age_s: float, now: float, wall: float) -> Next:
     if run.ends is Ends.TERM and age_s >= GRACE_S:
-        return replace(run, ends=Ends.KILL), (SignalSteps("KILL", run.steps), SignalTree("TERM"))
+        return replace(run, ends=Ends.KILL), _kill(run)
     if run.ends is Ends.KILL and age_s >= GRACE_S + TREE_S:
-        return replace(run, ends=Ends.TREE), (SignalSteps("KILL", run.steps), SignalTree("KILL"))
+        return replace(run, ends=Ends.TREE), _end_all(run, "KILL")
     if age_s >= GIVE_UP_S:
         return _after_end(run, now, wall)
     return run, ()
+
+
+def _signal(run: Run, name: str) -> tuple[Action, ...]:
+    """To the steps: those of a command in the batch script are its processes."""
+    return (SignalTree(name),) if run.in_batch else (SignalSteps(name, run.steps),)
+
+
+def _end_all(run: Run, name: str) -> tuple[Action, ...]:
+    """To the steps, and to all that the command has started on this host."""
+    return (SignalTree(name),) if run.in_batch else (SignalSteps(name, run.steps), SignalTree(name))
+
+
+def _kill(run: Run) -> tuple[Action, ...]:
+    """What ends the steps for certain; their sruns are left a moment to end by that."""
+    return (SignalTree("KILL"),) if run.in_batch else (SignalSteps("KILL", run.steps), SignalTree("TERM"))
 
 
 def _look(run: Run, now: float) -> Next:
@@ -134,11 +152,12 @@ def _start(run: Run, now: float, wall: float) -> Next:
     settings = run.settings
     if run.starts and _seconds_left(run, wall) < LAST_S:
         return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {_late(run, wall)}")
+    # A command in the batch script stays where that is, whatever its node looks like.
+    suspects = () if run.in_batch else run.suspects.keys()
     try:
         placement = choose(
-            settings.allocation, settings.count, avoided=run.avoided, suspects=run.suspects.keys(),
-            previous=run.placement.nodes,
-        )  # fmt: skip
+            settings.allocation, settings.count, avoided=run.avoided, suspects=suspects, previous=run.placement.nodes
+        )
     except NoSpare as error:
         return _over(run, now, run.exit_code or TERMINATED, str(error))
     said = tuple(
@@ -147,21 +166,25 @@ def _start(run: Run, now: float, wall: float) -> Next:
         for node, why in run.suspects.items()
     )  # fmt: skip
     # Nothing that the command started outlives it: a server in the background, a step beside the one that failed.
-    left = (SignalSteps("KILL", run.steps), SignalTree("KILL")) if run.starts else ()
+    left = _end_all(run, "KILL") if run.starts else ()
+    begin = Begin(placement, in_batch=run.in_batch)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        switch_gone_at=None, looked=False, words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
+        begun_ticks=0, switch_gone_at=None, looked=False,
+        words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
-    return run, (*said, *left, Begin(placement))
+    return run, (*said, *left, begin)
 
 
 def _steps(run: Run, steps: tuple[str, ...]) -> Next:
     if run.phase is not Phase.RUNNING or steps == run.steps or not steps:
         return run, ()
+    if steps == (BATCH_STEP,) and (run.steps or run.placement.nodes != (run.settings.allocation.batch_host,)):
+        return run, ()  # on several nodes it starts its ranks in a way that is not known here
     run = replace(run, steps=steps)
     if run.order is None:
         return run, ()
-    words = f"the command runs again as step {steps[-1]}"
+    words = f"the command runs again as {step_words(steps[-1])}"
     return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (Say(words),)
 
 
@@ -175,7 +198,7 @@ def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
     if refusal := _refusal(run, order, wall):
         return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
     avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
-    words = f"step {order.step_id} is ended and the command started again" if run.phase is Phase.RUNNING else (
+    words = f"{step_words(order.step_id)} is ended and the command started again" if run.phase is Phase.RUNNING else (
         "the command is started again"
     )  # fmt: skip
     words += f" without {','.join(avoid)}" if avoid else ""
@@ -188,7 +211,7 @@ def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
         return looking, (said, *actions)
     # The nodes are looked at while the steps end.
     ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM)
-    return ending, (said, SignalSteps("TERM", run.steps), *actions)
+    return ending, (said, *_signal(run, "TERM"), *actions)
 
 
 def _refusal(run: Run, order: RestartOrder, wall: float) -> str:
@@ -199,12 +222,16 @@ def _refusal(run: Run, order: RestartOrder, wall: float) -> str:
     if run.phase is Phase.ENDING:
         return "the command is being ended for another order"
     if order.step_id != present:
-        now_runs = f"step {present} runs" if present and run.phase is Phase.RUNNING else "no step is known yet"
-        return f"step {order.step_id} is over: {now_runs}"
+        now_runs = f"{step_words(present)} runs" if present and run.phase is Phase.RUNNING else "no step is known yet"
+        return f"{step_words(order.step_id)} is over: {now_runs}"
+    if order.start != run.starts:
+        return f"start {order.start} of the command is over: start {run.starts} runs"
     if run.restarts_left <= 0:
         return f"all of its {run.settings.max_restarts} restarts are used up"
     if _seconds_left(run, wall) < LAST_S:
         return f"it is {_late(run, wall)}"
+    if run.in_batch and run.settings.allocation.batch_host in order.avoid:
+        return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
     try:
         choose(run.settings.allocation, run.settings.count, avoided=run.avoided | set(order.avoid))
     except NoSpare as error:
@@ -233,7 +260,7 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
         f"the command ended with {_code(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its last "
         f"lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
     )
-    left = (SignalSteps("TERM", run.steps), SignalTree("TERM"))
+    left = _end_all(run, "TERM")
     return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words), *left)
 
 
@@ -283,7 +310,7 @@ def _asked(run: Run, event: Asked, now: float) -> Next:
         run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)
         if run.phase is Phase.ENDING:
             return run, ()
-        action = SignalSteps("TERM", run.steps) if once else Forward(event.number)
+        action = SignalSteps("TERM", run.steps) if once and not run.in_batch else Forward(event.number)
         return replace(run, ends=Ends.TERM if run.ends is Ends.NOT else run.ends), (action,)
     return _over(run, now, run.exit_code or 128 + event.number, "the job was asked to end")
 

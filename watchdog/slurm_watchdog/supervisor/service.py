@@ -14,8 +14,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.process_setup import set_name
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
-from slurm_watchdog.model.supervisor import WRITE_EVERY_S, SupervisorStatus, run_directory
+from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.bounded import answer_of
@@ -28,6 +29,7 @@ from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
     Begin,
+    Begun,
     Ended,
     Event,
     Forward,
@@ -53,6 +55,10 @@ QUICK_POLL_S: Final = 0.2
 STEP_FIRST_S: Final = 0.3
 STEP_MOST_S: Final = 30.0
 """Slurm is asked for the step after so long, then after twice that, at last every 30 s until it is known."""
+BATCH_AFTER_S: Final = 6.0
+"""A command of which Slurm has no step by then, and that has called no srun, runs in the batch script."""
+NAME: Final = "slurm-watchdog"
+"""Of this process: it is in the batch step as the ranks may be, and no rank (knowledge.launchers.NEVER_A_RANK)."""
 FILE_S: Final = 2.0
 """For a file on somebody's filesystem."""
 TAIL_BYTES: Final = 65_536
@@ -81,6 +87,7 @@ def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
 
 def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]) -> int:
     """Runs the command until it has ended for good; returns its exit code. Raises ValueError, OSError, NoSpare."""
+    set_name(NAME)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     count = node_count(wanted.nodes, wanted.spares, allocation)
     settings = Settings(allocation=allocation, count=count, max_restarts=wanted.max_restarts)
@@ -161,15 +168,21 @@ class _Service:
             return
         self._ask_after_s = min(STEP_MOST_S, 2 * self._ask_after_s)
         self._ask_at, self._asking = now + self._ask_after_s, True
+        if now < (batch_at := self._run.since + BATCH_AFTER_S):
+            self._ask_at = min(self._ask_at, batch_at)
         self._spawn(self._find_steps())
 
     async def _find_steps(self) -> None:
         try:
-            steps = await self._launcher.find_steps()
+            since, steps = self._run.since, await self._launcher.find_steps()
         finally:
             self._asking = False
         if steps:
             await self._events.put(StepsSeen(steps))
+            return
+        late = since == self._run.since and clock.monotonic() - since >= BATCH_AFTER_S
+        if steps is not None and late and not self._launcher.waiting_calls():
+            await self._events.put(StepsSeen((BATCH_STEP,)))
 
     def _write(self) -> None:
         status, now = status_of(self._run, os.getpid()), clock.monotonic()
@@ -191,8 +204,8 @@ class _Service:
                     self._say(text)
                 case Look(nodes):
                     self._spawn(self._look(nodes))
-                case Begin(placement):
-                    await self._begin(placement)
+                case Begin(placement, in_batch):
+                    await self._begin(placement, in_batch)
                 case SignalSteps(name, steps):
                     self._spawn(self._launcher.signal_steps(name, steps))
                 case SignalTree(name):
@@ -207,7 +220,7 @@ class _Service:
     async def _look(self, nodes: tuple[str, ...]) -> None:
         await self._events.put(Looked(await self._launcher.look(nodes)))
 
-    async def _begin(self, placement: Placement) -> None:
+    async def _begin(self, placement: Placement, in_batch: bool) -> None:
         start = self._run.starts
         spares = f", {fold_nodes(placement.spares)} to spare" if placement.spares else ""
         self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
@@ -219,6 +232,9 @@ class _Service:
             self._events.put_nowait(NotBegun(str(error)))
             return
         self._calls, self._ask_at, self._ask_after_s = frozenset(), clock.monotonic() + STEP_FIRST_S, STEP_FIRST_S
+        self._events.put_nowait(Begun(self._launcher.begun_ticks()))
+        if in_batch:
+            self._events.put_nowait(StepsSeen((BATCH_STEP,)))
         self._spawn(self._wait(process, start))
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:

@@ -7,7 +7,14 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.supervisor import PROTOCOL, OrderAnswer, RestartOrder, SupervisorState, SupervisorStatus
+from slurm_watchdog.model.supervisor import (
+    BATCH_STEP,
+    PROTOCOL,
+    OrderAnswer,
+    RestartOrder,
+    SupervisorState,
+    SupervisorStatus,
+)
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.placement import Placement
 
@@ -49,6 +56,8 @@ class Run(Struct, frozen=True, kw_only=True):
     since: float
     """When the phase began, on the monotonic clock."""
     starts: int = 0
+    begun_ticks: int = 0
+    """See SupervisorStatus."""
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
     suspects: Mapping[str, str] = {}
@@ -56,7 +65,7 @@ class Run(Struct, frozen=True, kw_only=True):
     looked: bool = False
     """The look before the next start is over."""
     steps: tuple[str, ...] = ()
-    """Numbers of the present start's steps, oldest first; after its end those that it had."""
+    """Numbers of the present start's steps, oldest first, or BATCH_STEP alone; after its end those that it had."""
     ends: Ends = Ends.NOT
     exit_code: int = 0
     asked_at: float | None = None
@@ -68,6 +77,11 @@ class Run(Struct, frozen=True, kw_only=True):
     answered: str = ""
     answer: OrderAnswer = OrderAnswer.NONE
     words: str = ""
+
+    @property
+    def in_batch(self) -> bool:
+        """Whether the command runs in the batch script itself, or did until it ended."""
+        return self.steps == (BATCH_STEP,)
 
     @property
     def restarts_left(self) -> int:
@@ -95,8 +109,15 @@ class NotBegun(Struct, frozen=True):
     why: str
 
 
+class Begun(Struct, frozen=True):
+    """The command runs."""
+
+    ticks: int
+    """Since when: see SupervisorStatus."""
+
+
 class StepsSeen(Struct, frozen=True):
-    """Steps that the present start has begun, all of them, oldest first."""
+    """Steps that the present start has begun, all of them, oldest first; BATCH_STEP alone: Slurm lists none."""
 
     steps: tuple[str, ...]
 
@@ -133,7 +154,7 @@ class Asked(Struct, frozen=True):
     """It asks for the end, as SIGTERM does."""
 
 
-Event: TypeAlias = Tick | Looked | NotBegun | StepsSeen | Ordered | Ended | Switch | Asked
+Event: TypeAlias = Tick | Looked | NotBegun | Begun | StepsSeen | Ordered | Ended | Switch | Asked
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -145,9 +166,11 @@ class Look(Struct, frozen=True):
 
 
 class Begin(Struct, frozen=True):
-    """Start the command on these nodes."""
+    """Start the command on these nodes, and report it as Begun, or NotBegun."""
 
     placement: Placement
+    in_batch: bool = False
+    """The start before ran in the batch script: report that step, too."""
 
 
 class SignalSteps(Struct, frozen=True):
@@ -190,7 +213,8 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
     running = SupervisorState.RUNNING if run.steps else SupervisorState.STARTING
     return SupervisorStatus(
         protocol=PROTOCOL, state=_STATES.get(run.phase, running), pid=pid,
-        step_id=run.steps[-1] if run.steps else "", starts=run.starts, restarts_left=max(0, run.restarts_left),
+        step_id=run.steps[-1] if run.steps else "", starts=run.starts, begun_ticks=run.begun_ticks,
+        restarts_left=max(0, run.restarts_left),
         nodes=run.placement.nodes, spares=tuple(n for n in run.placement.spares if n not in run.suspects),
         avoided=tuple(n for n in run.settings.allocation.nodes if n in run.avoided),
         order=run.answered, answer=run.answer, words=run.words[:1000],

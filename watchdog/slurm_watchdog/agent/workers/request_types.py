@@ -275,6 +275,7 @@ class KillSwitch(Request[None], frozen=True):
     incident: Field
     decision: Field
     step: Field = ""
+    start: Field = ""
     avoid: Field = ""
 
 

@@ -21,7 +21,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import is_known
-from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus
+from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,10 @@ class JobObserver:
         """Whether the ranks that are seen belong to the step that the supervisor has started for this decision."""
         if supervisor is None or supervisor.order != self._decision.id or not tried(run, Operation.WRITE_ORDER):
             return False
-        return supervisor.answer is OrderAnswer.STARTED and view.step_id not in (None, self._decision.step_id)
+        # Of a start in the batch step the state has forgotten everything older by the time it knows of it.
+        in_batch = view.step_id == BATCH_STEP and supervisor.starts > self._decision.start
+        other = view.step_id not in (None, self._decision.step_id)
+        return supervisor.answer is OrderAnswer.STARTED and (other or in_batch)
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""

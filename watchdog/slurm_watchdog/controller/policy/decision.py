@@ -43,6 +43,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
                 reason = f"the mode is {rule.mode}, not act"
     exclude, kept_in = _to_exclude(incident, situation)
     avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
+    supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
     drain, not_drained = _to_drain(incident, situation, limits)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
@@ -69,7 +70,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         rung_limits=rule.rung_limits,
         drain=drain,
         step_s=situation.step_s,
-        step_id=situation.supervisor.step_id if situation.supervisor and Rung.RESTART_STEP in ladder else "",
+        step_id="" if supervisor is None else supervisor.step_id,
+        start=0 if supervisor is None else supervisor.starts,
         avoid=avoid,
         process=situation.process,
         process_since=situation.process_since,

@@ -17,7 +17,7 @@ from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_training
+from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_start, follow_training, is_of_earlier_start
 from slurm_watchdog.controller.state.run_updates import (
     note_absent,
     note_event,
@@ -162,7 +162,9 @@ class ClusterState:
         self._apply_processes(report, made_at)
         self._note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes}
-        self.supervisors.apply(report, made_at, self._job_of)
+        for supervisor in self.supervisors.apply(report, made_at, self._job_of):
+            if (run := self._run(supervisor.job_id)) is not None:
+                follow_start(run, supervisor.status, made_at, report.interval_s)
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
         for log in report.logs:
@@ -223,7 +225,7 @@ class ClusterState:
             if process.job_id != run_of:
                 run, run_of = self._run(process.job_id), process.job_id
             key = (name, process.pid, process.start_ticks)
-            if run is None or key in run.left_over:
+            if run is None or key in run.left_over or is_of_earlier_start(run, key, process):
                 continue
             job = run.job
             present.setdefault(job.job_id, set()).add(key)

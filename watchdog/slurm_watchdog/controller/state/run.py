@@ -24,6 +24,7 @@ from slurm_watchdog.model.observations import Event, LogFile, Process, Role
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
+from slurm_watchdog.model.supervisor import BATCH_STEP, SupervisorStatus
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
@@ -84,7 +85,11 @@ class Run:
     step_id: str | None = None
     """The Slurm step that the clocks are about, as far as is known."""
     steps_from: float = float("-inf")
-    """Counts that were read before this belong to the Slurm step before."""
+    """Counts that were read before this belong to the Slurm step, or start, before."""
+    starts: int | None = None
+    """How often its supervisor has started the command; None: it has none, as far as is known."""
+    begun_ticks: int = 0
+    """Ranks in the batch step that are older are of an earlier start: see SupervisorStatus."""
     clocks: dict[Counter, CounterClock] = field(default_factory=dict)
     clocks_before: dict[Counter, CounterClock] = field(default_factory=dict)
     """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
@@ -309,12 +314,34 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
         return
     before, run.step_id = run.step_id, training_step(run.processes)
     if before is not None:
-        run.clocks.clear()
-        run.forget_dumps()
-        run.motion = None
-        run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
-        run.logs.clear()
-        run.logs_missed = False
+        _begin_again(run, now, interval_s)
+
+
+def follow_start(run: Run, status: SupervisorStatus, now: float, interval_s: float) -> None:
+    """The same where the supervisor has started a command again whose ranks are in the batch step: that keeps its id.
+    Their processes on the batch host are known by their age."""
+    before, run.starts = run.starts, status.starts
+    if before is None or status.starts <= before or run.step_id != BATCH_STEP:
+        return
+    run.begun_ticks = status.begun_ticks
+    for key in [key for key, (process, _, _) in run.processes.items() if is_of_earlier_start(run, key, process)]:
+        run.forget(key)
+    _begin_again(run, now, interval_s)
+
+
+def is_of_earlier_start(run: Run, key: ProcessKey, process: Process) -> bool:
+    """Whether this process was a rank, or its worker, before the supervisor started the command again."""
+    in_batch = process.step_id == BATCH_STEP and process.role is not Role.HELPER and key[0] == run.job.batch_host
+    return in_batch and key[2] < run.begun_ticks
+
+
+def _begin_again(run: Run, now: float, interval_s: float) -> None:
+    run.clocks.clear()
+    run.forget_dumps()
+    run.motion = None
+    run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
+    run.logs.clear()
+    run.logs_missed = False
 
 
 def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
@@ -24,12 +24,15 @@ class Supervisors:
         self._known: dict[str, tuple[JobSupervisor, float]] = {}
         """SLURM_JOB_ID -> the supervisor, and when its status was written."""
 
-    def apply(self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]) -> None:
-        """Takes over what a job's batch host says of it; what other nodes say counts for nothing."""
+    def apply(
+        self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]
+    ) -> Iterator[JobSupervisor]:
+        """Takes over what a job's batch host says of it, and yields it; what other nodes say counts for nothing."""
         for each in report.supervisors:
             job = job_of(each.job_id)
             if job is not None and job.batch_host == report.node and job.restarts == each.restarts:
                 self._known[each.job_id] = each, made_at - each.age_s
+                yield each
 
     def keep(self, job_ids: Container[str]) -> None:
         """Forgets all of other jobs."""

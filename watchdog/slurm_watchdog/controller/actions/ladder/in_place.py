@@ -75,11 +75,12 @@ def is_under_way(run: ActionRun) -> bool:
 
 
 def started_by_itself(run: ActionRun, world: Observed) -> bool:
-    """Whether the supervisor runs a later step than that of the decision, and not because of it."""
+    """Whether the supervisor runs a later start, or step, than that of the decision, and not because of it."""
     status, step_id = world.supervisor, run.decision.step_id
     if status is None or not status.step_id or not step_id or status.order == run.decision.id:
         return False
-    return (len(status.step_id), status.step_id) > (len(step_id), step_id)
+    numbers = status.step_id.isdecimal() and step_id.isdecimal()
+    return status.starts > run.decision.start > 0 or (numbers and int(status.step_id) > int(step_id))
 
 
 def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:

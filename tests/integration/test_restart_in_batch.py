@@ -39,7 +39,7 @@ export -f launch
 def test_a_hang_in_the_batch_script_is_started_again_there_and_nobody_is_taken_for_dead(
     cluster: Cluster, watch: Watch
 ) -> None:
-    watchdog: Any = watch(mode="act", settings={"policy": {"rules": [RULE]}})
+    watchdog: Any = watch(mode="act", settings={"policy": {"kinds": {"collective_hang": {"exclude_nodes": False}}}})
     job = submit(cluster)
     training(watchdog, job, at_least=SAVE_INTERVAL + 12)
     inject(cluster, "dataloader_hang.rank1")

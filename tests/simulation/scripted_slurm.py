@@ -18,6 +18,7 @@ from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwit
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import (
     BATCH_STEP,
+    ORDER_LIFETIME_S,
     ORDER_PREFIX,
     PROTOCOL,
     OrderAnswer,
@@ -52,8 +53,8 @@ class Supervisor:
     def __init__(self, world: World):
         self.world, random = world, world.random
         self.alive, self.step, self.starts = True, 0, 1
-        self.orders: dict[str, str] = {}
-        """File name -> line."""
+        self.orders: dict[str, tuple[str, float]] = {}
+        """File name -> line, and when it was written."""
         self.ordered = False
         self.read: set[str] = set()
         """Decisions that were seen: no order counts twice."""
@@ -117,7 +118,7 @@ class Supervisor:
         self.written_at = now
 
     def _take_order(self) -> None:
-        for line in self.orders.values():
+        for line, written_at in self.orders.values():
             order = order_in(parse_line(line) or {})
             if order.decision in self.read:
                 continue
@@ -125,6 +126,8 @@ class Supervisor:
             answer, words = OrderAnswer.TAKEN, ""
             if (order.step_id, order.start) != (self.step_id, self.starts):
                 answer, words = OrderAnswer.REFUSED, f"step {order.step_id} is over"
+            elif self.world.now - written_at > ORDER_LIFETIME_S:
+                answer, words = OrderAnswer.REFUSED, "too old"
             elif not self.spare:
                 answer, words = OrderAnswer.REFUSED, "no spare is left"
             else:
@@ -480,7 +483,7 @@ class World:
         if name.startswith(ORDER_PREFIX):
             assert node == "n1", "an order was written elsewhere than on the batch host"
             if fate != "lost" and isinstance(command, WriteKillSwitch):
-                orders[name] = command.content
+                orders[name] = command.content, self.now
                 assert self.supervisor is not None
                 self.supervisor.ordered = True
             elif fate != "lost":

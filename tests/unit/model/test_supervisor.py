@@ -18,7 +18,7 @@ from slurm_watchdog.model.supervisor import (
     parse_status,
 )
 
-ORDER = RestartOrder(decision="d1", step_id="3", start=2, avoid=("n2", "gpu-17.rack-4"), why="it hangs")
+ORDER = RestartOrder(decision="d1", step_id="3", start=2, avoid=("n2", "gpu-17.rack-4"), grace_s=1, why="it hangs")
 
 
 def line_of(order: RestartOrder) -> str:

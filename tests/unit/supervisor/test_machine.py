@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, RestartOrder, SupervisorState
+from slurm_watchdog.model.supervisor import (
+    BATCH_STEP,
+    GRACE_S,
+    HUNG_GRACE_S,
+    OrderAnswer,
+    RestartOrder,
+    SupervisorState,
+)
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.machine import first, next_state
 from slurm_watchdog.supervisor.placement import NoSpare
@@ -67,11 +74,12 @@ class Day:
         return self
 
     def order(
-        self, step: str = "0", avoid: tuple[str, ...] = (), decision: str = "d1", start: int | None = None
-    ) -> list[Action]:
+        self, step: str = "0", avoid: tuple[str, ...] = (), *, decision: str = "d1", start: int | None = None,
+        grace_s: int = GRACE_S, age_s: float = 0.0,
+    ) -> list[Action]:  # fmt: skip
         start = self.run.starts if start is None else start
-        order = RestartOrder(decision=decision, step_id=step, start=start, avoid=avoid, why="it hangs")
-        return self.on(Ordered(order))
+        order = RestartOrder(decision=decision, step_id=step, start=start, avoid=avoid, grace_s=grace_s, why="it hangs")
+        return self.on(Ordered(order, self.now - age_s))
 
     def ends(self, code: int, *, switched: bool = False, stopped: str = "") -> list[Action]:
         return self.on(Ended(start=self.run.starts, code=code, switched=switched, stopped=stopped))
@@ -146,6 +154,21 @@ def test_a_step_that_hears_no_term_is_killed_and_one_in_state_d_is_left_behind()
     assert day.started_on == ("n1", "n3", "n4")
     assert day.on(Ended(start=1, code=137)) == [], "the end of the earlier start changes nothing"
     assert day.run.phase is Phase.RUNNING
+
+
+def test_an_order_for_a_loop_that_does_not_turn_leaves_a_second_before_it_kills() -> None:
+    day = Day().runs()
+    day.order(grace_s=HUNG_GRACE_S)
+    assert day.on(Tick(), 0.9) == []
+    assert day.on(Tick(), 0.2) == [SignalSteps("KILL", ("0",)), SignalTree("TERM")]
+    assert day.on(Tick(), 1) == [SignalSteps("KILL", ("0",)), SignalTree("KILL")]
+
+
+def test_an_order_that_is_read_too_late_is_refused_for_its_action_has_ended() -> None:
+    day = Day().runs()
+    assert day.order(age_s=60.1) == []
+    assert (day.run.answer, day.run.words) == ("refused", "the order is older than 60 s")
+    assert day.order(age_s=59.9, decision="d2") != []
 
 
 def test_a_look_that_outlasts_the_ending_is_waited_for_until_its_limit() -> None:

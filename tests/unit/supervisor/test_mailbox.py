@@ -19,6 +19,7 @@ from slurm_watchdog.model.supervisor import (
     parse_status,
 )
 from slurm_watchdog.supervisor.mailbox import read_orders, write_status
+from slurm_watchdog.supervisor.state import Ordered
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
 
@@ -38,7 +39,7 @@ def test_orders_are_read_oldest_first_and_nothing_else_is_one(tmp_path: Path) ->
     (tmp_path / f"{ORDER_PREFIX}switch").write_text(compose_line({"by": "slurm-watchdog", "decision": "c"}))
     (tmp_path / f"{ORDER_PREFIX}link").symlink_to(tmp_path / f"{ORDER_PREFIX}a")
     os.mkfifo(tmp_path / f"{ORDER_PREFIX}fifo")
-    assert read_orders(str(tmp_path)) == [older, newer]
+    assert read_orders(str(tmp_path)) == [Ordered(older, 1e9 - 60), Ordered(newer, 1e9)]
     assert read_orders(str(tmp_path / "not there")) == []
 
 

@@ -13,6 +13,9 @@ from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome, an
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.supervisor import (
+    GRACE_S,
+    HUNG_GRACE_S,
+    ORDER_LIFETIME_S,
     ORDER_PREFIX,
     WRITE_EVERY_S,
     RestartOrder,
@@ -59,7 +62,10 @@ async def restart_step(
 ) -> Outcome:
     """Done when the supervisor says that the new step runs; failed when it refuses, or is known not to carry the
     order out within `limit_s`; unknown while it may do so yet."""
-    answer = await _until(lambda: _shown(decision, seen), limit_s, time)
+    answer = await _until(lambda: _shown(decision, seen), min(limit_s, ORDER_LIFETIME_S), time)
+    known = seen()
+    if answer is None and known is not None and known[0].order == decision.id:  # it is taken; any other is too late
+        answer = await _until(lambda: _shown(decision, seen), limit_s - ORDER_LIFETIME_S, time)
     if answer is not None:
         return answer
     _, remove = _commands(decision, deadline_s)
@@ -85,7 +91,13 @@ def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, R
     """To write the order, and to take it back. Raises ValueError if no order can say it."""
     assert decision.fence is not None
     order = order_fields(
-        RestartOrder(decision=decision.id, step_id=decision.step_id, start=decision.start, avoid=decision.avoid)
+        RestartOrder(
+            decision=decision.id,
+            step_id=decision.step_id,
+            start=decision.start,
+            avoid=decision.avoid,
+            grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
+        )
     )
     job_id, restarts = decision.process_job_id or decision.fence.job_id, decision.fence.restarts
     path, uid = f"{run_directory(job_id, restarts)}/{ORDER_PREFIX}{decision.id}", decision.uid

@@ -18,7 +18,7 @@ KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
 FIELDS: Final = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
-ORDER_FIELDS: Final = ("step", "start", "avoid")
+ORDER_FIELDS: Final = ("step", "start", "avoid", "grace")
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD: Final = 300
 """Characters of one value."""

@@ -26,11 +26,19 @@ MAX_STATUS_BYTES: Final = 65_536
 PROTOCOL: Final = 1
 """Of these two files. A supervisor of another one is treated as absent."""
 
+ORDER_LIFETIME_S: Final = 60.0
+"""A supervisor that reads an order later than this after it was written (it was stopped, say) refuses it: the action
+has ended, or has gone another way."""
+GRACE_S: Final = 5
+"""Between SIGTERM and SIGKILL of a command that is ended: one that hears the first is gone within a second."""
+HUNG_GRACE_S: Final = 1
+"""The same where the loop does not turn: such a rank hears nothing, and its checkpoint is on disk."""
 BATCH_STEP: Final = "batch"
 """The step of a command whose ranks run in the batch script itself. It keeps this id over every start."""
 
 _STEP = re.compile(rf"[0-9]{{1,10}}|{BATCH_STEP}")
 _START = re.compile(r"[0-9]{1,6}")
+_GRACE = re.compile(r"[0-9]{1,2}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -109,6 +117,8 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     start: int
     """The how manieth start the order is about: no other one is ended for it."""
     avoid: tuple[str, ...] = ()
+    grace_s: int = GRACE_S
+    """Between SIGTERM and SIGKILL."""
     why: str = ""
 
 
@@ -124,17 +134,20 @@ def order_fields(order: RestartOrder) -> dict[str, str]:
         raise ValueError(f"{len(order.avoid)} nodes are too many for one order")
     if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in order.avoid):
         raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}")
-    return {"step": order.step_id, "start": str(order.start), "avoid": avoid}
+    return {"step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s)}
 
 
 def order_in(fields: dict[str, str]) -> RestartOrder:
     """The order that a parsed line holds. Raises ValueError if it holds none."""
-    decision, step_id, start = (fields.get(name, "") for name in ("decision", "step", "start"))
+    decision, step_id, start, grace = (fields.get(name, "") for name in ("decision", "step", "start", "grace"))
     avoid = tuple(node for node in fields.get("avoid", "").split(",") if node)
     named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
     if not named or not all(_NODE.fullmatch(node) for node in avoid):
         raise ValueError("the order names no decision, no step, no start, or something that is no node")
-    return RestartOrder(decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""))
+    return RestartOrder(
+        decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""),
+        grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
+    )  # fmt: skip
 
 
 def step_words(step_id: str) -> str:

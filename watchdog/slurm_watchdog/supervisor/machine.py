@@ -6,7 +6,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, RestartOrder, step_words
+from slurm_watchdog.model.supervisor import (
+    BATCH_STEP,
+    GRACE_S,
+    ORDER_LIFETIME_S,
+    OrderAnswer,
+    RestartOrder,
+    step_words,
+)
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -32,8 +39,6 @@ from slurm_watchdog.supervisor.state import (
     Tick,
 )  # fmt: skip
 
-GRACE_S: Final = 5.0
-"""Between TERM and KILL of the steps: a rank that hangs hears nothing, one that does not is gone within a second."""
 TREE_S: Final = 1.0
 """Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
 GIVE_UP_S: Final = 10.0
@@ -80,8 +85,8 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
             return replace(run, begun_ticks=ticks), ()
         case StepsSeen(steps):
             return _steps(run, steps)
-        case Ordered(order):
-            return _order(run, order, now, wall)
+        case Ordered(order, written_at):
+            return _order(run, order, wall - written_at, now, wall)
         case Ended() if event.start == run.starts:
             return _ended(run, event, now, wall)
         case Switch(present):
@@ -119,9 +124,10 @@ def _kill_after(run: Run, age_s: float) -> Next:
 
 
 def _end_further(run: Run, age_s: float, now: float, wall: float) -> Next:
-    if run.ends is Ends.TERM and age_s >= GRACE_S:
+    grace_s = GRACE_S if run.order is None else min(GRACE_S, run.order.grace_s)
+    if run.ends is Ends.TERM and age_s >= grace_s:
         return replace(run, ends=Ends.KILL), _kill(run)
-    if run.ends is Ends.KILL and age_s >= GRACE_S + TREE_S:
+    if run.ends is Ends.KILL and age_s >= grace_s + TREE_S:
         return replace(run, ends=Ends.TREE), _end_all(run, "KILL")
     if age_s >= GIVE_UP_S:
         return _after_end(run, now, wall)
@@ -191,11 +197,11 @@ def _steps(run: Run, steps: tuple[str, ...]) -> Next:
 # ------------------------------------------------------------------------------------ orders
 
 
-def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
+def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float) -> Next:
     if order.decision in run.seen:
         return run, ()
     run = replace(run, seen=run.seen | {order.decision}, answered=order.decision)
-    if refusal := _refusal(run, order, wall):
+    if refusal := _refusal(run, order, age_s, wall):
         return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
     avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
     words = f"{step_words(order.step_id)} is ended and the command started again" if run.phase is Phase.RUNNING else (
@@ -214,9 +220,11 @@ def _order(run: Run, order: RestartOrder, now: float, wall: float) -> Next:
     return ending, (said, *_signal(run, "TERM"), *actions)
 
 
-def _refusal(run: Run, order: RestartOrder, wall: float) -> str:
+def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     """Why an order is not carried out; empty if it is."""
     present = run.steps[-1] if run.steps else ""
+    if age_s > ORDER_LIFETIME_S:
+        return f"the order is older than {ORDER_LIFETIME_S:.0f} s"
     if run.asked_at is not None:
         return "the job was asked to end"
     if run.phase is Phase.ENDING:

@@ -19,35 +19,35 @@ from slurm_watchdog.model.supervisor import (
     MAX_STATUS_BYTES,
     ORDER_PREFIX,
     STATUS_FILE,
-    RestartOrder,
     SupervisorStatus,
     order_in,
 )
+from slurm_watchdog.supervisor.state import Ordered
 
 MAX_ORDER_BYTES: Final = 4096
 MAX_ORDERS: Final = 256
 """Of one look: a directory of more is not the controller's work."""
 
 
-def read_orders(directory: str) -> list[RestartOrder]:
+def read_orders(directory: str) -> list[Ordered]:
     """The orders that lie there, oldest first; what is none, or is still being written, is left out."""
-    found: list[tuple[int, RestartOrder]] = []
+    found: list[Ordered] = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(directory))[: 4 * MAX_ORDERS]:
             if name.startswith(ORDER_PREFIX) and len(found) < MAX_ORDERS:
                 with contextlib.suppress(OSError, ValueError):
                     found.append(_read(os.path.join(directory, name)))
-    return [order for _, order in sorted(found, key=lambda each: each[0])]
+    return sorted(found, key=lambda each: each.written_at)
 
 
-def _read(path: str) -> tuple[int, RestartOrder]:
+def _read(path: str) -> Ordered:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.getuid(), 0):
             raise ValueError("somebody else's, or no file")
         fields = parse_line(os.read(fd, MAX_ORDER_BYTES).decode(errors="replace"))
-        return facts.st_mtime_ns, order_in(fields or {})
+        return Ordered(order_in(fields or {}), facts.st_mtime)
     finally:
         os.close(fd)
 

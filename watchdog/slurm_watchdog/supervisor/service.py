@@ -36,7 +36,6 @@ from slurm_watchdog.supervisor.state import (
     Look,
     Looked,
     NotBegun,
-    Ordered,
     Phase,
     Say,
     Settings,
@@ -127,10 +126,9 @@ class _Service:
         for number in (*ENDING_SIGNALS, *OTHER_SIGNALS):
             loop.add_signal_handler(number, self._events.put_nowait, Asked(number, number in ENDING_SIGNALS))
         await self._do(self._actions)
-        while self._run.phase is not Phase.OVER:
-            self._write()
-            await self._handle(await self._next())
         self._write()
+        while self._run.phase is not Phase.OVER:
+            await self._handle(await self._next())
         for task in self._tasks:
             task.cancel()
         self._voice.close()
@@ -146,14 +144,15 @@ class _Service:
 
     async def _handle(self, event: Event) -> None:
         self._run, actions = next_state(self._run, event, clock.monotonic(), clock.wall())
+        self._write()  # that an order is taken is said before anything is done
         await self._do(actions)
         if isinstance(event, Tick):
             self._poll()
 
     def _poll(self) -> None:
-        for order in read_orders(self._directory):
-            if order.decision not in self._run.seen:
-                self._events.put_nowait(Ordered(order))
+        for found in read_orders(self._directory):
+            if found.order.decision not in self._run.seen:
+                self._events.put_nowait(found)
         if self._run.phase is Phase.RUNNING:
             self._ask_for_steps()
         self._launcher.reap()

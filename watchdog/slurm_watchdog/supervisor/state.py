@@ -126,6 +126,8 @@ class Ordered(Struct, frozen=True):
     """An order was found."""
 
     order: RestartOrder
+    written_at: float
+    """Since the epoch, as its file says."""
 
 
 class Ended(Struct, frozen=True, kw_only=True):

@@ -277,6 +277,7 @@ class KillSwitch(Request[None], frozen=True):
     step: Field = ""
     start: Field = ""
     avoid: Field = ""
+    grace: Field = ""
 
 
 class WriteSwitch(KillSwitch, frozen=True):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.doctor.cluster_rules import settings_of
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
 from slurm_watchdog.doctor.job_facts import JobFacts, SlurmSettings, WatchedJob
 from slurm_watchdog.doctor.script import parse_options, parse_script, programs
@@ -215,6 +216,26 @@ def test_script_rules_are_silent_where_slurm_conf_has_the_setting() -> None:
     assert rules(bare, slurm=with_defaults) <= {"wait"}
     without = SlurmSettings(requeue=False, append=False, kill_on_bad_exit=False)
     assert rules(bare, slurm=without) == rules(bare)
+
+
+@pytest.mark.parametrize(
+    ("version", "parameters", "option", "advised"),
+    [
+        ("25.11.3", "idle_on_node_suspend,enable_expedited_requeue", "", True),
+        ("26.05.0-rc1", "enable_expedited_requeue", "--requeue", True),
+        ("25.11.2", "enable_expedited_requeue", "", False),
+        ("26.05.0", "(null)", "", False),
+        ("26.05.0", "enable_expedited_requeue", "--requeue=expedite", False),
+        ("26.05.0", "enable_expedited_requeue", "--no-requeue", False),
+    ],
+)
+def test_an_expedited_requeue_is_advised_where_the_cluster_has_it(
+    version: str, parameters: str, option: str, advised: bool
+) -> None:
+    settings = settings_of({"SLURM_VERSION": version, "SlurmctldParameters": parameters})
+    text = f"#!/bin/bash\n#SBATCH {option}\nsrun python train.py\n"
+    found = examine(JobFacts(script=parse_script(text), slurm=settings), SCRIPT_RULES)
+    assert ("requeue_expedite" in {advice.rule for advice in found}) is advised
 
 
 def test_a_job_is_judged_by_what_slurm_has_of_it() -> None:

@@ -11,6 +11,8 @@ from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
 from slurm_watchdog.doctor.job_facts import SlurmSettings
 
 OLDEST_TESTED = (22, 5)
+EXPEDITES_SINCE = (25, 11, 3)
+"""25.11.0 has it, and requeues jobs that have ended well, too (Slurm's CHANGELOG/slurm-25.11.md, 25.11.3)."""
 SHORT_JOB_AGE_S = 60
 """A job that is forgotten so soon may have ended between two looks."""
 
@@ -65,7 +67,14 @@ def settings_of(config: Mapping[str, str] | None) -> SlurmSettings:
         requeue=_flag(config.get("JobRequeue")),
         append=_flag(config.get("JobFileAppend")),
         kill_on_bad_exit=_flag(config.get("KillOnBadExit")),
+        expedites=_expedites(config.get("SLURM_VERSION", ""), config.get("SlurmctldParameters", "")),
     )
+
+
+def _expedites(version: str, parameters: str) -> bool:
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    known = numbers is not None and tuple(map(int, numbers.groups())) >= EXPEDITES_SINCE
+    return known and "enable_expedited_requeue" in re.split(r"[\s,]+", parameters)
 
 
 def parse_slurm_config(text: str) -> dict[str, str]:

@@ -18,6 +18,8 @@ class SlurmSettings(Struct, frozen=True, kw_only=True):
     """JobFileAppend."""
     kill_on_bad_exit: bool | None = None
     """KillOnBadExit."""
+    expedites: bool | None = None
+    """Whether a job may ask to be requeued ahead of all others (`--requeue=expedite`)."""
 
 
 class WatchedJob(Struct, frozen=True, kw_only=True):

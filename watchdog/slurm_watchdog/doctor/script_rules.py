@@ -49,6 +49,23 @@ def _requeue(facts: JobFacts) -> Iterator[Advice]:
     )  # fmt: skip
 
 
+def _expedite(facts: JobFacts) -> Iterator[Advice]:
+    script = facts.script
+    if (
+        not facts.slurm.expedites
+        or script.directive("requeue") == "expedite"
+        or script.directive("no-requeue") is not None
+    ):
+        return
+    yield Advice(
+        rule="requeue_expedite", level=Level.HINT, where=script.path,
+        evidence="SlurmctldParameters=enable_expedited_requeue in slurm.conf, and no --requeue=expedite in it",
+        sentence="After a requeue the job waits two minutes, and after a dead node for its turn, too; with this option "
+        "it does not. A script that fails then stays in the queue, held, until `scontrol release`.",
+        add="#SBATCH --requeue=expedite",
+    )  # fmt: skip
+
+
 def _open_mode(facts: JobFacts) -> Iterator[Advice]:
     script = facts.script
     mode = script.directive("open-mode")
@@ -342,6 +359,7 @@ STEPS_AFTER_S = 3600.0
 
 SCRIPT_RULES: tuple[Rule[JobFacts], ...] = (
     _requeue,
+    _expedite,
     _open_mode,
     _bad_exit,
     _error_handling,

@@ -1,12 +1,13 @@
 """The story of case 1 and its sequels, live on this machine: `make demo`.
 
-Three acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data
-loader while PULSE lines keep coming; an operator moves the run off a node. The last line printed is `RESULT
-{json}`: for each of the acts "a", "b", "c" that ended as it should, {"incident", "detected_after_s",
-"culprit", "action", "resumed_at_step", "steps_lost"}. The exit code is 0 if all three did. The nodes' GPUs
-are simulated cards (tests/rig/cards.py): the agents read them through the real pynvml. Without a C compiler
-there are none, and culprits have no GPU. With KEEP=1 in the environment everything stays up after the story
-until Ctrl-C, to be looked at.
+Four acts on a real Slurm with real processes: a filesystem freezes and thaws; a rank hangs in its data
+loader while PULSE lines keep coming; an operator moves the run off a node; the same hang again in a job that has a
+supervisor and a spare node, and is restarted in place. The last line printed is `RESULT
+{json}`: for each of the acts "a" to "d" that ended as it should, {"incident", "detected_after_s",
+"culprit", "action", "resumed_at_step", "steps_lost"}, and of the hangs "back_after_s". The exit code is 0 if
+all four did. The nodes' GPUs are simulated cards (tests/rig/cards.py): the agents read them through the real
+pynvml. Without a C compiler there are none, and culprits have no GPU. With KEEP=1 in the environment
+everything stays up after the story until Ctrl-C, to be looked at.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
+from deploy.demo.teller import Teller, console
 from tests.rig.cards import SimulatedCards, describe, simulated_cards
 from tests.rig.cluster import Cluster
 from tests.rig.commands import ClusterError
 from tests.rig.debian_packages import ensure_packages, why_impossible
+from tests.rig.rights import own_program
 from tests.rig.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
@@ -34,37 +37,9 @@ HUNG_RANK = 2
 RANKS_PER_NODE = 2
 STEP_S = 0.4
 
-console = Console(highlight=False, soft_wrap=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
-
 
 class WrongEnd(Exception):
     """The story took a turn that it must not take."""
-
-
-COLOURS = {
-    "act": "bold",
-    "we": "cyan",
-    "training": "dim",
-    "cards": "green",
-    "watchdog": "yellow",
-    "slack": "magenta",
-}
-
-
-class Teller:
-    """Prints the story: who says what, and when."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def say(self, who: str, text: str) -> None:
-        seconds = int(time.monotonic() - self._began)
-        colour = COLOURS[who]
-        console.print(f"[dim]{seconds // 60:02d}:{seconds % 60:02d}[/] [{colour}]{who:>8}[/]  {escape(text)}")
-
-    def act(self, title: str) -> None:
-        console.print()
-        self.say("act", title)
 
 
 class Story:
@@ -75,28 +50,43 @@ class Story:
         self.cards = cards
         self.watchdog = watchdog
         self.teller = teller
-        self.job = ""
+        self.job = self.name = ""
+        self.requeued_s = 0.0
         self._told: set[tuple[str, str]] = set()
 
     def begin(self) -> None:
         """Submits the training job and sees its first steps."""
-        shared = self.cluster.shared
+        self.job = self._submit("tr11-176B-demo", "-N3")
+        self.teller.say("we", f"submitted job {self.job}: 6 ranks on 3 of {len(self.cluster.nodes)} nodes")
+        self._see_first_steps()
+
+    def _submit(self, name: str, *options: str, ahead: str = "") -> str:
+        """A training in a batch script, with `ahead` before its srun; returns the job's id."""
+        shared, self.name = self.cluster.shared, name
         script = train_script(
             self.cluster,
-            f"--log {shared}/main_log.txt",
+            f"--log {shared}/{name}.txt",
             f"--steps 100000 --step-seconds {STEP_S} --save-interval {SAVE_INTERVAL}",
             "--eval-interval 60 --eval-seconds 1",
             f"--fault-dir {shared}/faults",
             ranks_per_node=RANKS_PER_NODE,
+            ahead=ahead,
         )
         (shared / "faults").mkdir(exist_ok=True)
         (shared / "faults").chmod(0o777)
-        output = self.cluster.directory / "log" / "demo.out"
-        self.job = self.cluster.sbatch(script, "-N3", f"--output={output}", "--job-name=tr11-176B-demo")
-        self.teller.say("we", f"submitted job {self.job}: 6 ranks on 3 of {len(self.cluster.nodes)} nodes")
+        return self.cluster.sbatch(script, *options, f"--output={self.output(name)}", f"--job-name={name}")
+
+    def output(self, name: str) -> Path:
+        return self.cluster.directory / "log" / f"{name}.out"
+
+    def _see_first_steps(self) -> None:
         self.watchdog.wait_for(lambda: self.watchdog.step(self.job) >= 5, 60, "the first steps")
-        job = self.watchdog.status()["jobs"][0]
+        job = self.told()
         self.teller.say("training", f"runs on {', '.join(job['nodes'])}, step {job['step']}, {job['ranks']} ranks")
+
+    def told(self) -> Any:
+        """What the watchdog's status says of the job."""
+        return next(job for job in self.watchdog.status()["jobs"] if job["job_id"] == self.job)
 
     # ------------------------------------------------------------------------------------ helpers
 
@@ -220,8 +210,40 @@ class Story:
     def rank_hangs(self) -> dict[str, Any]:
         """(b) The hang is found although PULSE lines keep the log growing."""
         self.teller.act("(b) A rank hangs in its data loader; PULSE lines keep coming")
+        end = self._hang("b")
+        self.requeued_s = end["back_after_s"]
+        self.teller.say("training", f"makes steps again {self.requeued_s:.0f} s after it stood still")
+        return end
+
+    def restarted_in_place(self) -> dict[str, Any]:
+        """(d) The same, in a job with a supervisor and a spare node: nothing is queued."""
+        self.teller.act("(d) The same hang, in a job with `slurm-watchdog run --spares 1` in its batch script")
+        self.cluster.slurm("scancel", self.job)
+        self.cluster.wait_for_job_state(self.job, "CANCELLED")
+        for node in self.cluster.nodes:
+            self.cluster.wait_for_node_state(node, "IDLE")
+        program = own_program(self.cluster.place, self.cluster.directory)
+        self.job = self._submit("tr11-176B-spare", "-N4", "--no-kill", ahead=f"{program} run --spares 1 --")
+        self.teller.say("we", f"submitted job {self.job}: 4 nodes, of which one waits")
+        self._see_first_steps()
+        end = self._hang("d")
+        restarts = int(self.cluster.job(self.job)["Restarts"])
+        self.check(restarts == 0, f"the job was requeued {restarts} times")
+        self.teller.say(
+            "training",
+            f"makes steps again {end['back_after_s']:.0f} s after it stood still, on {', '.join(self.told()['nodes'])}",
+        )
+        self.teller.say(
+            "we",
+            f"by requeue, in act (b), it took {self.requeued_s:.0f} s: here credentials last for 5 s, as Slurm is "
+            "shipped for 120 s, and so long a requeued job waits",
+        )
+        return end
+
+    def _hang(self, act: str) -> dict[str, Any]:
+        """Rank HUNG_RANK gets no more data, and the watchdog does what it does; returns what is told of the act."""
         slack = len(self.watchdog.slack.messages)
-        nodes = self.watchdog.status()["jobs"][0]["nodes"]
+        nodes = self.told()["nodes"]
         self.watchdog.wait_for(self._is_between_checkpoints, 30)
         step = self.watchdog.step(self.job)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
@@ -230,7 +252,8 @@ class Story:
             f"rank {HUNG_RANK} gets no more data, from soon after step {step} on: it uses what is loaded, then hangs",
         )
         incident = self.incident("collective_hang", 60)
-        output = (self.cluster.directory / "log" / "demo.out").read_text(errors="replace").splitlines()
+        stood_still_at = time.monotonic() - incident["detected_after_s"]
+        output = self.output(self.name).read_text(errors="replace").splitlines()
         pulse = [line for line in output if "PULSE" in line]
         self.teller.say("training", f"and still its log grows: {pulse[-1][:100]}")
         culprit = incident["culprits"][0]
@@ -239,18 +262,19 @@ class Story:
         self.check(named == [(HUNG_RANK, hung_node)], f"named {named}, but it is rank {HUNG_RANK} on {hung_node}")
         self.tell_cards(culprit)
         action = self.follow(incident["id"], 90)
-        end = action["end"]
+        end, back_after_s = action["end"], time.monotonic() - stood_still_at
         self.check(end["ok"], f"the restart failed: {end['detail']}")
         self.check(0 <= end["steps_lost"] <= SAVE_INTERVAL, f"{end['steps_lost']} steps were lost")
         self.say_slack(slack)
         return {
-            "act": "b",
+            "act": act,
             "incident": incident["kind"],
             "detected_after_s": round(incident["detected_after_s"], 1),
             "culprit": culprit,
             "action": action["action"],
             "resumed_at_step": end["resumed_at_step"],
             "steps_lost": end["steps_lost"],
+            "back_after_s": round(back_after_s, 1),
         }
 
     def operator_moves_the_run(self) -> dict[str, Any]:
@@ -258,14 +282,14 @@ class Story:
         self.teller.act("(c) An operator wants a node back: `slurm-watchdog restart --exclude`")
         self.watchdog.wait_for(self._is_between_checkpoints, 60)
         slack = len(self.watchdog.slack.messages)
-        node = self.watchdog.status()["jobs"][0]["nodes"][0]
+        node = self.told()["nodes"][0]
         self.teller.say("we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'")
         done = self.watchdog.command("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
         self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
         incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
         action = self.follow(incident["id"], 90)
         end = action["end"]
-        nodes = self.watchdog.wait_for(lambda: self.watchdog.status()["jobs"][0]["nodes"], 20)
+        nodes = self.watchdog.wait_for(lambda: self.told()["nodes"], 20)
         self.teller.say("training", f"runs on {', '.join(nodes)}")
         self.check(node not in nodes, f"the job still has {node}")
         self.check(end["steps_lost"] == 0, f"{end['steps_lost']} steps were lost")
@@ -311,7 +335,12 @@ def tell(nodes: int = 4) -> int:
             )
             story = Story(cluster, watchdog, teller, cards)
             story.begin()
-            for act in (story.filesystem_freezes, story.rank_hangs, story.operator_moves_the_run):
+            for act in (
+                story.filesystem_freezes,
+                story.rank_hangs,
+                story.operator_moves_the_run,
+                story.restarted_in_place,
+            ):
                 acts.append(act())
             if os.environ.get("KEEP"):
                 _keep(cluster, watchdog, teller)
@@ -322,7 +351,7 @@ def tell(nodes: int = 4) -> int:
         good = False
         console.print("\nstopped; everything is taken down again")
     print("RESULT " + json.dumps({act.pop("act"): act for act in acts}), flush=True)
-    return 0 if good and len(acts) == 3 else 1
+    return 0 if good and len(acts) == 4 else 1
 
 
 def _metrics(cluster: Cluster) -> str:

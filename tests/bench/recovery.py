@@ -21,7 +21,7 @@ from tests.live.again import next_run
 from tests.live.stage import ENVIRONMENT, TRAINER, Job, Stage, python_with_torch, why_not_for_jobs
 from tests.rig.cluster import Cluster
 from tests.rig.commands import ClusterError
-from tests.rig.rights import Place
+from tests.rig.rights import own_program
 from tests.rig.stack import Watchdog, WatchdogError
 
 RESULTS = Path(__file__).with_name("recovery.json")
@@ -170,7 +170,9 @@ def submit(stage: Stage, case: Case, way: str) -> Job:
     options = [each.format(scratch=stage.cluster.scratch) for each in case.options]
     words = " ".join((room.words(TRAINER), f"--step-seconds {STEP_S}", f"--save-interval {SAVE_INTERVAL}", *options))
     in_place = way == IN_PLACE
-    supervised = f"{command_of_a_job(stage.cluster)} run --spares {SPARES} -- " if in_place else ""
+    supervised = (
+        f"{own_program(stage.cluster.place, stage.cluster.directory)} run --spares {SPARES} -- " if in_place else ""
+    )
     no_kill = "#SBATCH --no-kill\n" if in_place else ""
     script = (
         f"#!/bin/bash\n#SBATCH --requeue --open-mode=append\n{no_kill}"
@@ -179,31 +181,6 @@ def submit(stage: Stage, case: Case, way: str) -> Job:
         f"{supervised}srun --ntasks-per-node=1 {stage.python} {words}\n"
     )
     return stage.start(room, script, f"-N{NODES + SPARES * in_place}", "--ntasks-per-node=1")
-
-
-def command_of_a_job(cluster: Cluster) -> Path:
-    """`slurm-watchdog` as a job's user finds it: a program that leaves nothing of itself in the environment of what it
-    starts but what the real one would."""
-    path = cluster.directory / "slurm-watchdog"
-    path.write_text(_PROGRAM.format(place=cluster.place, paths=_paths(cluster.place)))
-    path.chmod(0o755)
-    return path
-
-
-_PROGRAM = """\
-#!/bin/sh
-LD_LIBRARY_PATH={place.environment[LD_LIBRARY_PATH]} exec {place.python} -c "
-import os, sys
-os.environ.pop('LD_LIBRARY_PATH', None)
-sys.path[:0] = {paths}
-from slurm_watchdog.cli.main import main
-sys.argv[0] = 'slurm-watchdog'
-main()" "$@"
-"""
-
-
-def _paths(place: Place) -> list[str]:
-    return place.environment["PYTHONPATH"].split(":")
 
 
 def follow(case: Case, result: Recovery, job: Job, at: float, mark: int, culprit: tuple[int, str, int]) -> None:

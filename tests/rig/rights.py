@@ -89,6 +89,32 @@ def bind_parts(directory: Path) -> None:
         subprocess.run(["mount", "-o", "remount,bind,ro", directory / name], check=True, timeout=20)
 
 
+_PROGRAM = """\
+#!/bin/sh
+export LD_LIBRARY_PATH={library} TMPDIR=/dev/shm
+exec {python} -c "
+import sys
+sys.path[:0] = {paths}
+from slurm_watchdog.cli.main import main
+sys.argv[0] = 'slurm-watchdog'
+main()" "$@"
+"""
+
+
+def own_program(place: Place, directory: Path) -> Path:
+    """`slurm-watchdog` as a job's user has it installed: a program in `directory`. What it starts finds no packages of ours
+    in its environment; TMPDIR, because /tmp may be root's alone where the rig is."""
+    path = directory / "slurm-watchdog"
+    text = _PROGRAM.format(
+        library=place.environment["LD_LIBRARY_PATH"],
+        python=place.python,
+        paths=place.environment["PYTHONPATH"].split(":"),
+    )
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def ensure_user(name: str, uid: int) -> None:
     """Makes the user who submits jobs here, and who cannot log in: nothing is read, written or signalled as
     root, nor as `nobody`."""

@@ -345,11 +345,12 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def train_script(
-    cluster: Cluster, *options: str, ranks_per_node: int = 2, pulse_s: float = 2.0, trainer: str = ""
+    cluster: Cluster, *options: str, ranks_per_node: int = 2, pulse_s: float = 2.0, trainer: str = "", ahead: str = ""
 ) -> str:
     """A batch script as the BLOOM team had it: srun of the trainer, and a PULSE line beside it, into the same log.
 
     `trainer`: another interpreter and file than our own, which the job's user reads in the cluster's Place.
+    `ahead`: words before srun.
     """
     words = " ".join(
         [
@@ -364,7 +365,7 @@ def train_script(
 (while sleep {pulse_s}; do echo "[$(date '+%F %T')] PULSE: demo is running ($SLURM_JOB_ID on $SLURM_JOB_NODELIST)"; done) &
 pulse=$!
 mkdir -p {cluster.shared}/checkpoints-$SLURM_JOB_ID
-srun --ntasks-per-node={ranks_per_node} {words}
+{ahead} srun --ntasks-per-node={ranks_per_node} {words}
 code=$?
 kill $pulse
 exit $code

@@ -188,10 +188,11 @@ def play(stage: Stage, scene: Scene, peers: tuple[Peer, ...], done: Callable[[Ou
             job.end()
     try:
         marks = {name: len(job.text()) for name, job in trains.items()}
+        blamed = {name: {job.rank(rank)["node"] for rank in scene.ranks} for name, job in trains.items()}
         at = dict(zip(trains, scene.break_it(list(trains.values())), strict=True))
         with ThreadPoolExecutor(max(1, len(trains))) as pool:
             for outcome in pool.map(
-                lambda peer: watch(scene, peer, trains[peer.name], at[peer.name], marks[peer.name]),
+                lambda peer: watch(scene, peer, trains[peer.name], at[peer.name], marks[peer.name], blamed[peer.name]),
                 [peer for peer in peers if peer.name in trains],
             ):
                 done(outcome)
@@ -202,8 +203,9 @@ def play(stage: Stage, scene: Scene, peers: tuple[Peer, ...], done: Callable[[Ou
         shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
-def watch(scene: Scene, peer: Peer, job: Job, at: float, mark: int) -> Outcome:
-    """Follows one training until its next run makes a step, it is over, or patience is at its end."""
+def watch(scene: Scene, peer: Peer, job: Job, at: float, mark: int, blamed: set[str]) -> Outcome:
+    """Follows one training until its next run makes a step, it is over, or patience is at its end. `blamed` are the nodes
+    of the ranks to blame: the next run may number them otherwise."""
     outcome = Outcome(peer.name, scene.name)
     state_at = time.time()
     beside = Beside(job, peer.log_age_s) if peer.log_age_s is not None else None
@@ -226,8 +228,8 @@ def watch(scene: Scene, peer: Peer, job: Job, at: float, mark: int) -> Outcome:
         time.sleep(LOOK_EVERY_S)
     outcome.watched_s = time.time() - at
     outcome.job_state = _state(job)
-    if outcome.verdict_s is not None and scene.ranks:
-        outcome.right_rank = _names(job, outcome.said, scene.ranks)
+    if outcome.verdict_s is not None and blamed:
+        outcome.right_rank = _named(job, outcome.said) == blamed
     tell(
         f"{scene.name} {peer.name}: verdict {outcome.verdict_s and round(outcome.verdict_s, 1)} s, right rank "
         f"{outcome.right_rank}, first new step {outcome.first_step_s and round(outcome.first_step_s, 1)} s, "
@@ -244,13 +246,12 @@ def _line(pattern: re.Pattern[str], text: str, mark: int) -> str:
     return text[begin : end if end >= 0 else len(text)].strip()
 
 
-def _names(job: Job, line: str, ranks: tuple[int, ...]) -> bool:
-    """Whether a verdict names the nodes of the ranks to blame, and with one rank a node so the ranks: it comes from the
-    launcher there (`srun --label`), or says the node's name."""
-    wanted = {job.rank(rank)["node"] for rank in ranks}
+def _named(job: Job, line: str) -> set[str]:
+    """The nodes that a verdict names, and with one rank a node so the ranks: those whose names it says, else that of the
+    launcher from which it comes (`srun --label`)."""
     said = {node for node in job.stage.cluster.nodes if re.search(rf"\b{node}\b", line)}
     label = re.match(r"(\d+): ", line)
-    return wanted == (said or ({_nodes(job)[int(label[1])]} if label else set()))
+    return said or ({_nodes(job)[int(label[1])]} if label else set())
 
 
 def _nodes(job: Job) -> list[str]:

@@ -196,7 +196,7 @@ def follow(case: Case, result: Recovery, job: Job, at: float, mark: int, culprit
             result.first_step_s, result.steps_lost, result.starts = now - at, again.steps_lost, again.starts
             break
         job.stage.pause(LOOK_EVERY_S)
-    result.rungs = _rungs(job)
+    result.rungs = _rungs(job, at)
 
 
 def _verdict(case: Case, job: Job, node: str) -> dict[str, Any] | None:
@@ -227,12 +227,17 @@ def _excluded(cluster: Cluster, job: Job) -> list[str]:
     return [] if names == "(null)" else cluster.slurm("scontrol", "show", "hostnames", names).stdout.split()
 
 
-def _rungs(job: Job) -> list[str]:
-    """What was done about the job, in its order."""
+def _rungs(job: Job, at: float) -> list[str]:
+    """What was done about the job, in its order, and between which seconds after the fault."""
     watchdog = job.stage.watchdog
     assert watchdog is not None
     actions = [action for each in watchdog.incidents(job.job_id) for action in watchdog.explain(each["id"])["actions"]]
-    return [f"{each['operation']}: {each['outcome']}" for action in actions for each in action["operations"]]
+    return [_rung(each, at) for action in actions for each in action["operations"]]
+
+
+def _rung(operation: dict[str, Any], at: float) -> str:
+    begin, end = (f"{when - at:.1f}" if when else "?" for when in (operation["intent_at"], operation["outcome_at"]))
+    return f"{operation['operation']}: {operation['outcome']} ({begin} to {end} s)"
 
 
 def add(figures: Figures, case: Case, result: Recovery) -> None:

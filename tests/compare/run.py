@@ -75,6 +75,8 @@ class Outcome:
     job_state: str = ""
     """At the end."""
     watched_s: float = 0.0
+    last_words: str = ""
+    """Of the job's log, where no run has trained again."""
     problem: str = ""
     """Why there is no figure."""
 
@@ -230,10 +232,12 @@ def watch(scene: Scene, peer: Peer, job: Job, at: float, mark: int, blamed: set[
     outcome.job_state = _state(job)
     if outcome.verdict_s is not None and blamed:
         outcome.right_rank = _named(job, outcome.said) == blamed
+    if outcome.first_step_s is None:
+        outcome.last_words = _last_words(job)
     tell(
         f"{scene.name} {peer.name}: verdict {outcome.verdict_s and round(outcome.verdict_s, 1)} s, right rank "
         f"{outcome.right_rank}, first new step {outcome.first_step_s and round(outcome.first_step_s, 1)} s, "
-        f"lost {outcome.steps_lost}, {outcome.job_state}: {outcome.said[:160] or _last_words(job)}"
+        f"lost {outcome.steps_lost}, {outcome.job_state}: {outcome.said[:160]} {outcome.last_words}"
     )
     return outcome
 
@@ -271,5 +275,7 @@ def _state(job: Job) -> str:
 
 
 def _last_words(job: Job) -> str:
+    """Its last errors, or its last lines."""
     lines = [line for line in job.text().splitlines() if line.strip()]
-    return " / ".join(lines[-3:])[-400:]
+    errors = [line for line in lines if "Error" in line or "error:" in line]
+    return " / ".join(line[:200] for line in (errors or lines)[-3:])

@@ -45,7 +45,9 @@ class Scene:
     break_it: Callable[[list[Job]], list[float]]
     patience_s: float
     ranks: tuple[int, ...] = ()
-    """To blame; none: nothing is, and whoever is restarted was healthy."""
+    """To blame. With neither these nor a node nothing is, and whoever is restarted was healthy."""
+    node: str = ""
+    """To blame."""
     options: tuple[str, ...] = ()
     together: bool = True
     """All peers at the same moment. False where all of them restart at once and would take each other's processor."""
@@ -190,7 +192,7 @@ def play(stage: Stage, scene: Scene, peers: tuple[Peer, ...], done: Callable[[Ou
             job.end()
     try:
         marks = {name: len(job.text()) for name, job in trains.items()}
-        blamed = {name: {job.rank(rank)["node"] for rank in scene.ranks} for name, job in trains.items()}
+        blamed = {name: _blamed(scene, job) for name, job in trains.items()}
         at = dict(zip(trains, scene.break_it(list(trains.values())), strict=True))
         with ThreadPoolExecutor(max(1, len(trains))) as pool:
             for outcome in pool.map(
@@ -248,6 +250,10 @@ def _line(pattern: re.Pattern[str], text: str, mark: int) -> str:
         return ""
     begin, end = text.rfind("\n", 0, found.start()) + 1, text.find("\n", found.end())
     return text[begin : end if end >= 0 else len(text)].strip()
+
+
+def _blamed(scene: Scene, job: Job) -> set[str]:
+    return {scene.node} if scene.node else {str(job.rank(rank)["node"]) for rank in scene.ranks}
 
 
 def _named(job: Job, line: str) -> set[str]:

@@ -10,6 +10,8 @@ from tests.live.stage import Job
 HANG_PATIENCE_S = 2100.0
 """PyTorch's own time-out with gloo is 1,800 s, and the start of the next run comes on top."""
 PATIENCE_S = 600.0
+NODE = "n2"
+"""Of every job: launchers that form the world by themselves give its rank any number."""
 KILL_PATIENCE_S = 300.0
 
 
@@ -24,12 +26,12 @@ def _kill(jobs: list[Job]) -> list[float]:
 
 
 def _power(jobs: list[Job]) -> list[float]:
-    jobs[0].stage.cluster.kill_node("n2")
+    jobs[0].stage.cluster.kill_node(NODE)
     return [time.time()] * len(jobs)
 
 
 def _freeze(jobs: list[Job]) -> list[float]:
-    jobs[0].stage.cluster.freeze(node="n2")
+    jobs[0].stage.cluster.freeze(node=NODE)
     return [time.time()] * len(jobs)
 
 
@@ -41,10 +43,10 @@ def _slow(jobs: list[Job]) -> list[float]:
 SCENES: tuple[Scene, ...] = (
     Scene("hang", "data loader hang of rank 1", _hang, HANG_PATIENCE_S, (1,)),
     Scene("killed", "rank 1 killed", _kill, KILL_PATIENCE_S, (1,), together=False),
-    Scene("power", "the node of rank 1 loses its power, one spare", _power, PATIENCE_S, (1,), spare=True),
+    Scene("power", "node loses its power, one spare", _power, PATIENCE_S, node=NODE, spare=True),
     Scene(
-        "d_state", "rank 1 in D: its node's filesystem is frozen, one spare", _freeze, PATIENCE_S, (1,),
-        options=("--side-log={scratch}/side.txt", "--side-rank=1"), spare=True, mend=lambda cluster: cluster.thaw("n2"),
+        "d_state", "D state on one node's filesystem, one spare", _freeze, PATIENCE_S, node=NODE,
+        options=("--side-log={scratch}/side.txt", f"--side-node={NODE}"), spare=True, mend=lambda cluster: cluster.thaw(NODE),
     ),
     Scene(
         "evaluation", f"evaluation of {SLOW_S:g} s by rank 0", _slow, SLOW_S + AFTER_SLOW_S,

@@ -52,6 +52,7 @@ def options():
     parser.add_argument("--slow-at", type=int, default=30, help="step of what takes long")
     parser.add_argument("--side-log", default="", help="a file that --side-rank writes at every step")
     parser.add_argument("--side-rank", type=int, default=2)
+    parser.add_argument("--side-node", default="", help="whoever is on this node writes it, not --side-rank")
     parser.add_argument("--worker-log", default="", help="a file that every DataLoader worker writes for every sample")
     parser.add_argument("--on-error", choices=("raise", "stay"), default="raise")
     parser.add_argument(
@@ -184,6 +185,11 @@ class Training:
             sampler=DistributedSampler(samples, shuffle=False),
         )
 
+    def writes_aside(self):
+        if not self.args.side_log:
+            return False
+        return socket.gethostname() == self.args.side_node if self.args.side_node else self.rank == self.args.side_rank
+
     def say(self, text):
         if self.rank == 0:
             print(text, flush=True)
@@ -197,7 +203,7 @@ class Training:
             inputs, targets = next(batches)
             self.step += 1
             self.faults.happen()
-            if self.args.side_log and self.rank == self.args.side_rank:
+            if self.writes_aside():
                 with open(self.args.side_log, "a") as log:
                     log.write(f"step {self.step}\n")
             time.sleep(self.args.step_seconds)

@@ -25,17 +25,17 @@ from tests.rig.rights import own_program
 from tests.rig.stack import Watchdog, WatchdogError
 
 RESULTS = Path(__file__).with_name("recovery.json")
+IN_PLACE, REQUEUE = "in_place", "requeue"
 NODES, SPARES = 3, 1
 STEP_S = 0.5
 SAVE_INTERVAL = 20
 """Steps, as `ddp.py` saves: no restart may lose more."""
-FEW_STEPS = 2 * SAVE_INTERVAL + 6
-"""Before it is broken: between two checkpoints, and with steps enough for a watchdog that learns how long they take."""
-PATIENCE_S = 900.0
+FEW_STEPS = 3 * SAVE_INTERVAL + 6
+"""Before it is broken: between two checkpoints, and more than the 50 that `collective_hang` wants to know of a run."""
+PATIENCE_S = {IN_PLACE: 240.0, REQUEUE: 900.0}
 """Slurm holds a requeued job for 120 s, and notices a dead node after 300 s (shipped SlurmdTimeout)."""
 LOOK_EVERY_S = 0.2
 NEVER = 1e9
-IN_PLACE, REQUEUE = "in_place", "requeue"
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def submit(stage: Stage, case: Case, way: str) -> Job:
 
 def follow(case: Case, result: Recovery, job: Job, at: float, mark: int, culprit: tuple[int, str, int]) -> None:
     """Waits for the verdict and for the first new step; fills `result`. Times are dates."""
-    while (now := time.time()) < at + PATIENCE_S:
+    while (now := time.time()) < at + PATIENCE_S[result.way]:
         if result.verdict_s is None and (incident := _verdict(case, job, culprit[1])) is not None:
             result.verdict_s, result.kind = max(0.0, time.time() - at), incident["kind"]
             result.said = incident["summary"]

@@ -326,7 +326,8 @@ def tell(nodes: int = 4) -> int:
                 stack.enter_context(cards)
                 teller.say("we", "each node has simulated cards: a stand-in for NVIDIA's library lists them")
             environment = cards.environment if cards is not None else None
-            settings = {"controller": {"page_listen": PAGE}}
+            # Of one job in an hour it restarts one, and the story has two that hang.
+            settings = {"controller": {"page_listen": PAGE}, "policy": {"budget_window": "20s"}}
             watchdog = stack.enter_context(Watchdog(cluster, mode="act", settings=settings, agent_env=environment))
             teller.say("we", f"watchdog: {len(watchdog.agents)} agents and a controller, mode act")
             teller.say(

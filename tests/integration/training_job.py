@@ -25,6 +25,23 @@ def submit(cluster: Cluster, *options: str, nodes: int = 2, sbatch: tuple[str, .
     return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
 
 
+def submit_supervised(cluster: Cluster, *more: str, nodes: int, spares: int) -> str:
+    """The same with a supervisor in its batch script, on `nodes` of which `spares` wait."""
+    faults = cluster.shared / "faults"
+    faults.mkdir(exist_ok=True)
+    faults.chmod(0o777)
+    options = f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}"
+    run = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+    ahead = f'{cluster.place.python} -c "{run}" run --spares {spares} --'
+    exports = "".join(
+        f"export {name}='{value}'\n" for name, value in cluster.place.environment.items() if name != "PATH"
+    )
+    script = train_script(cluster, options, *more, ahead=ahead)
+    first, _, rest = script.partition("mkdir -p")
+    output = Path(cluster.directory) / "log" / "job-%j.out"
+    return cluster.sbatch(f"{first}{exports}mkdir -p{rest}", "--no-kill", f"-N{nodes}", f"--output={output}")
+
+
 def inject(cluster: Cluster, fault: str, content: str = "") -> None:
     (cluster.shared / "faults" / fault).write_text(content)
 

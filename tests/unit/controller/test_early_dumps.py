@@ -54,7 +54,7 @@ def trained(steps: int = 60, every_s: float = 5.0) -> Run:
 
 def seen(run: Run, now: float) -> JobView:
     state = ClusterState(silent_after_s=600, report_lifetime_s=60)
-    return job_view(run, now, state.nodes, state.gpus, ())
+    return job_view(run, run.job, now, state.nodes, state.gpus, ())
 
 
 def row_of(run: Run, now: float = 400.0) -> StillRow:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.knowledge.rungs import problem_of
@@ -70,3 +71,9 @@ def test_nodes_stay_in_use_where_the_rule_excludes_none_or_they_run_nothing_of_t
 def test_restart_step_is_the_first_of_the_rungs_that_end_a_run() -> None:
     assert problem_of(LADDER) is None
     assert "restart_step comes before" in (problem_of((Rung.REQUEUE, Rung.RESTART_STEP)) or "")
+
+
+def test_steps_lost_are_a_range_where_the_first_lines_of_the_new_step_may_have_been_missed() -> None:
+    """Checkpoint at 20, hang after 24, and 25 is the first line that counts: five more may have been written before."""
+    assert steps_lost(24, 1, 25, 1, 20).words == "0 steps lost"
+    assert steps_lost(24, 1, 25, 1, 20, unseen=UNSEEN + 5).words == "0 to 4 steps lost"

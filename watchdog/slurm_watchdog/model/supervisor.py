@@ -13,6 +13,7 @@ import msgspec
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
+from slurm_watchdog.model.slurm import SlurmJob
 
 STATUS_FILE: Final = "supervisor"
 """One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
@@ -125,6 +126,19 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
 def run_directory(job_id: str, restarts: int) -> str:
     """Directory of one run, on each of its nodes; `job_id` as processes know it (SLURM_JOB_ID)."""
     return f"{KILL_SWITCH_BASE}/{job_id}.{restarts}"
+
+
+def in_use(job: SlurmJob, supervisor: SupervisorStatus | None) -> tuple[str, ...]:
+    """The nodes of a job on which its ranks are: without spares, and without those that a restart left out. Its
+    batch host counts always, for its logs are read there."""
+    if supervisor is None or not supervisor.nodes:
+        return job.nodes
+    return tuple(node for node in job.nodes if node in supervisor.nodes or node == job.batch_host)
+
+
+def left_behind(job: SlurmJob, supervisor: SupervisorStatus | None) -> frozenset[str]:
+    """The nodes of a job on which none of its ranks is."""
+    return frozenset(job.nodes).difference(in_use(job, supervisor))
 
 
 def order_fields(order: RestartOrder) -> dict[str, str]:

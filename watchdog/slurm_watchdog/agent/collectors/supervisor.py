@@ -2,7 +2,7 @@
 
 Sees: that a job has one, the step and nodes of its command, its spare nodes, what became of the last order
 From: the file `supervisor` beside the kill switch of the run, in a directory of ours
-How often: every tick once there is one, until then every 15 s
+How often: every tick in the first minute and once there is one, else every 15 s
 Never: believes more of it than what concerns the job of its writer
 """
 
@@ -30,7 +30,8 @@ from slurm_watchdog.model.supervisor import (
 )
 
 ABSENT_EVERY_S: Final = 15.0
-"""Most jobs have none: it is looked for this often."""
+"""Most jobs have none: it is looked for this often, but in every tick of the first BEGINNING_S of a run."""
+BEGINNING_S: Final = 60.0
 
 
 @dataclass
@@ -38,6 +39,7 @@ class _Known:
     """One run, and what was last read of its file."""
 
     restarts: int
+    since: float
     due: float
     status: SupervisorStatus | None = None
     written: float = 0.0
@@ -61,7 +63,7 @@ class SupervisorCollector:
         for job_id, watch in here.items():
             known = self._known.get(job_id)
             if known is None or known.restarts != watch.restarts:
-                known = self._known[job_id] = _Known(watch.restarts, now)
+                known = self._known[job_id] = _Known(watch.restarts, now, now)
             if now >= known.due:
                 self._ask(watch, known, now)
         self._workers.settle(0.02, [])
@@ -87,7 +89,8 @@ class SupervisorCollector:
         request = ReadSupervisor(base=KILL_SWITCH_BASE, name=os.path.basename(directory))
         then = partial(self._apply, known, now)
         if self._workers.ask(self._logs.key_of(directory, uid), request, self._deadline_s, now, then, uid) is not None:
-            known.due = now if known.status is not None else now + ABSENT_EVERY_S
+            often = known.status is not None or now - known.since < BEGINNING_S
+            known.due = now if often else now + ABSENT_EVERY_S
 
     def _apply(self, known: _Known, asked_at: float, answer: Answer[SupervisorFile | None]) -> None:
         """A file that does not answer, or cannot be read, leaves what was known, which gets old."""

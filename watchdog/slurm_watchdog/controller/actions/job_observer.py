@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from slurm_watchdog.actuate import cancel_resubmit
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.dependents import jobs_behind
-from slurm_watchdog.controller.actions.ladder.restart_proof import first_step_if_proven
+from slurm_watchdog.controller.actions.ladder.in_place import is_closed
+from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
 from slurm_watchdog.controller.actions.ladder.state import Observed, save_requests, tried
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
@@ -23,6 +24,10 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import is_known
 from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+STARTS_SEEN_WITHIN = 3.0
+"""Reports until the ranks of a step that was started are known, and lines count for it: one on the way, one that has
+them, and the interval that state/run.py waits."""
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +95,7 @@ class JobObserver:
             loaded_step=loaded_step,
             next_stride=after.progress.widest_stride if after is not None and after.progress is not None else 1,
             next_by_epochs=after is not None and after.progress is not None and after.progress.by_epochs,
-            stalled_mounts=self._stalled_mounts(now),
+            stalled_mounts=self._stalled_mounts(run, now),
             paused=self._tools.paused(),
             taken_up_at=self._taken_up_at,
             submitted=submitted,
@@ -101,6 +106,7 @@ class JobObserver:
             expired_exclusions=self._expired_exclusions(job),
             supervisor=supervisor,
             in_place_objection=why_not_in_place(supervisor),
+            unseen_lines=UNSEEN if new_step is None else UNSEEN + self._lines_while_it_started(new_step),
             new_step_first_step=first_step_if_proven(new_step, loaded_step),
             stuck=stuck,
         )
@@ -113,6 +119,13 @@ class JobObserver:
         in_batch = view.step_id == BATCH_STEP and supervisor.starts > self._decision.start
         other = view.step_id not in (None, self._decision.step_id)
         return supervisor.answer is OrderAnswer.STARTED and (other or in_batch)
+
+    def _lines_while_it_started(self, view: JobView) -> int:
+        """Lines that the new step may have written before its ranks were reported, so that they count for the one
+        before."""
+        seen_s = view.progress.step_s if view.progress is not None else None
+        step_s = seen_s or self._decision.step_s
+        return int(STARTS_SEEN_WITHIN * self._tools.report_every_s / step_s) if step_s else 0
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
@@ -206,12 +219,13 @@ class JobObserver:
         completed_at = clock.wall() - view.checkpoint.age_s
         return view.checkpoint.step if completed_at >= asked[0].intent_at else None
 
-    def _stalled_mounts(self, now: float) -> tuple[str, ...]:
-        """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere."""
+    def _stalled_mounts(self, run: ActionRun, now: float) -> tuple[str, ...]:
+        """Mounts of the decision, or of any open trouble of this job, that do not answer everywhere where the job will
+        run."""
         concerned = set(self._decision.wait_until_responding)
         if not concerned:
             return ()
-        exempt = set(self._decision.exclude)
+        exempt = {*self._decision.exclude, *(() if is_closed(run) else self._decision.avoid)}
         stalled = set()
         for filesystem in self._tools.state.view(now).filesystems:
             nodes = {

@@ -52,6 +52,7 @@ class Actions:
             on_touch=self._on_touch,
             loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
             collect=ports.collect,
+            report_every_s=config.agent.interval,
             drain_reason=config.policy.drain_reason,
             listing_is_new_after_s=config.slurm.deadline,
             listing_lasts_s=ports.judgement.slurm_patience_s,

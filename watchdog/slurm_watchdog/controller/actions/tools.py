@@ -33,6 +33,8 @@ class Tools:
     """Whether an open incident proves that the job's loop does not turn."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
+    report_every_s: float = 5.0
+    """Interval of the agents' reports."""
     drain_reason: str = "slurm-watchdog:"
     """Begins the reason of every drain of ours."""
     listing_is_new_after_s: float = 30.0

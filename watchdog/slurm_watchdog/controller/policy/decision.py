@@ -15,6 +15,7 @@ from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm_states import is_out
+from slurm_watchdog.model.supervisor import in_use
 
 
 def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, decision_id: str) -> Decision:
@@ -47,6 +48,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     drain, not_drained = _to_drain(incident, situation, limits)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
+        kept_in = () if avoid else kept_in  # the step is started again without them
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
@@ -58,7 +60,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
         exclude=exclude,
-        nodes=() if job is None else job.nodes,
+        nodes=() if job is None else in_use(job, situation.supervisor),
         process_job_id=None if job is None else job.process_id,
         step_at_decision=situation.step,
         wait_until_responding=incident.mounts,

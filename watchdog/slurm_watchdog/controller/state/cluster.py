@@ -30,7 +30,7 @@ from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
-from slurm_watchdog.controller.state.supervisors import Supervisors, in_use
+from slurm_watchdog.controller.state.supervisors import Supervisors
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView
@@ -38,6 +38,7 @@ from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import RUNNING, may_hold_nodes
+from slurm_watchdog.model.supervisor import in_use, left_behind
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
@@ -377,13 +378,16 @@ class ClusterState:
 
     def _job_view(self, run: Run, now: float) -> JobView:
         nodes = in_use(run.job, self.supervisors.of(run.job, now))
+        job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
         silent = tuple(node for node in nodes if not self.agents.reports(node, now))
-        return job_view(run, now, self.nodes, self.gpus, silent)
+        return job_view(run, job, now, self.nodes, self.gpus, silent)
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
-        """Every process that waits on a mount, with the boot id of its node."""
+        """Every process that waits on a mount, with the boot id of its node. What a restart has left behind on a node
+        that it does not use any more is nobody's trouble."""
         for run in self.runs:
-            for key in sorted(run.blocked):
+            left = left_behind(run.job, self.supervisors.of(run.job, now)) if run.blocked else frozenset()
+            for key in sorted(key for key in run.blocked if key[0] not in left):
                 name, (process, seen_at, gone_at) = key[0], run.processes[key]
                 boot_id = self.agents.boot_id(name)
                 waits = process.blocked is not None and process.blocked.mount is not None

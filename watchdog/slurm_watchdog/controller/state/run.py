@@ -307,12 +307,13 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
     again.
 
     What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
-    of the one before may come with the next report only, and from another node.
+    of the one before may come with the next report only, and from another node. A rank that cannot be killed may stay
+    of a step that was started again elsewhere; a step beside one that has all its ranks is a side step.
     """
-    living = _living_steps(run.processes)
-    if not living or run.step_id in living:
+    living, newest = _living_steps(run.processes), training_step(run.processes)
+    if not living or newest == run.step_id or (run.step_id in living and not _has_lost_ranks(run)):
         return
-    before, run.step_id = run.step_id, training_step(run.processes)
+    before, run.step_id = run.step_id, newest
     if before is not None:
         _begin_again(run, now, interval_s)
 
@@ -342,6 +343,11 @@ def _begin_again(run: Run, now: float, interval_s: float) -> None:
     run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
     run.logs.clear()
     run.logs_missed = False
+
+
+def _has_lost_ranks(run: Run) -> bool:
+    ranks = (each for each in run.processes.values() if each[0].role is Role.RANK and each[0].step_id == run.step_id)
+    return any(gone_at is not None for _, _, gone_at in ranks)
 
 
 def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:

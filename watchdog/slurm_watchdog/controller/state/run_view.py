@@ -23,14 +23,18 @@ from slurm_watchdog.model.cluster_view import (
     StackSnapshot,
 )
 from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.slurm import SlurmJob
 
 
-def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tuple[str, ...]) -> JobView:
-    """One run as it is at this moment; `silent_nodes` are those of its nodes that have not reported lately."""
+def job_view(
+    run: Run, job: SlurmJob, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tuple[str, ...]
+) -> JobView:
+    """One run as it is at this moment; `job` has the nodes on which its ranks are, `silent_nodes` are those of them
+    that have not reported lately."""
     clock = main_clock(run.clocks)
     step_times, losses = ((), ()) if clock is None else clock.series()
     return JobView(
-        job=run.job,
+        job=job,
         run_age_s=now - max(run.began_at, run.grace_from),
         step_id=run.step_id,
         processes=process_views(run, now),
@@ -43,11 +47,11 @@ def job_view(run: Run, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tu
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
-        gpus=_rank_gpus(run, nodes, gpus),
+        gpus=_rank_gpus(run, job.nodes, nodes, gpus),
         step_times=step_times,
         step_history=() if clock is None else clock.history.blocks(),
         losses=losses,
-        checkpoints_on_disk=nodes.checkpoints_of(run.job.process_id, run.job.nodes),
+        checkpoints_on_disk=nodes.checkpoints_of(run.job.process_id, job.nodes),
         growing_age_s=None if run.growing_at is None else now - run.growing_at,
         saving_age_s=None if run.saving_at is None else now - run.saving_at,
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),
@@ -121,10 +125,10 @@ def snapshot_views(run: Run, now: float) -> tuple[StackSnapshot, ...]:
     )
 
 
-def _rank_gpus(run: Run, nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
+def _rank_gpus(run: Run, names: tuple[str, ...], nodes: Nodes, gpus: GpuPids) -> tuple[RankGpu, ...]:
     """The GPUs of the ranks that live, as the lists of processes have them."""
     found, processes = [], run.processes
-    for name in run.job.nodes:
+    for name in names:
         node, seats = nodes.view(name), gpus.on(name)
         if node is None or not node.gpus or not seats:
             continue

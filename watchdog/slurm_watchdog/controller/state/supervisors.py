@@ -9,14 +9,6 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, SupervisorStatus
 
 
-def in_use(job: SlurmJob, supervisor: SupervisorStatus | None) -> tuple[str, ...]:
-    """The nodes of a job on which its ranks are: without spares, and without those that a restart left out. Its
-    batch host counts always, for its logs are read there."""
-    if supervisor is None or not supervisor.nodes:
-        return job.nodes
-    return tuple(node for node in job.nodes if node in supervisor.nodes or node == job.batch_host)
-
-
 class Supervisors:
     """The newest word of each."""
 

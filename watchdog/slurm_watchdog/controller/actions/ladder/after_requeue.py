@@ -212,8 +212,9 @@ def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float, 
     if decision.step_at_decision is not None and first > 0:
         last = max(decision.step_at_decision, world.step or 0)
         lost = steps_lost(
-            last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs
-        )
+            last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs,
+            unseen=world.unseen_lines,
+        )  # fmt: skip
         seconds = None if decision.step_s is None else lost.at_least * decision.step_s
     counted = " (as its log counts epochs)" if world.next_by_epochs else ""
     words = "" if lost is None else f"{counted}, {lost.words}"

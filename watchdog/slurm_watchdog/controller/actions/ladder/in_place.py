@@ -74,6 +74,11 @@ def is_under_way(run: ActionRun) -> bool:
     return tried(run, Operation.WRITE_ORDER) and not began and Rung.RESTART_STEP in ladder_of(run.decision)
 
 
+def is_closed(run: ActionRun) -> bool:
+    """Whether the step is not started again in its allocation any more, so that the nodes to avoid may be used."""
+    return any(refused(run, operation) is not None for operation in ORDER) or tried(run, Operation.REQUEUE_HOLD)
+
+
 def started_by_itself(run: ActionRun, world: Observed) -> bool:
     """Whether the supervisor runs a later start, or step, than that of the decision, and not because of it."""
     status, step_id = world.supervisor, run.decision.step_id

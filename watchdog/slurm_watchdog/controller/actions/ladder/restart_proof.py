@@ -68,6 +68,7 @@ def steps_lost(
     loaded_step: int | None,
     *,
     by_epochs: bool = False,
+    unseen: int = UNSEEN,
 ) -> StepsLost:
     """What a restart cost. The old run logged `last_step` last, a line every `stride` steps, the new one
     `first_step` first, a line every `next_stride`; `loaded_step` is the newest complete checkpoint that is
@@ -75,15 +76,15 @@ def steps_lost(
     checkpoint if a few lines before it may have been missed; without a known checkpoint these lines make a
     range. `by_epochs`: it counts by epochs, and may have
     begun one of them again in its log alone (ignite, fastai), so that nothing is known to be lost unless that
-    checkpoint fits."""
+    checkpoint fits. `unseen`: lines before its first one that may have been missed."""
     pace = max(1, stride, next_stride)  # the new run has written too few lines to show it
     earliest, latest = max(0, first_step - pace), max(0, first_step - 1)
     confirmed = loaded_step is not None and earliest <= loaded_step <= latest
     if loaded_step is not None and confirmed:
         earliest = latest = loaded_step
     elif loaded_step is None:
-        earliest = max(0, earliest - UNSEEN * pace)
-    elif 0 < earliest - loaded_step <= UNSEEN * pace:
+        earliest = max(0, earliest - unseen * pace)
+    elif 0 < earliest - loaded_step <= unseen * pace:
         earliest = loaded_step
     # Between two lines one step more where it counts from 0: the line of step 50 is then written after 51.
     made_at_most = last_step + (pace if pace > 1 else 0)

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
 from slurm_watchdog.knowledge.rungs import GENTLE
 from slurm_watchdog.model.actions import (
@@ -144,6 +145,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Of the run that the decision is about, if one lives."""
     in_place_objection: str | None = None
     """Why the step cannot be started again in its allocation."""
+    unseen_lines: int = UNSEEN
+    """Lines of the log that may be missed before the first one of a new run or step is read."""
     new_step_first_step: int | None = None
     """First step that the step which the supervisor has started for this decision logged as made, once it is proven
     to train."""

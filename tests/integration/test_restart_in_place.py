@@ -1,0 +1,79 @@
+"""Restarts in a job's own allocation, with everything real: Slurm, supervisor, agents, controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit_supervised, training
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
+
+Watch = Callable[..., Watchdog]
+
+
+def operations(action: Any) -> list[str]:
+    return [f"{r['operation']} {r['outcome']}" for r in action["operations"]]
+
+
+def summary(action: Any) -> Any:
+    return [(r["operation"], r["outcome"], r["detail"]) for r in action["operations"]], action["end"]["detail"]
+
+
+def test_a_hung_rank_is_restarted_on_the_spare_and_the_job_never_leaves_its_allocation(
+    cluster: Cluster, watch: Watch
+) -> None:
+    watchdog = watch(mode="act")
+    job = submit_supervised(cluster, nodes=3, spares=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    inject(cluster, "dataloader_hang.rank3")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 120, "the hang to be found")
+    action = ended_action(watchdog, incident["id"], timeout_s=120)
+    assert action["end"]["ok"], action
+    print(summary(action))
+    assert "in its allocation" in action["end"]["detail"]
+    assert operations(action)[-2:] == ["write_order done", "restart_step done"]
+    assert 0 <= action["end"]["steps_lost"] <= SAVE_INTERVAL
+    found = cluster.job(job)
+    assert (found["JobState"], found["Restarts"], found["ExcNodeList"]) == ("RUNNING", "0", "(null)")
+    before = watchdog.step(job)
+    watchdog.wait_for(lambda: watchdog.step(job) > before + 5, 30, "the new step to train on")
+    watchdog.wait_for(lambda: not watchdog.firing(job, "collective_hang"), 30, "the incident to be over")
+
+
+def test_a_rank_in_state_d_is_left_behind_with_its_node_and_is_no_trouble_of_the_job_any_more(
+    cluster: Cluster, watch: Watch
+) -> None:
+    watchdog = watch(mode="act")
+    for node in cluster.nodes:
+        cluster.node_local(node).chmod(0o1777)
+    job = submit_supervised(cluster, f"--log {cluster.scratch}/main_log.txt", nodes=3, spares=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 12)
+    cluster.freeze(node="n2")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "filesystem_stall"), 60, "the stall to be found")
+    action = ended_action(watchdog, incident["id"], timeout_s=150)
+    print(summary(action))
+    assert action["end"]["ok"], action
+    assert "in its allocation without n2" in action["end"]["detail"]
+    assert ()
+    found = cluster.job(job)
+    assert (found["JobState"], found["Restarts"], found["ExcNodeList"]) == ("RUNNING", "0", "(null)")
+    watchdog.wait_for(lambda: not watchdog.firing(job, "filesystem_stall"), 60, "the incident to be over")
+    before = watchdog.step(job)
+    watchdog.wait_for(lambda: watchdog.step(job) > before + 5, 30, "the new step to train on")
+    others = [each["kind"] for each in watchdog.incidents(job) if each["id"] != incident["id"]]
+    assert not others
+
+
+def test_a_graceful_restart_saves_and_goes_on_in_place_with_no_step_lost(cluster: Cluster, watch: Watch) -> None:
+    watchdog = watch(mode="observe")
+    job = submit_supervised(cluster, nodes=3, spares=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 12)
+    done = watchdog.command("restart", job, "--no-wait", "--json", "--exclude", "n1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = next(i for i in watchdog.incidents(job) if i["kind"] == "operator_restart")
+    action = ended_action(watchdog, asked["id"], timeout_s=120)
+    print(summary(action))
+    assert action["end"]["ok"] and action["end"]["steps_lost"] == 0, action
+    assert operations(action)[-2:] == ["write_order done", "restart_step done"]
+    assert cluster.job(job)["Restarts"] == "0"

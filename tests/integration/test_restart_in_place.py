@@ -55,7 +55,6 @@ def test_a_rank_in_state_d_is_left_behind_with_its_node_and_is_no_trouble_of_the
     print(summary(action))
     assert action["end"]["ok"], action
     assert "in its allocation without n2" in action["end"]["detail"]
-    assert ()
     found = cluster.job(job)
     assert (found["JobState"], found["Restarts"], found["ExcNodeList"]) == ("RUNNING", "0", "(null)")
     watchdog.wait_for(lambda: not watchdog.firing(job, "filesystem_stall"), 60, "the incident to be over")

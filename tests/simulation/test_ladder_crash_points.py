@@ -29,7 +29,7 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.supervisor import FRESH_S, OrderAnswer, SupervisorStatus
+from slurm_watchdog.model.supervisor import FRESH_S, OrderAnswer, Sighting
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 
@@ -120,12 +120,12 @@ def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
     )
 
 
-def seen(world: World) -> tuple[SupervisorStatus, float] | None:
-    """The supervisor as the agent of n1 reads it."""
+def seen(world: World) -> Sighting | None:
+    """The supervisor's file as the agent of n1 reads it."""
     each = world.supervisor
-    if each is None or world.restarts or "n1" in world.silent or world.now - each.written_at > FRESH_S:
+    if each is None or world.restarts or "n1" in world.silent:
         return None
-    return (each.status, each.written_at) if each.alive else None
+    return Sighting(status=each.status, written_at=each.written_at, read_at=world.now)
 
 
 async def sleep(world: World, seconds: float) -> None:
@@ -139,8 +139,9 @@ async def look(world: World, decision: Decision) -> Known:
     except SlurmUnavailable:
         job, known = None, False
     first_run = world.restarts == 0
-    known_status = seen(world)
-    status = None if known_status is None else known_status[0]
+    last_word = seen(world)
+    alive = last_word is not None and world.now - last_word.written_at <= FRESH_S
+    status = last_word.status if last_word is not None and alive else None
     new_step = status is not None and (status.order, status.answer) == (decision.id, OrderAnswer.STARTED)
     return Known(
         supervisor=status,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.actuate.restart_step import Time, restart_step
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.knowledge.rungs import problem_of
-from slurm_watchdog.model.actions import Action, Decision, Rung, Verdict
-from slurm_watchdog.model.supervisor import PROTOCOL, SupervisorState, SupervisorStatus
+from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Rung, Verdict
+from slurm_watchdog.model.protocol import Command, CommandResult
+from slurm_watchdog.model.supervisor import PROTOCOL, Sighting, SupervisorState, SupervisorStatus
 from slurm_watchdog.notify.wording import decision_message
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
 from tests.builders.views import slurm_job
@@ -77,3 +80,31 @@ def test_steps_lost_are_a_range_where_the_first_lines_of_the_new_step_may_have_b
     """Checkpoint at 20, hang after 24, and 25 is the first line that counts: five more may have been written before."""
     assert steps_lost(24, 1, 25, 1, 20).words == "0 steps lost"
     assert steps_lost(24, 1, 25, 1, 20, unseen=UNSEEN + 5).words == "0 to 4 steps lost"
+
+
+async def answer_of_a_supervisor(written_at: float, read_every: bool) -> tuple[OperationOutcome, str]:
+    """What becomes of an order that was written at 0, where the supervisor's last word is from `written_at`."""
+    now = 0.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def ask(node: str, command: Command, deadline_s: float) -> CommandResult:
+        return CommandResult(command_id=command.id, ok=True)
+
+    def seen() -> Sighting:
+        return Sighting(status=SUPERVISOR, written_at=written_at, read_at=now if read_every else written_at)
+
+    fence = Fence(job_id="7", restarts=0, start_at=None)
+    decision = replace(judge(SUPERVISOR), fence=fence)
+    return await restart_step(ask, decision, "n1", 5, 60, seen, Time(lambda: now, sleep))
+
+
+def test_an_order_to_a_supervisor_that_was_killed_before_it_fails_once_nobody_could_take_it_any_more() -> None:
+    outcome, why = asyncio.run(answer_of_a_supervisor(-20.0, read_every=True))
+    assert (outcome, why) == (OperationOutcome.FAILED, "the supervisor did not take the order within 60 s")
+
+
+def test_what_became_of_an_order_is_not_known_while_the_agent_of_the_batch_host_is_silent() -> None:
+    assert asyncio.run(answer_of_a_supervisor(-20.0, read_every=False))[0] is OperationOutcome.UNKNOWN

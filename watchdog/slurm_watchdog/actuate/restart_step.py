@@ -19,7 +19,7 @@ from slurm_watchdog.model.supervisor import (
     ORDER_PREFIX,
     WRITE_EVERY_S,
     RestartOrder,
-    SupervisorStatus,
+    Sighting,
     order_fields,
     run_directory,
 )
@@ -31,8 +31,8 @@ written so long after the order was removed, and does not name it, is that of on
 SEEN_WITHIN_S = 3 * WRITE_EVERY_S
 """For such a status to come by way of its agent."""
 
-Seen = Callable[[], tuple[SupervisorStatus, float] | None]
-"""The status of the living supervisor, and when it was written (on the clock `now`); None: none is known."""
+Seen = Callable[[], Sighting | None]
+"""The last word of the supervisor, on the clock `now`; None: none is known."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ async def restart_step(
 ) -> Outcome:
     """Done when the supervisor says that the new step runs; failed when it refuses, or is known not to carry the
     order out within `limit_s`; unknown while it may do so yet."""
+    refused_from = time.now() + ORDER_LIFETIME_S
     answer = await _until(lambda: _shown(decision, seen), min(limit_s, ORDER_LIFETIME_S), time)
-    known = seen()
-    if answer is None and known is not None and known[0].order == decision.id:  # it is taken; any other is too late
+    if answer is None and _is_taken(decision, seen()):  # any other is too late
         answer = await _until(lambda: _shown(decision, seen), limit_s - ORDER_LIFETIME_S, time)
     if answer is not None:
         return answer
@@ -76,12 +76,16 @@ async def restart_step(
 
     def final() -> Outcome | None:
         known = seen()
-        if known is None or known[1] < removed_at + SURELY_LATER_S:
+        if known is None:
             return None
-        status, _ = known
-        did = "took the order, and did not come to its end" if status.order == decision.id else "did not take the order"
+        taken = _is_taken(decision, known)
+        # One that was stopped, or killed, does not write; the order that it has not taken by now it would refuse.
+        lapsed = not taken and known.read_at >= refused_from + SURELY_LATER_S
+        if known.written_at < removed_at + SURELY_LATER_S and not lapsed:
+            return None
+        did = "took the order, and did not come to its end" if taken else "did not take the order"
         why = f"the supervisor {did} within {limit_s:.0f} s"
-        return answer_shown(decision, status) or (OperationOutcome.FAILED, why)
+        return answer_shown(decision, known.status) or (OperationOutcome.FAILED, why)
 
     answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
     return answer or (OperationOutcome.UNKNOWN, f"nothing is heard of the supervisor on {batch_host}")
@@ -112,7 +116,11 @@ def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, R
 
 def _shown(decision: Decision, seen: Seen) -> Outcome | None:
     known = seen()
-    return answer_shown(decision, None if known is None else known[0])
+    return answer_shown(decision, None if known is None else known.status)
+
+
+def _is_taken(decision: Decision, known: Sighting | None) -> bool:
+    return known is not None and known.status.order == decision.id
 
 
 async def _until(found: Callable[[], Outcome | None], limit_s: float, time: Time) -> Outcome | None:

@@ -107,7 +107,18 @@ class JobSupervisor(Struct, frozen=True, kw_only=True):
     restarts: int
     age_s: float
     """Since the status was written; FRESH_S and more: it does not live any more."""
+    read_age_s: float = 0.0
+    """Since the agent found it so."""
     status: SupervisorStatus
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """The last word of a supervisor, whether it lives or not; dates on the clock of who keeps it."""
+
+    status: SupervisorStatus
+    written_at: float
+    read_at: float
+    """When the agent found it so."""
 
 
 class RestartOrder(Struct, frozen=True, kw_only=True):

@@ -44,6 +44,8 @@ class _Known:
     status: SupervisorStatus | None = None
     written: float = 0.0
     """When it was written, monotonic."""
+    read: float = 0.0
+    """When it was found so."""
     error: str = ""
 
 
@@ -70,7 +72,11 @@ class SupervisorCollector:
         return SupervisorSection(
             supervisors=tuple(
                 JobSupervisor(
-                    job_id=job_id, restarts=known.restarts, age_s=max(0.0, now - known.written), status=known.status
+                    job_id=job_id,
+                    restarts=known.restarts,
+                    age_s=max(0.0, now - known.written),
+                    read_age_s=max(0.0, now - known.read),
+                    status=known.status,
                 )
                 for job_id, known in self._known.items()
                 if known.status is not None
@@ -97,6 +103,7 @@ class SupervisorCollector:
         known.error = "" if answer.error is None else str(answer.error)
         if answer.error is None:
             known.status = None if answer.value is None else answer.value.status
+            known.read = asked_at
             known.written = asked_at - (0.0 if answer.value is None else answer.value.age_s)
 
 

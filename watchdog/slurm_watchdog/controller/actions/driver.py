@@ -222,7 +222,7 @@ class Driver:
         if job is None or job.batch_host is None:
             return OperationOutcome.FAILED, "the job's batch host is not known"
         ask, deadline_s = tools.commands.ask, tools.command_deadline_s
-        seen = lambda: tools.state.supervisors.written(job, clock.monotonic())  # noqa: E731
+        seen = lambda: tools.state.supervisors.last_word(job)  # noqa: E731
         if operation is Operation.WRITE_ORDER:
             return await restart_step.write_order(ask, decision, job.batch_host, deadline_s, seen)
         return await restart_step.restart_step(

@@ -6,15 +6,15 @@ from collections.abc import Callable, Container, Iterator
 
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, SupervisorStatus
+from slurm_watchdog.model.supervisor import FRESH_S, JobSupervisor, Sighting, SupervisorStatus
 
 
 class Supervisors:
     """The newest word of each."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[JobSupervisor, float]] = {}
-        """SLURM_JOB_ID -> the supervisor, and when its status was written."""
+        self._known: dict[str, tuple[int, Sighting]] = {}
+        """SLURM_JOB_ID -> restarts of the run, and its supervisor; on the monotonic clock."""
 
     def apply(
         self, report: Report, made_at: float, job_of: Callable[[str], SlurmJob | None]
@@ -23,7 +23,8 @@ class Supervisors:
         for each in report.supervisors:
             job = job_of(each.job_id)
             if job is not None and job.batch_host == report.node and job.restarts == each.restarts:
-                self._known[each.job_id] = each, made_at - each.age_s
+                seen = Sighting(status=each.status, written_at=made_at - each.age_s, read_at=made_at - each.read_age_s)
+                self._known[each.job_id] = each.restarts, seen
                 yield each
 
     def keep(self, job_ids: Container[str]) -> None:
@@ -32,12 +33,10 @@ class Supervisors:
 
     def of(self, job: SlurmJob, now: float) -> SupervisorStatus | None:
         """What the living supervisor of this run of the job says; None: it has none, or it does not live."""
-        known = self.written(job, now)
-        return None if known is None else known[0]
+        known = self.last_word(job)
+        return None if known is None or now - known.written_at > FRESH_S else known.status
 
-    def written(self, job: SlurmJob, now: float) -> tuple[SupervisorStatus, float] | None:
-        """The same, and when it was written."""
-        each, written_at = self._known.get(job.process_id, (None, 0.0))
-        if each is None or each.restarts != job.restarts or now - written_at > FRESH_S:
-            return None
-        return each.status, written_at
+    def last_word(self, job: SlurmJob) -> Sighting | None:
+        """What the supervisor of this run of the job said last, living or not; None: it has none."""
+        restarts, known = self._known.get(job.process_id, (None, None))
+        return known if restarts == job.restarts else None

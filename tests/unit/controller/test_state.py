@@ -251,8 +251,9 @@ def test_a_command_that_is_started_again_in_the_batch_step_has_its_own_clock_and
     for number in range(50, 54):
         cluster.report(old, events=(progress_event(number),), supervisors=supervisor(1, 90))
     last = (progress_event(54),)
-    cluster.report(old, new, events=last, supervisors=supervisor(2, 400))
-    assert (cluster.job.progress, cluster.job.run_age_s) == (None, 0)
+    cluster.report(old, supervisors=supervisor(2, 0))
+    cluster.report(old, new, events=last, wait=1.0, supervisors=supervisor(2, 400))
+    assert (cluster.job.progress, cluster.job.run_age_s) == (None, 1.0)
     assert [(rank.process.pid, rank.alive) for rank in cluster.job.ranks] == [(20, True)]
     cluster.report(old, new, events=(progress_event(51),), supervisors=supervisor(2, 400))
     assert [rank.process.pid for rank in cluster.job.ranks] == [20], "one that cannot be killed is no rank any more"

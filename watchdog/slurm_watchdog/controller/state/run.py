@@ -322,12 +322,12 @@ def follow_start(run: Run, status: SupervisorStatus, now: float, interval_s: flo
     """The same where the supervisor has started a command again whose ranks are in the batch step: that keeps its id.
     Their processes on the batch host are known by their age."""
     before, run.starts = run.starts, status.starts
-    if before is None or status.starts <= before or run.step_id != BATCH_STEP:
-        return
-    run.begun_ticks = status.begun_ticks
-    for key in [key for key, (process, _, _) in run.processes.items() if is_of_earlier_start(run, key, process)]:
-        run.forget(key)
-    _begin_again(run, now, interval_s)
+    if status.begun_ticks > run.begun_ticks:  # known a moment after the start is counted
+        run.begun_ticks = status.begun_ticks
+        for key in [key for key, (process, _, _) in run.processes.items() if is_of_earlier_start(run, key, process)]:
+            run.forget(key)
+    if before is not None and status.starts > before and run.step_id == BATCH_STEP:
+        _begin_again(run, now, interval_s)
 
 
 def is_of_earlier_start(run: Run, key: ProcessKey, process: Process) -> bool:

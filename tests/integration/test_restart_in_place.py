@@ -76,3 +76,20 @@ def test_a_graceful_restart_saves_and_goes_on_in_place_with_no_step_lost(cluster
     assert action["end"]["ok"] and action["end"]["steps_lost"] == 0, action
     assert operations(action)[-2:] == ["write_order done", "restart_step done"]
     assert cluster.job(job)["Restarts"] == "0"
+
+
+def test_a_node_without_power_is_left_out_once_slurm_has_lost_it_too(cluster: Cluster, watch: Watch) -> None:
+    watchdog = watch(mode="act")
+    job = submit_supervised(cluster, nodes=3, spares=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 12)
+    cluster.kill_node("n2")
+    incident = watchdog.wait_for(
+        lambda: next((i for i in watchdog.incidents() if i["kind"] == "node_down" and i["state"] == "firing"), None),
+        120,
+        "the node to be lost",
+    )
+    action = ended_action(watchdog, incident["id"], timeout_s=120)
+    print(summary(action))
+    assert action["end"]["ok"], action
+    assert "in its allocation without n2" in action["end"]["detail"]
+    assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")

@@ -12,8 +12,10 @@ from slurm_watchdog.actuate.restart_step import Time, restart_step
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Rung, Verdict
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.model.protocol import Command, CommandResult
 from slurm_watchdog.model.supervisor import PROTOCOL, Sighting, SupervisorState, SupervisorStatus
 from slurm_watchdog.notify.wording import decision_message
@@ -108,3 +110,14 @@ def test_an_order_to_a_supervisor_that_was_killed_before_it_fails_once_nobody_co
 
 def test_what_became_of_an_order_is_not_known_while_the_agent_of_the_batch_host_is_silent() -> None:
     assert asyncio.run(answer_of_a_supervisor(-20.0, read_every=False))[0] is OperationOutcome.UNKNOWN
+
+
+def test_a_lost_node_is_left_to_slurm_but_for_a_job_that_lives_on_with_a_supervisor() -> None:
+    lost = replace(INCIDENT, kind=IncidentKind.NODE_DOWN, exclude_nodes=("n1",))
+    rule = Rule(mode="act", ladder=spec_of(IncidentKind.NODE_DOWN).ladder, source="test")
+    situation = replace(SITUATION, rule=rule, nodes_silent=1, nodes_known=4, mounts_stalled=())
+    there = decide(lost, replace(situation, supervisor=SUPERVISOR), LIMITS, "d")
+    assert (there.verdict, there.action, there.avoid) == (Verdict.ALLOWED, Action.RESTART_STEP, ("n1",))
+    without = decide(lost, situation, LIMITS, "d")
+    assert without.action is Action.NONE
+    assert "left to Slurm" in without.reason

@@ -67,7 +67,7 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
     ("text", "path", "words"),
     [
         ("kinds: {colective_hang: {mode: act}}", "policy.kinds.colective_hang", "did you mean"),
-        ("kinds: {node_down: {ladder: [requeue]}}", "policy.kinds.node_down.ladder", "reported only"),
+        ("kinds: {agent_silent: {ladder: [requeue]}}", "policy.kinds.agent_silent.ladder", "reported only"),
         ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "known: evidence"),
         ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
         ("overrides: [{mode: act}]", "policy.overrides[0].match", "required"),

@@ -2,7 +2,7 @@
 
 Fires: Slurm lists the node as DOWN, not responding or the like.
 Names: the node.
-Note: Slurm requeues the jobs of the node by itself.
+Note: Slurm requeues the jobs of the node by itself; one with a supervisor and `--no-kill` is started again in place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
@@ -28,7 +29,8 @@ FRESH_S = 12.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeDown:
-    """Slurm has lost a node that had an agent. Never acted on: Slurm ends and requeues its jobs by itself."""
+    """Slurm has lost a node that had an agent. Slurm ends and requeues its jobs by itself; one that lives on without
+    the node (`--no-kill`) and has a supervisor is started again on its other nodes."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -68,6 +70,8 @@ def _node_finding(
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
         duration_s=age_s if silent else 0.0,
+        actionable=quiet and bool(job_ids),
+        exclude_nodes=(node.name,),
     )
 
 
@@ -81,6 +85,6 @@ SPEC = DetectorSpec(
     severity=Severity.CRITICAL,
     sentence="A node is down",
     explained_by=(IncidentKind.PARTITION_OR_OUTAGE,),
-    why_no_action="Slurm ends and requeues the jobs of a node that it has lost by itself",
+    ladder=(Rung.RESTART_STEP,),
     alerts=("SlurmWatchdogNodeTrouble",),
 )

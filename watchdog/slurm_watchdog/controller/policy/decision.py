@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, why_not
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
@@ -84,6 +84,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
 def _why_none(incident: Incident, rule: Rule) -> str:
     if rule.mode == "off" and rule.ladder:
         return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
+    if Rung.RESTART_STEP in rule.ladder:
+        return f"it is left to Slurm: {NO_SUPERVISOR}"
     return spec_of(incident.kind).why_no_action or "this kind of incident is reported, and nothing is done about it"
 
 

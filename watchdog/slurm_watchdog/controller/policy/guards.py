@@ -160,7 +160,7 @@ def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
             f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they "
             f"share, or Slurm"
         )
-    if s.nodes_known and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent:
+    if _many_are_silent(s, limits):
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
     if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
         return (
@@ -172,9 +172,12 @@ def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
 
 def is_storm(s: PolicyInput, limits: GuardLimits) -> bool:
     """Whether so much is wrong at once that it is nobody's fault, at this moment."""
-    return s.users_in_trouble >= limits.storm_jobs or (
-        s.nodes_known > 0 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
-    )
+    return s.users_in_trouble >= limits.storm_jobs or _many_are_silent(s, limits)
+
+
+def _many_are_silent(s: PolicyInput, limits: GuardLimits) -> bool:
+    """More than one, and more than the share: a node that is lost alone is no storm, however small the cluster."""
+    return s.nodes_silent > 1 and 100.0 * s.nodes_silent / s.nodes_known > limits.storm_nodes_percent
 
 
 def is_storm_of_one(s: PolicyInput, limits: GuardLimits) -> bool:

@@ -224,15 +224,14 @@ class Drive:
 
     def _stacks(self, job: Job, rank: Rank, t: float) -> list[ProcessStack]:
         job.count(rank, t)
-        own = looks.USUAL + (looks.OF_RANK_0 if rank.number == 0 else ())
         of_workers = job.worker_look(rank)
         return [
-            self._stack(job, rank, Role.RANK, rank, rank.look, own),
-            *(self._stack(job, rank, Role.WORKER, each, of_workers, ()) for each in rank.workers),
+            self._stack(job, rank, Role.RANK, rank, rank.look, looks.others_of(rank.number, rank.look)),
+            *(self._stack(job, rank, Role.WORKER, each, of_workers, of_workers.others) for each in rank.workers),
         ]
 
     def _stack(
-        self, job: Job, rank: Rank, role: Role, process: Rank | Worker, look: Look, own: tuple[WaitingThreads, ...]
+        self, job: Job, rank: Rank, role: Role, process: Rank | Worker, look: Look, others: tuple[WaitingThreads, ...]
     ) -> ProcessStack:
         frames = self.world.rng.choice(look.frames) if look.frames else ()
         return ProcessStack(
@@ -250,7 +249,7 @@ class Drive:
             main_cpu_s=process.cpu_s,
             io_bytes=int(process.io_bytes),
             syscall=look.syscall or look.call,
-            others=own + look.others,
+            others=others,
         )
 
     # ------------------------------------------------------------------------------------ judging

@@ -147,6 +147,11 @@ USUAL = (waiting("futex", 24), waiting("epoll_wait", 2), waiting("futex", 2, "pt
 OF_RANK_0 = (waiting("epoll_wait", 1, "pt_tcpstore_uv"),)
 
 
+def others_of(rank: int, look: Look) -> tuple[WaitingThreads, ...]:
+    """All threads of a rank but its main one."""
+    return USUAL + (OF_RANK_0 if rank == 0 else ()) + look.others
+
+
 def threads_of(look: Look, frames: Frames, pid: int) -> tuple[ThreadStack, ...]:
     """The main thread as py-spy would print it, and the one that it may have beside it."""
     main = ThreadStack(thread_id=pid, name="MainThread", active=True, frames=_frames(frames))

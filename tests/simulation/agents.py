@@ -332,9 +332,10 @@ class Agent:
                 job.count(rank, t)
                 look = rank.look
                 frames = self.rng.choice(look.frames) if look.frames else ()
-                threads = () if look.undumpable or not frames else looks.threads_of(frames, rank.pid)
+                threads = () if look.undumpable or not frames else looks.threads_of(look, frames, rank.pid)
                 yield ProcessStack(
                     node=rank.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=job.job_id, role=Role.RANK,
                     rank=rank.number, local_rank=rank.local, threads=threads, error=look.undumpable, state=look.state,
-                    cpu_s=rank.cpu_s, main_cpu_s=rank.cpu_s,
+                    cpu_s=rank.cpu_s, main_cpu_s=rank.cpu_s, io_bytes=int(rank.io_bytes), syscall=look.syscall or look.call,
+                    others=looks.others_of(rank.number, look),
                 )  # fmt: skip

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect.collective_hang import detect
+from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
-from slurm_watchdog.model.observations import Event, EventKind, Role
+from slurm_watchdog.model.node_view import NodeView, SeenEvent
+from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, FaultSeverity, NodeEvent, Role
+from tests.builders.rank_activity import card
 from tests.builders.views import (
     BACKWARD,
     BARRIER,
@@ -30,24 +31,11 @@ from tests.builders.views import (
     still,
 )
 
-
-@dataclass(frozen=True)
-class Settings:
-    floor: float = 60.0
-    factor: float = 3.0
-    startup_grace: float = 3600.0
-    warmup_steps: int = 5
-    evaluation_floor: float = 1800.0
-    checkpoint_floor: float = 1800.0
-    busy_limit: float = 1800.0
-    stepless_limit: float = 600.0
-
-
 HUNG = {"progress": progress(70.0), "snapshots": still(RECV, RECV, LOADER, RECV)}
 
 
 def judge(**changes) -> Finding:
-    (finding,) = detect(cluster(job(**changes)), Settings())
+    (finding,) = detect(cluster(job(**changes)), CollectiveHang())
     return finding
 
 
@@ -175,12 +163,81 @@ def test_two_of_four_ranks_in_the_backward_pass_convict_nobody() -> None:
     assert judge(progress=progress(70.0), snapshots=still(BACKWARD, BACKWARD, LOADER, LOADER)).truth is Truth.UNKNOWN
 
 
-def test_all_ranks_in_the_same_collective_is_told_names_nobody_and_is_acted_on_much_later_only() -> None:
-    dumps = still(RECV, RECV, RECV, RECV)
-    early = judge(progress=progress(70.0), snapshots=dumps)
-    late = judge(progress=progress(1811.0), snapshots=dumps)
+ALL_WAIT = still(RECV, RECV, RECV, RECV)
+
+
+def everybody(age_s: float = 135.0, *, doing: str = "spins", **changes: Any) -> Finding:
+    """All four ranks in one collective, their GPUs as `doing` has it."""
+    cards = tuple(changes.pop(f"g{rank}", card(rank, doing)) for rank in range(4))
+    given = {"progress": progress(age_s), "snapshots": ALL_WAIT, "gpus": cards}
+    ranks = tuple(replace(seen(rank), cpu_ratio=1.0, io_bytes_s=0.0) for rank in range(4))
+    return judge(**{**given, "processes": ranks, **changes})
+
+
+def test_all_ranks_in_the_same_collective_is_told_and_acted_on_after_two_minutes_if_they_are_known_to_wait() -> None:
+    early, late = everybody(115.0), everybody()
     assert (early.truth, early.culprits, early.actionable) == (Truth.BAD, (), False)
     assert (late.truth, late.culprits, late.actionable) == (Truth.BAD, (), True)
+    assert early.wanted == (StackRequest(job_id="7", apart_s=9.0, later_s=20.0),), "all dumps are to be alike"
+    idle = tuple(replace(seen(rank), cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
+    assert everybody(processes=idle, gpus=()).actionable
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"doing": "busy"},  # nobody knows whether they compute
+        {"gpus": (), "processes": tuple(seen(rank) for rank in range(4))},
+        {"snapshots": tuple(replace(each, age_s=each.age_s + 60.0) for each in ALL_WAIT)},
+        {"snapshots": still(*[(*BARRIER[:2], "evaluate (train.py)", "main (train.py)")] * 4)},
+        {"progress": progress(135.0, intervals_s=(110.0,) * 20)},
+        {"progress": progress(135.0, total_steps=500, begun_anew=1)},
+        {"checkpoints_on_disk": (Checkpoint(job_id="7", directory="/c", layout="x", writing=True),)},
+    ],
+)
+def test_all_ranks_in_the_same_collective_wait_half_an_hour_for_a_network_if_they_may_do_something_else(
+    changes: dict[str, Any],
+) -> None:
+    assert not everybody(**changes).actionable
+
+
+def test_the_rank_whose_gpu_does_nothing_in_the_collective_of_all_is_named() -> None:
+    ranks = tuple(replace(seen(rank), cpu_ratio=0.0 if rank == 2 else 1.0, io_bytes_s=0.0) for rank in range(4))
+    named = everybody(g2=card(2, "idles"), processes=ranks)
+    assert [(each.rank, each.reason) for each in named.culprits] == [
+        (2, "is in the collective, too, and its GPU does nothing")
+    ]
+    assert named.actionable
+    assert not everybody(70.0, g2=card(2, "idles"), processes=ranks).actionable
+
+
+def test_links_that_are_down_are_said_and_waited_for() -> None:
+    def linked(*names: str, age_s: float = 135.0) -> Finding:
+        events = tuple(
+            SeenEvent(
+                at=9000.0 + n,
+                event=NodeEvent(
+                    source="kernel_log", name=name, severity=FaultSeverity.WARNING, age_s=0.0, device="mlx5_0"
+                ),
+            )
+            for n, name in enumerate(names)
+        )
+        ranks = tuple(replace(seen(rank), cpu_ratio=0.0, io_bytes_s=0.0) for rank in range(4))
+        view = job(progress=progress(age_s), snapshots=ALL_WAIT, processes=ranks)
+        nodes = (
+            NodeView(name="n2", reported_at=9999.0, events=events),
+            NodeView(name="n8", reported_at=9999.0, events=events),
+        )
+        (found,) = detect(cluster(view, nodes=nodes), CollectiveHang())
+        return found
+
+    down = linked("link_down")
+    assert (down.truth, down.actionable) == (Truth.BAD, False)
+    assert down.summary.endswith("so nobody is named; mlx5_0 of n2 is down, as the kernel said last.")
+    assert linked("link_down", age_s=1900.0).actionable
+    back = linked("link_down", "link_up")
+    assert back.actionable
+    assert "mlx5_0" not in back.summary
 
 
 HEALTHY = {
@@ -283,7 +340,7 @@ def alone(lines: tuple[str, ...]) -> JobView:
 
 
 def judge_one(view: JobView) -> Finding:
-    (finding,) = detect(cluster(view), Settings())
+    (finding,) = detect(cluster(view), CollectiveHang())
     return finding
 
 

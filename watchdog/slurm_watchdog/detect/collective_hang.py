@@ -14,12 +14,14 @@ is late when it takes longer than each of the last hundred; stacks are then take
 them have to show every rank where it was, all but a few in one collective, and the others waiting inside of their own
 process, for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
-that moves data or whose workers compute. If all ranks wait in one collective, none.
-Acts: requeues the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
-is proven before the limit after a second look, of five dumps within 11 s. If
-all ranks are in one collective it alerts at once and requeues after 30 min (`busy_limit`), for the network
-may come back. Without any stacks, GPUs that spin, beside few that idle, show the same; acted on after
-`busy_limit`, and only with a rank named.
+that moves data or whose workers compute. If all ranks wait in one collective, the few whose GPUs do nothing
+while the others' spin; else none, and links of their nodes that are down are said.
+Acts: restarts the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
+is proven before the limit after a second look, of five dumps within 11 s. If all ranks are in one collective
+it alerts at once and acts after 2 min (`everybody_limit`), if it is known of every rank that it does nothing
+else, and no link is down; otherwise after 30 min (`busy_limit`), for the network may come back. Without any
+stacks, GPUs that spin, beside few that idle, show the same; acted on after `busy_limit`, and only with a rank
+named.
 Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never
 acted on earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of
 `busy_limit` (5 min), after half of it (15 min) if it is the first rank of its node, when at least five
@@ -55,12 +57,13 @@ from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_want
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody, with_links
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, left_to_storage, ranks_wait, why_not
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
@@ -95,13 +98,22 @@ class CollectiveHang:
     busy_limit: float = span(
         1800.0,
         "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
-        "Ranks that all wait in one collective are reported at once, and requeued only after this time.",
+        "Ranks that all wait in one collective are reported at once, and acted on only after this time, or after "
+        "`everybody_limit`.",
+    )
+    everybody_limit: float = span(
+        120.0,
+        "A job that trains and whose ranks all wait in one collective is acted on after this time, where it is known "
+        "of each that it does nothing else, and no link of their nodes is down.",
     )
 
 
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
-    return [hang_finding(job, view.now, settings) for job in view.jobs]
+    return [
+        with_links(job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit))
+        for job in view.jobs
+    ]
 
 
 def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
@@ -139,9 +151,8 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     evaluation_s = with_a_step(job, settings.evaluation_floor)
     if voted.patient and limit.seconds < evaluation_s:
         limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
-    if voted.waiting and voted.outside and voted.moving and not (voted.checkpointing or voted.patient):
-        later_s = GOES_ROUND_EVERY * settings.busy_limit
-        finding = replace(finding, wanted=tuple(replace(each, later_s=later_s) for each in wanted))
+    everybody = all_wait(job, voted) and not clock.unread
+    finding = _looking_again(finding, voted, everybody and age_s < busy_limit_s, settings)
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _spinning_finding(job, finding, limit, voted, round_and_round, busy_limit_s)
@@ -157,7 +168,21 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     )
     if objection and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {objection}")
-    return _bad_finding(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
+    found = _bad_finding(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
+    if not everybody or found.truth is not Truth.BAD:
+        return found
+    patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
+    return with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)
+
+
+def _looking_again(finding: Finding, voted: Vote, everybody: bool, settings: CollectiveHang) -> Finding:
+    """With dumps that follow more closely where they decide: whether a rank goes round, or all stand still."""
+    moves = voted.waiting and voted.outside and voted.moving and not (voted.checkpointing or voted.patient)
+    if not moves and not everybody:
+        return finding
+    later_s = GOES_ROUND_EVERY * settings.busy_limit if moves else LOOK_EVERY_S
+    wanted = (replace(each, later_s=later_s) if isinstance(each, StackRequest) else each for each in finding.wanted)
+    return replace(finding, wanted=tuple(wanted))
 
 
 def _before_the_limit(job: JobView, finding: Finding, clock: LoopClock, settings: CollectiveHang) -> Finding | None:

@@ -1,0 +1,92 @@
+"""Everybody waits in a collective and nobody is outside of it: part of `collective_hang`. Pure.
+
+Who entered last, no stack shows. A network that is down looks like this, and may come back; so does the log of a job
+that goes on without writing. What tells them apart: stacks that do not move for minutes, ranks that are known to do
+nothing but wait, and what the kernel said of the nodes' links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.held_processes import process_on_storage
+from slurm_watchdog.analysis.rank_activity import LoopState
+from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
+from slurm_watchdog.diagnose.stacks.vote import Vote
+from slurm_watchdog.knowledge.kernel_causes import LOCAL_NETWORK
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Culprit, Finding, Truth
+from slurm_watchdog.model.node_view import NodeView, SeenEvent
+
+LOOK_EVERY_S = 20.0
+"""Time between two dumps until something is done: all that have been taken are to be alike."""
+FRESH_S = 60.0
+"""The last of them is no older than this."""
+MAX_LINKS = 4
+"""In a sentence."""
+
+
+def all_wait(job: JobView, voted: Vote) -> bool:
+    """Whether every rank of a job that trains waits in a collective, as the newest of several dumps shows."""
+    trains = job.phase is None and job.progress is not None and job.progress.phase is None
+    everybody = voted.waiting == len(job.ranks) and not (voted.outside or voted.elsewhere or voted.undumped)
+    if not trains or not everybody or voted.missing or voted.moving is not False or voted.checkpointing:
+        return False
+    stacks = job.snapshots[-1].stacks
+    mains = [thread for stack in stacks if stack.rank is not None and (thread := main_thread(stack)) is not None]
+    return not any(contexts_of(thread.frames) for thread in mains)
+
+
+def with_everybody(job: JobView, found: Finding, seen: LoopState, patient_s: float) -> Finding:
+    """A hang in which all ranks wait in a collective: with those who are late by their GPUs, and to be acted on after
+    `patient_s` if the dumps are fresh and it is known of every rank (`seen`) that it does nothing else."""
+    late = _late_by_gpu(seen)
+    summary = f"{found.summary.removesuffix('.')}; {what_they_do(late)}." if late else found.summary
+    progress = job.progress
+    finished = progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps)
+    known = seen.stands is True and job.snapshots[-1].age_s <= FRESH_S
+    ready = known and found.duration_s >= patient_s and not finished and process_on_storage(job) is None
+    return replace(found, summary=summary, culprits=late, actionable=found.actionable or ready)
+
+
+def _late_by_gpu(seen: LoopState) -> tuple[Culprit, ...]:
+    """The few whose GPUs do nothing while those of all others spin: what they were to send was never begun."""
+    if not seen.in_collective:
+        return ()
+    return tuple(replace(each, reason="is in the collective, too, and its GPU does nothing") for each in seen.culprits)
+
+
+def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_s: float) -> Finding:
+    """A hang in which nobody stands outside, with the links of the job's nodes that are down. They may come back, and
+    are given `patient_s`."""
+    down = links_down(job, nodes) if found.truth is Truth.BAD and not found.culprits else ()
+    if not down:
+        return found
+    words = f"{', '.join(down)} {'is' if len(down) == 1 else 'are'} down, as the kernel said last"
+    return replace(
+        found,
+        summary=f"{found.summary.removesuffix('.')}; {words}.",
+        facts=(*found.facts, f"network: {words}"),
+        actionable=found.actionable and found.duration_s >= patient_s,
+    )
+
+
+def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:
+    """Of the job's nodes, each network device of which the kernel said last that its link is down, or that it is
+    dead: `mlx5_0 of n2`."""
+    mine = [node for node in nodes if node.name in job.job.nodes]
+    found = [f"{device or 'a network link'} of {node.name}" for node in mine for device in _down(node.events)]
+    return tuple(found[:MAX_LINKS])
+
+
+def _down(events: Iterable[SeenEvent]) -> list[str]:
+    down: dict[str, bool] = {}
+    for seen in events:
+        if seen.event.name in LOCAL_NETWORK:
+            down[seen.event.device or ""] = True
+        elif seen.event.name == "link_up":
+            down[seen.event.device or ""] = False
+    return [device for device, is_down in down.items() if is_down]

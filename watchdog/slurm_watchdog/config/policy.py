@@ -109,7 +109,7 @@ class Policy(Section):
         description="Jobs of so many users in trouble of the same kind at once: it is the fabric or the "
         "storage. No action. So many jobs of one user: none on his.",
     )
-    storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this: no action.")
+    storm_nodes_percent: Percent = Field(20.0, description="More silent nodes than this, and more than one: no action.")
     storm_cooldown: Seconds = Field(120.0, description="… nor for so long after a storm: much recovers by itself.")
     max_excluded_nodes: Count = Field(8, description="Never exclude more nodes than this from one job.")
     exclusion_lifetime: Span = Field(

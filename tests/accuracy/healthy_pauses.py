@@ -154,7 +154,7 @@ def paused_node(s: Setup) -> Scene:
         job.overrides = {rank.number: looks.DEADLOCKED for rank in job.ranks if rank.node == node.name}
         node.silent = True
 
-    return _pauses(s, begin, 500.0, longest_s=28.0)  # more is an agent that is silent
+    return _pauses(s, begin, 500.0, longest_s=20.0)  # with a report that comes late: more is an agent that is silent
 
 
 def network_pauses(s: Setup) -> Scene:

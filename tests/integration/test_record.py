@@ -49,7 +49,7 @@ def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster
         assert [(c["node"], c["rank"]) for c in live["culprits"]] == [("n2", 3)]
         trace = watchdog.directory / "trace.jsonl"
         written = trace.stat().st_size
-        watchdog.wait_for(lambda: trace.stat().st_size > written + 1000, 10, "the recording to go on")
+        watchdog.wait_for(lambda: trace.stat().st_size > written + 20_000, 30, "the recording to go on")
         live_incidents = watchdog.incidents()
         assert watchdog.controller is not None
         watchdog.controller.terminate()

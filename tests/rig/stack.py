@@ -365,7 +365,7 @@ def train_script(
 (while sleep {pulse_s}; do echo "[$(date '+%F %T')] PULSE: demo is running ($SLURM_JOB_ID on $SLURM_JOB_NODELIST)"; done) &
 pulse=$!
 mkdir -p {cluster.shared}/checkpoints-$SLURM_JOB_ID
-{ahead} srun --ntasks-per-node={ranks_per_node} {words}
+{f"{ahead} srun".strip()} --ntasks-per-node={ranks_per_node} {words}
 code=$?
 kill $pulse
 exit $code

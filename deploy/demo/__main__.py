@@ -241,7 +241,7 @@ class Story:
         return end
 
     def _hang(self, act: str) -> dict[str, Any]:
-        """Rank HUNG_RANK gets no more data, and the watchdog does what it does; returns what is told of the act."""
+        """Rank HUNG_RANK gets no more data, and the watchdog does what it does; returns the lines about the act."""
         slack = len(self.watchdog.slack.messages)
         nodes = self.told()["nodes"]
         self.watchdog.wait_for(self._is_between_checkpoints, 30)

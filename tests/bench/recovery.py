@@ -91,7 +91,7 @@ def _freeze(job: Job, node: str) -> float:
 CASES: tuple[Case, ...] = (
     Case("hang", "data loader hang", ("collective_hang",), lambda job, node: job.do("loader", 1), 40.0),
     Case(
-        "killed", "rank killed, the job goes on as RUNNING", ("dead_rank",), lambda job, node: job.signal("KILL", 1),
+        "killed", "rank killed, the job stays RUNNING", ("dead_rank",), lambda job, node: job.signal("KILL", 1),
         20.0, options=("--on-error=stay",),
     ),
     Case(

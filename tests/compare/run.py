@@ -45,7 +45,7 @@ class Scene:
     break_it: Callable[[list[Job]], list[float]]
     patience_s: float
     ranks: tuple[int, ...] = ()
-    """To blame. With neither these nor a node nothing is, and whoever is restarted was healthy."""
+    """To blame. With neither these nor a node nothing is, and what is restarted was healthy."""
     node: str = ""
     """To blame."""
     options: tuple[str, ...] = ()

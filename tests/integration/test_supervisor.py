@@ -43,7 +43,7 @@ class Job:
         exports = "".join(f"export {name}='{value}'\n" for name, value in place.environment.items() if name != "PATH")
         text = (
             f'#!/bin/bash\n{exports}export TMPDIR=/dev/shm\nsw() {{ {place.python} -c "{run}" run "$@"; }}\n'
-            f'{script}\necho "the script goes on: $?"\n'
+            f'{script}\necho "the script continues: $?"\n'
         )
         self.job_id = cluster.sbatch(text, "--no-kill", f"--output={self.output}", *options)
         cluster.wait_for_job_state(self.job_id, "RUNNING")
@@ -212,7 +212,7 @@ def test_a_step_that_its_owner_cancels_is_not_started_again(start: Callable[...,
     job.until(lambda status: status.state is SupervisorState.OVER, "its end")
     job.ends()
     assert "is not started again: somebody cancelled its step" in job.text
-    assert "the script goes on: 137" in job.text
+    assert "the script continues: 137" in job.text
 
 
 def test_a_rank_that_fails_starts_again_in_place_as_often_as_was_said(start: Callable[..., Job]) -> None:
@@ -270,7 +270,7 @@ def test_a_heterogeneous_job_is_refused_with_a_sentence(start: Callable[..., Job
     job = start("export SLURM_HET_SIZE=2\nsw -- srun hostname", "-N1")
     job.ends()
     assert "The command was not started: this is a heterogeneous job" in job.text
-    assert "the script goes on: 2" in job.text
+    assert "the script continues: 2" in job.text
 
 
 def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(

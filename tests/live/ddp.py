@@ -52,7 +52,7 @@ def options():
     parser.add_argument("--slow-at", type=int, default=30, help="step of what takes long")
     parser.add_argument("--side-log", default="", help="a file that --side-rank writes at every step")
     parser.add_argument("--side-rank", type=int, default=2)
-    parser.add_argument("--side-node", default="", help="whoever is on this node writes it, not --side-rank")
+    parser.add_argument("--side-node", default="", help="the rank on this node writes it, not --side-rank")
     parser.add_argument("--worker-log", default="", help="a file that every DataLoader worker writes for every sample")
     parser.add_argument("--on-error", choices=("raise", "stay"), default="raise")
     parser.add_argument(

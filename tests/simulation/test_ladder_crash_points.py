@@ -90,6 +90,7 @@ LADDERS: tuple[tuple[Rung, ...], ...] = (
 IN_PLACE: tuple[tuple[Rung, ...], ...] = (
     (Rung.RESTART_STEP, Rung.REQUEUE),
     (Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE),
+    (Rung.SIGTERM, Rung.RESTART_STEP, Rung.REQUEUE),
     (Rung.RESTART_STEP,),
 )
 
@@ -335,7 +336,7 @@ def test_a_step_is_started_again_once_whoever_dies_and_never_requeued_while_it_t
         return in_place, otherwise
 
     in_place, otherwise = asyncio.run(histories())
-    assert in_place > 200, "the script hardly ever lets a restart in place succeed"
+    assert in_place > 100, "the script hardly ever lets a restart in place succeed"
     assert otherwise > 200, "the script hardly ever makes it fail"
 
 

@@ -7,12 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.model.kill_switch import compose_line, parse_line
+from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import (
     BATCH_STEP,
     PROTOCOL,
     RestartOrder,
     SupervisorState,
     SupervisorStatus,
+    in_use,
+    left_behind,
     order_fields,
     order_in,
     parse_status,
@@ -67,3 +70,10 @@ def test_status_is_read_back_and_garbage_or_another_protocol_is_refused() -> Non
     for data in (b"", b"{", b"[" * 100_000, msgspec.json.encode(replace(status, protocol=9))):
         with pytest.raises(ValueError, match="supervisor"):
             parse_status(data)
+
+
+def test_a_batch_host_that_is_a_spare_counts_for_its_logs_and_for_no_rank() -> None:
+    job = SlurmJob(job_id="7", state="RUNNING", nodes=("n1", "n2", "n3"), batch_host="n1")
+    status = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, nodes=("n2", "n3"))
+    assert (in_use(job, status), left_behind(job, status)) == (("n1", "n2", "n3"), {"n1"})
+    assert (in_use(job, None), left_behind(job, None)) == (job.nodes, frozenset())

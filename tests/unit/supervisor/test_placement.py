@@ -1,4 +1,4 @@
-"""Nodes of the next start, and what the command is told: environment and arguments."""
+"""Nodes of the next start, and the environment and arguments of the command there."""
 
 from __future__ import annotations
 

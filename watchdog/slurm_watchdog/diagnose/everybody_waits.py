@@ -1,7 +1,7 @@
 """Everybody waits in a collective and nobody is outside of it: part of `collective_hang`. Pure.
 
 Who entered last, no stack shows. A network that is down looks like this, and may come back; so does the log of a job
-that goes on without writing. What tells them apart: stacks that do not move for minutes, ranks that are known to do
+that trains without writing. What tells them apart: stacks that do not move for minutes, ranks that are known to do
 nothing but wait, and what the kernel said of the nodes' links.
 """
 

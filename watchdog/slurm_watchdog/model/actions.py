@@ -119,7 +119,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     step_id: str = ""
     """The Slurm step that an order to the job's supervisor is about; empty: it has none."""
     start: int = 0
-    """The how manieth start of the supervisor's command that is."""
+    """Number of the start of the supervisor's command, from 1."""
     avoid: tuple[str, ...] = ()
     """Nodes of the allocation that the step is started again without."""
     process: GpuProcess | None = None

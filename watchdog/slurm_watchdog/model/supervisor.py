@@ -127,7 +127,7 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     decision: str
     step_id: str
     start: int
-    """The how manieth start the order is about: no other one is ended for it."""
+    """Number of the start that the order is about, from 1: no other one is ended for it."""
     avoid: tuple[str, ...] = ()
     grace_s: int = GRACE_S
     """Between SIGTERM and SIGKILL."""
@@ -148,8 +148,8 @@ def in_use(job: SlurmJob, supervisor: SupervisorStatus | None) -> tuple[str, ...
 
 
 def left_behind(job: SlurmJob, supervisor: SupervisorStatus | None) -> frozenset[str]:
-    """The nodes of a job on which none of its ranks is."""
-    return frozenset(job.nodes).difference(in_use(job, supervisor))
+    """The nodes of a job on which none of its ranks is, its batch host among them where it is a spare."""
+    return frozenset() if supervisor is None or not supervisor.nodes else frozenset(job.nodes) - {*supervisor.nodes}
 
 
 def order_fields(order: RestartOrder) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which nodes of the allocation the next start uses, and what the command is told about it. Pure."""
+"""Which nodes of the allocation the next start uses, and the environment and arguments of the command there. Pure."""
 
 from __future__ import annotations
 

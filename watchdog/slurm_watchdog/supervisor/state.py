@@ -134,7 +134,7 @@ class Ended(Struct, frozen=True, kw_only=True):
     """The command has ended, or what was left of it has."""
 
     start: int
-    """The how manieth it was."""
+    """Number of the start, from 1."""
     code: int
     switched: bool = False
     """Our kill switch is there."""

@@ -15,7 +15,7 @@ REMEMBERED: Final = 1024
 
 
 class EarlyBudget:
-    """One loop owns it; a controller that starts begins anew."""
+    """One loop owns it; a controller that starts begins at zero."""
 
     def __init__(self) -> None:
         self._spent: dict[str, deque[float]] = {}

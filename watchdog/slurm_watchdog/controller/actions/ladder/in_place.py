@@ -110,9 +110,11 @@ def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
 
 
 def _ended_before(run: ActionRun, world: Observed) -> Way:
-    """The job has ended, and no new step of it is known. One that hung while an order was out may have lost its
-    supervisor in the middle of it."""
+    """The job has ended, and no new step of it is known. Without an order it is run again as the rungs before have
+    left it; one that hung while an order was out may have lost its supervisor in the middle of it."""
     assert world.job is not None
+    if not tried(run, Operation.WRITE_ORDER):
+        return None, "no restart_step: the job has ended"
     hung = done(run, Operation.WRITE_ORDER) and run.decision.loop_turns is False and world.job.state in FAILED
     over = made_last_step(world) or world.job.state in ENDED_BY_PERSON
     if not over and (is_saved(run, world) or hung):

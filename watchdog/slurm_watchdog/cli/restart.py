@@ -75,7 +75,9 @@ def restart(
 ) -> None:
     """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
-    A job that is known to hang cannot see a kill switch: it is requeued at once, if you confirm it or give --now.
+    A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
+    cannot be. A job that is known to hang cannot see a kill switch: it is restarted at once, if you confirm it or
+    give --now.
 
     The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
     requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when

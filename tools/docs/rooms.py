@@ -18,7 +18,7 @@ FILE = CHECKOUT / "docs/development/rooms.md"
 ORDER = (
     "slurm_watchdog", "base", "model", "knowledge", "identity",
     "parse", "parse/kernel_log", "parse/stacks", "parse/training_log", "wire",
-    "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "config",
+    "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "ledger", "config",
     "agent/kernel", "agent/proc", "agent/workers", "agent/gpu", "agent/processes", "agent/files", "agent/mounts",
     "agent/logs",
     "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper", "agent/reload",

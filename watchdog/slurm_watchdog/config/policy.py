@@ -128,6 +128,9 @@ class Policy(Section):
         0.0,
         description="Our own drains are taken back after this time, if nobody has touched them since; 0s = never.",
     )
+    renamed_nodes: dict[str, str] = Field(
+        {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
+    )
     kinds: dict[str, Treatment] = Field(
         {},
         description="A block for each kind of incident, such as {collective_hang: {mode: act, ladder: "

@@ -21,6 +21,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incident_news import IncidentNews
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+from slurm_watchdog.controller.node_ledger import ledger_of
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
@@ -102,7 +103,8 @@ class Controller:
             for incident in journal.load_open_incidents()
         ]
         self.state.require_node_ownership = True
-        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure)
+        self.ledger = ledger_of(config, journal, self.writer, self.state)
+        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger.facts)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
@@ -127,6 +129,7 @@ class Controller:
             self.state,
             self.collector,
             chunks,
+            self.ledger,
             self._record_request,
         )
         self.actions = Actions(
@@ -139,7 +142,7 @@ class Controller:
                 judgement=self.judge,
                 collect=self.collector.operation,
                 writer=self.writer,
-                news=notifier,
+                news=self.news,
                 incidents=self.news,
                 metrics=metrics,
                 blind=self.blind,
@@ -185,6 +188,8 @@ class Controller:
         dropped = self.state.dropped
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
+        if outcome == "accepted":
+            self.ledger.note_gpus(report.node, (gpu.uuid for gpu in report.gpus))
         if self.state.dropped > dropped:
             self.metrics.reports.labels("wrong_job").inc()
         if self.recorder is not None and outcome == "accepted":
@@ -221,6 +226,7 @@ class Controller:
         now = clock.monotonic()
         self._count_unreadable(view)
         self.state.apply_slurm(view, now, clock.wall())
+        self.ledger.note_drains(view.nodes)
         if self.recorder is not None:
             self.recorder.record(view, now)
 

@@ -13,12 +13,13 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
+from slurm_watchdog.controller.node_ledger import NodeLedger
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import TickChunks
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.actions import Action, Decision
+from slurm_watchdog.model.actions import Action, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.notify.dispatcher import Notifier
 
@@ -37,6 +38,7 @@ class IncidentNews:
     state: ClusterState
     collector: Collector
     chunks: TickChunks
+    ledger: NodeLedger
     record_request: Callable[[RestartRequest], None]
     """Writes an operator's request into the recording, if there is one."""
 
@@ -78,6 +80,7 @@ class IncidentNews:
         resolved = change.is_over
         if _is_news(change):
             self.writer.write_or_queue(lambda: self.journal.save_incident(incident))
+            self.ledger.note_incident(incident)
         if fired:
             self.metrics.incidents_total.labels(incident.kind).inc()
             log.warning("%s fires: %s", incident.kind, incident.summary)
@@ -146,6 +149,12 @@ class IncidentNews:
         log.warning("incident %s, job %s: %s", incident.id, ",".join(incident.job_ids) or incident.subject, sentence)
         self.writer.add_note(incident, sentence)
         self.writer.write_or_queue(lambda: self.notifier.decided(incident, decision))
+
+    def ended(self, incident: Incident, run: ActionRun) -> None:
+        """An action has ended: reports it, and what it showed of the nodes that the job was kept from."""
+        if run.end is not None and run.end.ok and run.end.resumed_at_step is not None:
+            self.ledger.note_restart(incident, run.decision.avoid or run.decision.exclude)
+        self.notifier.ended(incident, run)
 
     def journal_failed(self, error: JournalError) -> None:
         """The journal has failed a decision: nothing is done until it works."""

@@ -382,6 +382,7 @@ SPEC = DetectorSpec(
     settings=CollectiveHang,
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
+    blames_node=0.9,
     sentence="Ranks wait for each other",
     job_state="hangs",
     explained_by=(

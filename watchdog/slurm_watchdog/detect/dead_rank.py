@@ -132,6 +132,7 @@ SPEC = DetectorSpec(
     settings=DeadRank,
     subject=Subject.JOB,
     severity=Severity.WARNING,
+    blames_node=0.9,
     sentence="A rank has ended",
     job_state="has lost a rank",
     explained_by=(

@@ -196,6 +196,7 @@ SPEC = DetectorSpec(
     settings=FilesystemStall,
     subject=Subject.FILESYSTEM,
     severity=Severity.CRITICAL,
+    blames_node=0.9,
     sentence="Processes wait for a filesystem",
     job_state="waits for a filesystem",
     explained_by=(IncidentKind.FILESYSTEM_OUTAGE,),

@@ -125,6 +125,7 @@ SPEC = DetectorSpec(
     hold_s=60.0,
     subject=Subject.JOB,
     severity=Severity.WARNING,
+    blames_node=0.5,
     sentence="A GPU runs at a low clock",
     steps_continue=True,
     explained_by=(IncidentKind.SLOW_NODE,),

@@ -352,6 +352,7 @@ SPEC = DetectorSpec(
     settings=GpuFault,
     subject=Subject.GPU,
     severity=Severity.CRITICAL,
+    blames_node=1.0,
     sentence="A GPU has a fault",
     steps_continue=True,
     wants_evidence=True,

@@ -173,6 +173,7 @@ SPEC = DetectorSpec(
     takes=(GpuIdleRank, CollectiveHang),
     subject=Subject.JOB,
     severity=Severity.WARNING,
+    blames_node=0.25,
     sentence="A GPU of the job is idle",
     job_state="a rank is idle",
     steps_continue=True,

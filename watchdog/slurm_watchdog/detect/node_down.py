@@ -83,6 +83,7 @@ SPEC = DetectorSpec(
     subject=Subject.NODE,
     needs_cluster=True,
     severity=Severity.CRITICAL,
+    blames_node=1.0,
     sentence="A node is down",
     explained_by=(IncidentKind.PARTITION_OR_OUTAGE,),
     ladder=(Rung.RESTART_STEP,),

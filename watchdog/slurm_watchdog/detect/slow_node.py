@@ -283,6 +283,7 @@ SPEC = DetectorSpec(
     takes=(SlowJob,),
     subject=Subject.JOB,
     severity=Severity.WARNING,
+    blames_node=1.0,
     sentence="A node slows its job",
     steps_continue=True,
     wants_evidence=True,

@@ -110,6 +110,9 @@ class DetectorSpec:
     """The rungs that are shipped; none: it is reported only."""
     site_may_act: bool = False
     """Without a shipped ladder: the evidence can be good enough for a site to configure one."""
+    blames_node: float = 0.0
+    """How strongly an incident speaks against the node that it names, from 0, nothing, to 1: the node itself is
+    proven broken. See slurm_watchdog.ledger."""
     why_no_action: str = ""
     """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
     hint: Hint | None = None

@@ -266,6 +266,7 @@ SPEC = DetectorSpec(
     takes=(StalledProgress, CollectiveHang),
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
+    blames_node=0.5,
     sentence="There is no progress",
     job_state="hangs",
     explained_by=(

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -134,6 +134,24 @@ NODE_LEDGER = sa.Table(
     sa.Column("ended_why", sa.Text),
 )
 """What we did to nodes, one row each: an exclusion from a job, a drain; and when it was taken back."""
+NODE_EVENTS = sa.Table(
+    "node_events",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("key", sa.String(512), nullable=False, unique=True),
+    sa.Column("node", sa.String(255), nullable=False, index=True),
+    sa.Column("kind", sa.String(64), nullable=False),
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("what", sa.Text, nullable=False),
+    sa.Column("place", sa.String(255), nullable=False, index=True),
+    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("chain", sa.String(512), nullable=False),
+    sa.Column("incident_id", sa.String(64), nullable=False),
+    sa.Column("withdrawn_at", sa.Float),
+    sa.Column("withdrawn_why", sa.Text, nullable=False),
+)
+"""What happened to nodes and their parts, one row each: see slurm_watchdog.model.node_events. What an event weighs is
+computed, and in no column."""
 
 
 def _to_2(sql: sa.Connection) -> None:
@@ -155,8 +173,13 @@ def _to_4(sql: sa.Connection) -> None:
     sql.execute(sa.text("ALTER TABLE operations RENAME COLUMN rung TO operation"))
 
 
+def _to_5(sql: sa.Connection) -> None:
+    """Events of nodes."""
+    NODE_EVENTS.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4}
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

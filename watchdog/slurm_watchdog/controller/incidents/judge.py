@@ -85,8 +85,11 @@ class Judge:
         incidents: Iterable[Incident],
         new_id: Callable[[], str],
         on_failure: Callable[[str], None] = lambda kind: None,
+        past: Callable[[Finding, str | None], tuple[str, ...]] = lambda finding, incident_id: (),
     ):
-        """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed."""
+        """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed.
+        `past`: what the past of its nodes adds to a finding, for the open incident that it belongs to."""
+        self._past = past
         self.config = config
         self.state = state
         self._open = OpenIncidents(incidents)
@@ -190,6 +193,7 @@ class Judge:
         before = {incident.id: incident for incident in self.incidents}
         settings = CorrelateSettings(hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after)
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
+        findings = self._with_past(findings)
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)
@@ -199,6 +203,14 @@ class Judge:
             if spec_of(incident.kind).delays_steps:
                 self.state.runs.note_trouble(incident.job_ids, now)
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
+
+    def _with_past(self, findings: Sequence[Finding]) -> list[Finding]:
+        open_ones = {(each.kind, each.subject): each.id for each in self.incidents}
+        found = []
+        for each in findings:
+            said = self._past(each, open_ones.get((each.kind, each.subject))) if each.truth is Truth.BAD else ()
+            found.append(replace(each, facts=(*said, *each.facts)) if said else each)
+        return found
 
     def settle(self, change: IncidentChange, now: float) -> None:
         """A filesystem that is well again: its jobs' clocks are restarted."""

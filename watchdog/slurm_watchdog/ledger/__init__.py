@@ -1,0 +1,1 @@
+"""What nodes have done before, and how suspicious that makes them: computed from events, never stored. Pure."""

@@ -1,0 +1,54 @@
+"""What is remembered of nodes, GPUs, links and mounts: one event each, with its date and its reason."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from slurm_watchdog.base.structs import Struct
+
+GPU_PLACE = "GPU-"
+"""Beginning of a place that is a GPU: NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
+MOUNT_PLACE = "mount:"
+LINK_PLACE = "link:"
+
+
+class NodeEventKind(StrEnum):
+    """Kinds of events that no detector declares; all others have the kind of their incident."""
+
+    TEST_FAILED = "test_failed"
+    TEST_PASSED = "test_passed"
+    USER_TEST_FAILED = "user_test_failed"
+    """Of a test that a user ran for himself: to be read, and held against nobody."""
+    DRAINED = "drained"
+    """Somebody else, or Slurm itself, has drained it."""
+    LINK_DOWN = "link_down"
+    """A network device of it lost its link, or died, as its kernel says."""
+    RESTART_HELPED = "restart_helped"
+    """A job ran well again once it was started without the node: more proof of the same incident."""
+    GPU_MOVED = "gpu_moved"
+    """A GPU with a history is in another node now; both are told."""
+    MENDED = "mended"
+    """A person says that the cause is gone: what was before counts no longer."""
+
+
+class NodeEvent(Struct, frozen=True, kw_only=True):
+    """One thing that happened to a node or a part of it."""
+
+    key: str
+    """Names the event: however often it is reported, it is one."""
+    node: str
+    kind: str
+    """Of an incident, or a `NodeEventKind`."""
+    at: float
+    """When it happened, a date."""
+    what: str
+    """A sentence; it may hold words of a user's program."""
+    place: str = ""
+    """The part of the node: a GPU's UUID, `mount:/scratch`, `link:mlx5_0`, a word of a test; empty: not known."""
+    job_id: str = ""
+    chain: str = ""
+    """Whose job, and its name (`1000/train`): the same for every link of a chain of jobs; empty: no job's."""
+    incident_id: str = ""
+    withdrawn_at: float | None = None
+    withdrawn_why: str = ""
+    """Why it is held against nobody after all, a sentence; empty: it stands."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from slurm_watchdog.model.incidents import IncidentKind
+from tests.behaviour.cluster import EPOCH
 from tests.behaviour.story import QUICK, Story
 
 Tell = Callable[..., Story]
@@ -183,3 +184,23 @@ def test_given_a_job_that_is_gone_then_the_ledger_forgets_its_exclusions(tell: T
     del story.cluster.jobs["7"]
     story.passes(minutes=4)
     assert not story.journal.node_entries("excluded")
+
+
+def test_given_a_job_that_runs_well_without_the_node_then_that_is_remembered_of_the_node(story: Story) -> None:
+    job = story.job(hangs=True)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=3)
+    assert story.end(hang).ok
+    kinds = [each.kind for each in story.journal.node_events.of_node(("n1",))]
+    assert "restart_helped" in kinds
+    assert [each.node for each in story.controller.ledger.suspicions()] == ["n1"]
+
+
+def test_given_a_drain_by_somebody_else_then_it_is_remembered_and_ours_is_not(tell: Tell) -> None:
+    story = tell(DRAINING)
+    bad = {"state": "IDLE+DRAIN", "reason": "NHC: no GPU 3", "reason_at": EPOCH}
+    story.cluster.nodes["n4"] = replace(story.cluster.nodes["n4"], **bad)
+    story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
+    story.passes(minutes=2)
+    kinds = {node: [each.kind for each in story.journal.node_events.of_node((node,))] for node in ("n1", "n4")}
+    assert kinds["n4"] == ["drained"] and "drained" not in kinds["n1"]

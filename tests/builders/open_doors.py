@@ -28,6 +28,7 @@ from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, Inci
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
 from tests.builders.evidence_rows import add_evidence
+from tests.builders.node_past import a_ledger
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
@@ -94,6 +95,8 @@ class Controller:
             collect=lambda *_: self.collected,
             known=lambda each: self.collected if each == "c1" else None,
         )
+        self.ledger = a_ledger(self.journal)
+        self.ledger.note_incident(incident(kind=IncidentKind.GPU_FAULT, owners=(OWNER,)))
         self.state = SimpleNamespace(
             job_view=lambda *_: self.view,
             node_addresses={},
@@ -153,7 +156,7 @@ def requests_of(app: web.Application) -> list[tuple[str, str, Any]]:
     found = []
     for route in app.router.routes():
         if route.method != "HEAD":
-            path = route.resource.canonical if route.resource else ""
+            path = (route.resource.canonical if route.resource else "").replace("{node}", "n1")
             ids = PLACES.get(path, [{"id": "abc123"}, {"id": "abc"}, {"id": "def456"}])
             for values in ids if "{id}" in path else [{}]:
                 for number in ("1", "2") if "{number}" in path else ("",):

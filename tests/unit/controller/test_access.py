@@ -53,7 +53,7 @@ def test_a_stranger_s_answers_have_no_word_of_a_user_and_everybody_else_s_do(who
     else:
         assert {
             "GET /v1/status", "GET /v1/incidents", "GET /v1/incidents/abc123", "GET /v1/incidents/abc123/evidence/1",
-            "GET /v1/incidents/abc123/evidence/2", "POST /v1/diagnose", "GET /v1/diagnose/c1",
+            "GET /v1/incidents/abc123/evidence/2", "POST /v1/diagnose", "GET /v1/diagnose/c1", "GET /v1/nodes/n1",
         } <= telling  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from slurm_watchdog.cli.api_types import Accepted, DiagnosisProgress, Explanation, Incident, Paused, Status
+from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 
 T = TypeVar("T")
 
@@ -111,6 +112,19 @@ class Client:
     def diagnosis(self, diagnosis_id: str) -> tuple[DiagnosisProgress, Any]:
         """How far that is, and the diagnosis when it is over."""
         return self._ask("GET", f"/v1/diagnose/{quote(diagnosis_id, safe='')}", DiagnosisProgress)
+
+    def nodes(self) -> tuple[NodeTable, Any]:
+        """Every node that anything is to be said against."""
+        return self._ask("GET", "/v1/nodes", NodeTable)
+
+    def node(self, name: str) -> tuple[NodeHistory, Any]:
+        """One node with its history."""
+        return self._ask("GET", f"/v1/nodes/{quote(name, safe='')}", NodeHistory)
+
+    def add_node_event(self, name: str, event: NodeEventRequest) -> Any:
+        """Adds a test's result, or that it was mended, to what is remembered of a node."""
+        body = msgspec.to_builtins(event)
+        return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/events", dict[str, Any], body)[1]
 
     def pause(self, reason: str) -> tuple[Paused, Any]:
         """No action anywhere from now on."""

@@ -18,6 +18,7 @@ from slurm_watchdog.cli.explain import explain
 from slurm_watchdog.cli.group_stacks import group_stacks
 from slurm_watchdog.cli.helper import helper
 from slurm_watchdog.cli.incidents import incidents
+from slurm_watchdog.cli.nodes import nodes
 from slurm_watchdog.cli.notify import notify
 from slurm_watchdog.cli.pause import pause
 from slurm_watchdog.cli.replay import replay
@@ -62,6 +63,7 @@ for _command in (
     diagnose,
     incidents,
     explain,
+    nodes,
     doctor,
     pause,
     resume,

@@ -161,6 +161,10 @@ class NodeLedger:
         )
         return tuple(each for each in said if each is not None)
 
+    def events(self) -> Iterable[NodeEvent]:
+        """All that still weighs something, in no order."""
+        return self._events.values()
+
     def suspicions(self) -> list[Suspicion]:
         """Of every node that anything is to be said against now, the worst first."""
         return suspicions(self._known(), self._wall())

@@ -19,7 +19,7 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.api import journal_view
+from slurm_watchdog.controller.api import journal_view, node_views
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees, fields_of, left_out_json, status_json
 from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -122,6 +122,9 @@ def make_app(controller: CommandSources, person_of: Callable[[web.Request], Pers
     app.router.add_get("/v1/incidents/{id}/evidence/{number}", api.evidence)
     app.router.add_post("/v1/diagnose", api.start_diagnosis)
     app.router.add_get("/v1/diagnose/{id}", api.diagnosis)
+    app.router.add_get("/v1/nodes", api.nodes)
+    app.router.add_get("/v1/nodes/{node}", api.node)
+    app.router.add_post("/v1/nodes/{node}/events", api.add_node_event)
     app.router.add_post("/v1/pause", api.pause)
     app.router.add_post("/v1/resume", api.resume)
     app.router.add_post("/v1/restart", api.restart)
@@ -259,6 +262,40 @@ class LocalApi:
             return journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
         except journal_view.NotFound as error:
             raise RequestRefused(error.status, str(error)) from error
+
+    async def nodes(self, request: web.Request) -> web.Response:
+        sees = self._operators.include(self._person_of(request))
+        return web.json_response(node_views.nodes_json(self._controller.ledger.suspicions(), clock.wall(), sees=sees))
+
+    async def node(self, request: web.Request) -> web.Response:
+        """The history of one node."""
+        node, person = self._node(request), self._person_of(request)
+        events = self._controller.ledger.history(node)
+        if not events and node not in self._controller.state.node_addresses:
+            raise RequestRefused(404, f"Slurm knows no node {node}, and nothing is remembered of one")
+        return web.json_response(node_views.node_json(node, events, clock.wall(), person, self._operators))
+
+    async def add_node_event(self, request: web.Request) -> web.Response:
+        """A test's result, or that a node is mended."""
+        node, body, now = self._node(request), await self._body(request), clock.wall()
+        if node not in self._controller.state.node_addresses:
+            raise RequestRefused(404, f"Slurm knows no node {node}")
+        if not node_views.has_room(self._controller.ledger, now):
+            raise RequestRefused(429, "so many events were added today that no more is taken")
+        _, name = self._caller(request)
+        is_operator = self._operators.include(self._person_of(request))
+        try:
+            event = node_views.event_of(node, body, now, name, is_operator=is_operator)
+        except node_views.Unfit as error:
+            raise RequestRefused(400, str(error)) from error
+        self._controller.ledger.record(event)
+        return web.json_response({"node": node, "kind": event.kind, "key": event.key})
+
+    def _node(self, request: web.Request) -> str:
+        node = request.match_info["node"]
+        if not _NODE.fullmatch(node):
+            raise RequestRefused(400, f"{node[:40]!r} is no node's name")
+        return node
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await self._body(request), self._administrator(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from slurm_watchdog.controller.ports.judged import JudgedView
@@ -12,8 +13,11 @@ if TYPE_CHECKING:
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.controller.state.evidence_collection import Collected
     from slurm_watchdog.journal.journal import Journal
+    from slurm_watchdog.ledger.counted import Counted
+    from slurm_watchdog.ledger.suspicion import Suspicion
     from slurm_watchdog.model.actions import Decision
     from slurm_watchdog.model.incidents import Incident
+    from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.notify.notification import Delivery
     from slurm_watchdog.slurm.client import SlurmReads
@@ -43,6 +47,18 @@ class RestartRequests(Protocol):
     def ask_restart(
         self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
     ) -> tuple[Incident, Decision]: ...
+
+
+class NodePast(Protocol):
+    """What is remembered of nodes: see slurm_watchdog.controller.node_ledger."""
+
+    def record(self, event: NodeEvent) -> None: ...
+
+    def events(self) -> Iterable[NodeEvent]: ...
+
+    def suspicions(self) -> list[Suspicion]: ...
+
+    def history(self, node: str) -> list[Counted]: ...
 
 
 class Deliveries(Protocol):
@@ -90,6 +106,9 @@ class CommandSources(PageSources, Protocol):
 
     @property
     def slurm(self) -> SlurmReads: ...
+
+    @property
+    def ledger(self) -> NodePast: ...
 
     @property
     def notifier(self) -> Deliveries: ...

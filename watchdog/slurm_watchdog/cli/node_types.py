@@ -1,0 +1,60 @@
+"""What the controller answers about nodes, and what it is told of them, as frozen values."""
+
+from __future__ import annotations
+
+from slurm_watchdog.cli.api_types import Answer
+
+
+class NodeEventRequest(Answer, frozen=True, kw_only=True):
+    """Something that happened to a node, told to the controller."""
+
+    kind: str
+    """`test_failed`, `test_passed` or `mended`."""
+    id: str
+    """Names the test or the repair: the same id for the same node and place twice is one event."""
+    what: str
+    """One sentence, with the figures."""
+    place: str = ""
+    """The part of the node: a GPU's UUID, `mount:/scratch`, `link:eth0`, or a word such as `cpu`; empty: the node."""
+
+
+class NodeSuspicion(Answer, frozen=True, kw_only=True):
+    node: str
+    score: float = 0.0
+    suspect: bool = False
+    place: str = ""
+    recent: int = 0
+    """Events within 14 days that count."""
+    events: int = 0
+    last_at: float | None = None
+    reasons: str = ""
+
+
+class NodeTable(Answer, frozen=True, kw_only=True):
+    suspect_from: float = 0.0
+    suspects: int = 0
+    known: int = 0
+    nodes: tuple[NodeSuspicion, ...] = ()
+
+
+class PastEvent(Answer, frozen=True, kw_only=True):
+    at: float
+    kind: str = ""
+    what: str = ""
+    place: str = ""
+    node: str = ""
+    """Where it happened."""
+    counts_for: str = ""
+    """The node that it counts for now: a GPU takes its events along."""
+    job_id: str = ""
+    incident_id: str = ""
+    weight: float = 0.0
+    why_not: str = ""
+    """Why it does not count; empty: it does."""
+
+
+class NodeHistory(NodeSuspicion, frozen=True, kw_only=True):
+    """One node with its events, newest first."""
+
+    suspect_from: float = 0.0
+    history: tuple[PastEvent, ...] = ()

@@ -24,6 +24,7 @@ from slurm_watchdog.model.cluster_view import (
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from tests.builders import crash_loops as loops
@@ -97,6 +98,7 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
     IncidentKind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
     IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
+    IncidentKind.SUSPECT_NODE: cluster(suspects=(SuspectNode(node="n1", score=2.6, place="GPU-0", recent=3),)),
     IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
     IncidentKind.GPU_CLOCK_LOW: cluster(
         four("trains", 1.0, progress=progress(5.0), g2=card(2, "trains", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=1.98e9),

@@ -128,6 +128,11 @@ class Policy(Section):
         0.0,
         description="Our own drains are taken back after this time, if nobody has touched them since; 0s = never.",
     )
+    suspects: Literal["ignore", "prefer", "exclude"] = Field(
+        "ignore",
+        description="Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough "
+        "others are free now; exclude, where enough others are there.",
+    )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
     )

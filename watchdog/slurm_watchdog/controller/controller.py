@@ -104,7 +104,7 @@ class Controller:
         ]
         self.state.require_node_ownership = True
         self.ledger = ledger_of(config, journal, self.writer, self.state)
-        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger.facts)
+        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()

@@ -17,6 +17,7 @@ from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
 from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
+from slurm_watchdog.controller.policy.suspect_nodes import suspect_nodes
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Decision
@@ -46,6 +47,8 @@ class TickContext:
     """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
     crash_loops: dict[str, str]
     """Job -> the summary of its crash loop."""
+    suspects: tuple[tuple[str, str], ...]
+    """Nodes that fail again and again, with why."""
     outages: tuple[Incident, ...]
     """Of filesystems."""
     faults: dict[str, list[Incident]]
@@ -109,6 +112,7 @@ class DecisionInputs:
                 if each.kind == IncidentKind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
+            suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
             faults=_by_node(each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT),
         )
@@ -150,6 +154,7 @@ class DecisionInputs:
             storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=context.drained_by_us,
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
+            suspects=context.suspects,
             broken=() if job is None else self._broken_under(job, context, now),
         )
 

@@ -19,12 +19,13 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
-from slurm_watchdog.ledger.words import repeated
+from slurm_watchdog.ledger.words import event_words, repeated
 from slurm_watchdog.model.incidents import Finding, Incident
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, SuspectNode
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 
+FADES_S, MAX_REASONS = 60.0, 8
 KEPT_S: Final = 2 * 365 * DAY_S
 """Older events are dropped from the journal: longer than most guarantees, and a thousandth of their weight is left."""
 ON_PURPOSE: Final = ("maint", "upgrade", "update", "reboot", "firmware", "reserved", "test", "install", "power sav")
@@ -59,6 +60,8 @@ class NodeLedger:
         self._gpu_nodes: dict[str, str] = {}
         """Of GPUs that have a history: where each was seen last."""
         self._nodes: dict[str, list[Counted]] | None = None
+        self._suspects: tuple[float, tuple[SuspectNode, ...]] | None = None
+        """When they were computed last, and what came of it."""
         self._forgotten_at = 0.0
 
     # ------------------------------------------------------------------------------------ what happens
@@ -73,7 +76,7 @@ class NodeLedger:
             self._places.add(event.place)
         if event.incident_id:
             self._of_incident.setdefault(event.incident_id, set()).add(event.key)
-        self._nodes = None
+        self._nodes = self._suspects = None
         self._writer.write_or_queue(lambda: self._journal.node_events.save(event))
         self._forget()
 
@@ -148,7 +151,7 @@ class NodeLedger:
             key = f"moved:{uuid}:{before}:{node}:{told}"
             if key not in self._events:
                 self.record(NodeEvent(key=key, node=told, kind=NodeEventKind.GPU_MOVED, at=now, what=what))
-        self._nodes = None
+        self._nodes = self._suspects = None
 
     # ------------------------------------------------------------------------------------ what is known
 
@@ -168,6 +171,20 @@ class NodeLedger:
     def suspicions(self) -> list[Suspicion]:
         """Of every node that anything is to be said against now, the worst first."""
         return suspicions(self._known(), self._wall())
+
+    def suspects(self) -> tuple[SuspectNode, ...]:
+        """The same for detectors, as of the last minute: what fades does so over weeks."""
+        now = self._wall()
+        if self._suspects is None or not 0 <= now - self._suspects[0] < FADES_S:
+            found = tuple(
+                SuspectNode(
+                    node=each.node, score=each.score, place=each.place, recent=each.recent,
+                    reasons=tuple(event_words(of, now) for of in each.counted[:MAX_REASONS]),
+                )
+                for each in self.suspicions()
+            )  # fmt: skip
+            self._suspects = (now, found)
+        return self._suspects[1]
 
     def history(self, node: str) -> list[Counted]:
         """All that is kept of a node and of the GPUs that it has now, oldest first. Raises JournalError."""

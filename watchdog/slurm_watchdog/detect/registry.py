@@ -31,6 +31,7 @@ from slurm_watchdog.detect import (
     slow_node,
     slurm_unreachable,
     stalled_progress,
+    suspect_node,
     wedged_teardown,
 )
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -45,6 +46,7 @@ SPECS: tuple[DetectorSpec, ...] = (
     node_down.SPEC,
     agent_silent.SPEC,
     slurm_unreachable.SPEC,
+    suspect_node.SPEC,
     gpu_fault.SPEC,
     gpu_clock_low.SPEC,
     orphan_gpu_process.SPEC,

@@ -9,7 +9,7 @@ from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.ledger.counted import DAY_S, OWN_KINDS, WINDOW_S, Counted
 from slurm_watchdog.ledger.suspicion import SAY_FROM
-from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEventKind
 
 MAX_SAID: Final = 4
 """Earlier events in one sentence."""
@@ -68,6 +68,14 @@ def _short(each: Counted, node: str, now: float) -> str:
     incident = f" (incident {event.incident_id})" if event.incident_id else ""
     where = f", in {event.node}" if event.node != node else ""
     return f"{kind_words(event.kind)} {ago(now - event.at)}{where}{incident}"
+
+
+def event_words(each: Counted, now: float) -> str:
+    """An event in a sentence, for everybody."""
+    event = each.event
+    incident = f" (incident {event.incident_id})" if event.incident_id else ""
+    part = f" of {event.place}" if event.place and not event.place.startswith(MOUNT_PLACE) else ""
+    return f"{ago(now - event.at)}: {kind_words(event.kind)}{part}{incident}"
 
 
 def reasons(events: Sequence[Counted], now: float) -> str:

@@ -12,6 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import Event, Process, Role
@@ -374,6 +375,8 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     never answered."""
     slurm_excused: bool = False
     """That age rests on such a stall: no answer has been seen since."""
+    suspects: tuple[SuspectNode, ...] | None = None
+    """Nodes with a past, the worst first; None: nobody remembers any."""
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
     asked: frozenset[str] | None = None

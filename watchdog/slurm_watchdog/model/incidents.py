@@ -39,6 +39,7 @@ class IncidentKind(StrEnum):
     NODE_DOWN = "node_down"
     PARTITION_OR_OUTAGE = "partition_or_outage"
     SLURM_UNREACHABLE = "slurm_unreachable"
+    SUSPECT_NODE = "suspect_node"
     OPERATOR_RESTART = "operator_restart"
 
 

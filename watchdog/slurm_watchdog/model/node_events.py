@@ -52,3 +52,16 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     withdrawn_at: float | None = None
     withdrawn_why: str = ""
     """Why it is held against nobody after all, a sentence; empty: it stands."""
+
+
+class SuspectNode(Struct, frozen=True, kw_only=True):
+    """A node with a past, and how suspicious that makes it."""
+
+    node: str
+    score: float
+    place: str
+    """The part that has the most of it; empty: the node as a whole."""
+    recent: int
+    """Events within 14 days."""
+    reasons: tuple[str, ...] = ()
+    """The newest of them, a sentence each; no word of them comes from a user."""

@@ -7,6 +7,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.state import LadderLimits
 from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Match, Override, RuleBook, RuleChange
+from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.detect.registry import KINDS
 
 LADDER_LIMITS = {
@@ -35,6 +36,7 @@ def limits_of(config: Config) -> GuardLimits:
         max_excluded_nodes=policy.max_excluded_nodes,
         max_drained_nodes=policy.max_drained_nodes,
         drained_percent=policy.drained_percent,
+        suspects=Suspects(policy.suspects),
         opt_out_comment=config.jobs.opt_out_comment,
     )
 

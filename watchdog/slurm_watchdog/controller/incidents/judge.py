@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, NoData
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
+from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
 
@@ -49,6 +51,16 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
         ),
         None,
     )
+
+
+class NodePast(Protocol):
+    """What is remembered of nodes."""
+
+    def facts(self, finding: Finding, incident_id: str | None) -> tuple[str, ...]:
+        """What the past of the nodes that a finding blames adds to it, for the open incident that it belongs to."""
+
+    def suspects(self) -> tuple[SuspectNode, ...]:
+        """Nodes with a past, the worst first."""
 
 
 class IncidentChange(Struct, frozen=True, kw_only=True):
@@ -85,10 +97,10 @@ class Judge:
         incidents: Iterable[Incident],
         new_id: Callable[[], str],
         on_failure: Callable[[str], None] = lambda kind: None,
-        past: Callable[[Finding, str | None], tuple[str, ...]] = lambda finding, incident_id: (),
+        past: NodePast | None = None,
     ):
         """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed.
-        `past`: what the past of its nodes adds to a finding, for the open incident that it belongs to."""
+        `past`: what is remembered of nodes; None: nothing."""
         self._past = past
         self.config = config
         self.state = state
@@ -138,6 +150,8 @@ class Judge:
         """The findings of every detector on the present state. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
         self.view, looked_at = self.state.next_view(now, asked)
+        if self._past is not None:
+            self.view = replace(self.view, suspects=self._past.suspects())
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
         settings = self._settings[CollectiveHang]
         there = {job.job.job_id for job in self.view.jobs}
@@ -205,10 +219,13 @@ class Judge:
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
     def _with_past(self, findings: Sequence[Finding]) -> list[Finding]:
+        if self._past is None:
+            return list(findings)
         open_ones = {(each.kind, each.subject): each.id for each in self.incidents}
         found = []
         for each in findings:
-            said = self._past(each, open_ones.get((each.kind, each.subject))) if each.truth is Truth.BAD else ()
+            incident_id = open_ones.get((each.kind, each.subject))
+            said = self._past.facts(each, incident_id) if each.truth is Truth.BAD else ()
             found.append(replace(each, facts=(*said, *each.facts)) if said else each)
         return found
 

@@ -10,6 +10,7 @@ from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERV
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
+from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
@@ -46,9 +47,11 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
     supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
     drain, not_drained = _to_drain(incident, situation, limits)
+    suspects = _suspects(incident, situation, limits, exclude)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
         kept_in = () if avoid else kept_in  # the step is started again without them
+        why_avoided += [f"{node} is avoided: {what}" for node, what in suspects]
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
@@ -59,7 +62,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         reason=reason,
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
-        exclude=exclude,
+        exclude=(*exclude, *(node for node, _ in suspects)),
         nodes=() if job is None else in_use(job, situation.supervisor),
         process_job_id=None if job is None else job.process_id,
         step_at_decision=situation.step,
@@ -118,6 +121,15 @@ def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tu
         return (), (f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",)
     objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
     return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
+
+
+def _suspects(
+    incident: Incident, s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    """Suspect nodes that the restart avoids beside those in `exclude`; a person says himself what to avoid."""
+    if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
+        return ()
+    return to_avoid(s.job, s.suspects, exclude, limits.suspects, s.nodes, limits.max_excluded_nodes)
 
 
 def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
-from slurm_watchdog.model.slurm_states import starts_jobs
+from slurm_watchdog.model.slurm_states import node_words, starts_jobs
 
 
 def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[SlurmNode]) -> str | None:
@@ -40,6 +40,25 @@ def objection_to_excluding(job: SlurmJob, nodes: Sequence[str], known: Sequence[
     if members and left < wanted:
         return f"{names} is not excluded: the job needs {wanted} nodes, and only {left} would be left that can start it"
     return None
+
+
+def free_nodes(job: SlurmJob, avoided: Sequence[str], known: Sequence[SlurmNode]) -> int:
+    """How many nodes `job` could start on at once without those in `avoided`: its own, and those of its partitions on
+    which nothing runs."""
+    without = {*avoided, *job.excluded_nodes}
+    return sum(
+        node.name not in without
+        and starts_jobs(node.state, bool(job.reservation))
+        and (node.name in job.nodes or "IDLE" in node_words(node.state))
+        for node in known
+        if may_be_for(job, node)
+    )
+
+
+def may_be_for(job: SlurmJob, node: SlurmNode) -> bool:
+    """Whether a node is in a partition of the job, as far as Slurm tells partitions."""
+    partitions = set(job.partition.split(",")) - {""}
+    return not partitions or not node.partitions or not partitions.isdisjoint(node.partitions)
 
 
 def _count(

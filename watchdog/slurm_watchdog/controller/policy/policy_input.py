@@ -10,6 +10,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.by_user import orphans_at_once
 from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s
 from slurm_watchdog.controller.policy.rules import Rule
+from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
@@ -32,6 +33,7 @@ class GuardLimits(Struct, frozen=True, kw_only=True):
     storm_cooldown_s: float = 0.0
     max_drained_nodes: int = 0
     drained_percent: float = 0.0
+    suspects: Suspects = Suspects.IGNORE
 
 
 class PolicyInput(Struct, frozen=True, kw_only=True):
@@ -86,6 +88,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """The open incident that proves that the job's loop does not turn."""
     supervisor: SupervisorStatus | None = None
     """The job's own, if one lives."""
+    suspects: tuple[tuple[str, str], ...] = ()
+    """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 

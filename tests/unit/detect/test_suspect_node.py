@@ -1,0 +1,39 @@
+"""suspect_node: by the past alone, with two thresholds, and never of a node that somebody has in hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.detect.suspect_node import SuspectNodes, detect
+from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.node_view import SlurmNodeView
+from tests.builders.views import cluster
+
+OUT = (SlurmNodeView(name="n1", state="IDLE+DRAIN"),)
+
+
+def suspect(score: float) -> tuple[SuspectNode, ...]:
+    return (SuspectNode(node="n1", score=score, place="GPU-0", recent=3, reasons=("3 days ago: Xid",)),)
+
+
+@pytest.mark.parametrize(
+    ("known", "more", "truth"),
+    [
+        (suspect(2.3), {}, Truth.BAD),
+        (suspect(2.2), {}, None),
+        (suspect(2.2), {"asked": frozenset({"node:n1"})}, Truth.UNKNOWN),
+        (suspect(1.4), {"asked": frozenset({"node:n1"})}, Truth.OK),
+        ((), {"asked": frozenset({"node:n1"})}, Truth.OK),
+        (suspect(2.3), {"slurm_nodes": OUT}, Truth.UNKNOWN),
+        (None, {"asked": frozenset({"node:n1"})}, None),
+    ],
+    ids=["suspect", "not yet", "fades", "faded", "mended", "out of service", "no memory"],
+)
+def test_suspect_node(known: tuple[SuspectNode, ...] | None, more: dict[str, Any], truth: Truth | None) -> None:
+    found = detect(cluster(suspects=known, **more), SuspectNodes())
+    assert [each.truth for each in found] == ([] if truth is None else [truth])
+    if truth is Truth.BAD:
+        assert found[0].culprits[0].gpu_uuid == "GPU-0" and "3 days ago: Xid" in found[0].facts

@@ -1,0 +1,83 @@
+"""`suspect_node`: a node has failed again and again, more often than chance explains: its past, not its present.
+
+Every event that names a node is remembered, and weighs by its kind and age; events of one part (one GPU, one link)
+add up, those of different parts do not: docs/nodes.md.
+
+Fires: three events of one part within 14 days, give or take (a suspicion of 2.25); stays until 1.5.
+Names: the node, the part of it that failed most, and each event.
+Note: not while the node is out of service, for then somebody has it. A repair is told by `slurm-watchdog nodes NODE
+--mended WHY`. `policy.suspects` has restarts avoid such nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_watchdog.analysis.slurm_nodes import asked_nodes
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.node_events import GPU_PLACE, SuspectNode
+from slurm_watchdog.model.slurm_states import is_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuspectNodes:
+    """A node that fails again and again. Never acted on by itself: see `policy.suspects`."""
+
+    score: float = option(2.25, "Suspicion from which it is reported; one event of broken hardware weighs 1.", ge=0.5)
+    until: float = option(1.5, "… and below which the incident ends: events weigh half after 28 days.", ge=0.1)
+
+
+def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
+    """One finding for each node with a past, and for each that is asked about."""
+    if view.suspects is None:
+        return []
+    known = {each.node: each for each in view.suspects}
+    asked = asked_nodes(view) if view.asked is not None else frozenset()
+    out = {node.name for node in view.slurm_nodes if is_out(node.state)}
+    found = []
+    for name in sorted(asked | known.keys()):
+        finding = SPEC.about(f"node:{name}")
+        suspect = known.get(name)
+        is_open = name in asked
+        if suspect is None or suspect.score < (min(settings.until, settings.score) if is_open else settings.score):
+            if is_open:
+                found.append(finding.ok(f"{name} is not suspect any more"))
+        elif suspect.score < settings.score:
+            found.append(finding.unknown(f"{name} was suspect, and the suspicion fades"))
+        elif name in out:
+            found.append(finding.unknown(f"{name} is suspect, and out of service"))
+        else:
+            found.append(_suspect(finding, suspect))
+    return found
+
+
+def _suspect(finding: Finding, suspect: SuspectNode) -> Finding:
+    part = f", most of it {suspect.place}" if suspect.place else ""
+    is_gpu = suspect.place.startswith(GPU_PLACE)
+    reason = f"suspicion {suspect.score:.2f}{part}"
+    return finding.bad(
+        f"{suspect.node} fails again and again: {suspect.recent} events within 14 days ({reason}).",
+        culprits=(Culprit(node=suspect.node, gpu_uuid=suspect.place if is_gpu else None, reason=reason),),
+        facts=(*suspect.reasons, f"slurm-watchdog nodes {suspect.node}"),
+    )
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.SUSPECT_NODE,
+    detect=detect,
+    settings=SuspectNodes,
+    subject=Subject.NODE,
+    needs_cluster=True,
+    severity=Severity.WARNING,
+    sentence="A node fails again and again",
+    why_no_action="restarts avoid such nodes with policy.suspects",
+    hint=Hint(
+        usually="One part of it (a GPU, a link, a memory module) fails under load and looks well at rest.",
+        try_next="Drain it and test it under load: scontrol update NodeName=NODE State=DRAIN Reason=suspect. When it "
+        "is mended: slurm-watchdog nodes NODE --mended WHY.",
+    ),
+    alerts=("SlurmWatchdogNodeTrouble",),
+)

@@ -284,7 +284,8 @@ def test_nothing_at_all_is_known_and_nothing_is_told(kind: IncidentKind) -> None
     empty = replace(
         view,
         nodes=(),
-        filesystems=(),
+        suspects=None,
+            filesystems=(),
         reporting_nodes=(),
         jobs=tuple(
             replace(

@@ -25,6 +25,7 @@ from tests.bench import (
     scan,
     scheduling,
     soak,
+    steps,
     storm,
 )
 from tests.bench.figures import Figures, say, take_standard_output
@@ -49,7 +50,7 @@ def main() -> int:
         "commands": _commands,
         "storm": _storm,
     }
-    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load, "recovery": _recovery}
+    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load, "recovery": _recovery, "steps": _steps}
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or {' '.join(apart)}"
@@ -75,6 +76,7 @@ def main() -> int:
         default=30.0,
         help="of the soak, or of the churn's simulated clock (default 30)",
     )
+    parser.add_argument("--hours", type=float, default=1000.0, help="of each kind of noise, for steps (default 1000)")
     parser.add_argument("--processes", type=int, default=55_000, help="of the hostile user (default 55000)")
     parser.add_argument("--cases", nargs="*", default=[], help="of recovery: parts of CASE.WAY (default: all)")
     parser.add_argument("--write", action="store_true", help="recovery: keep the results for docs/evaluation.md")
@@ -94,6 +96,10 @@ def main() -> int:
     for name in figures.doubtful:
         say(f"{name}: this machine is too restless to judge it")
     return 1 if figures.missed or figures.doubtful else 0
+
+
+def _steps(figures: Figures, options: argparse.Namespace) -> None:
+    steps.run(figures, options.hours)
 
 
 def _agent(figures: Figures, options: argparse.Namespace) -> None:

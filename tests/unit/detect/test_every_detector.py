@@ -70,10 +70,10 @@ def steps(slower: float) -> tuple[StepTime, ...]:
         StepTime(
             step=n,
             seconds=(10.0 + n % 3 / 50) * (slower if n > 60 else 1.0),
-            at=NOW - 900 + 9 * n,
+            at=NOW - 1800 + 10 * n,
             logged=True,
         )
-        for n in range(100)
+        for n in range(180)
     )
 
 

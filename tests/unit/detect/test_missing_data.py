@@ -67,8 +67,8 @@ def jobs(draw: st.DrawFn) -> JobView:
         checkpoint_intervals_s=draw(st.sampled_from([(), (600.0, 600.0)])),
         checkpoints_on_disk=(OnDisk(job_id="7", directory="/c", writing=draw(st.sampled_from([False, False, False, True]))),),
         step_times=tuple(
-            StepTime(step=n, seconds=draw(st.sampled_from([10.0, 10.1])) * (1.3 if n > 60 else 1), at=NOW - 900 + 9 * n, logged=True)
-            for n in range(100)
+            StepTime(step=n, seconds=draw(st.sampled_from([10.0, 10.1])) * (1.3 if n > 60 else 1), at=NOW - 1800 + 10 * n, logged=True)
+            for n in range(160)
         )
         if draw(st.booleans())
         else (),

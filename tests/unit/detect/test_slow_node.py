@@ -139,7 +139,7 @@ def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
 
 
 def test_without_a_signal_the_slow_job_says_how_to_find_the_node() -> None:
-    (finding,) = slow_job.detect(view(), SlowJob())
+    (finding,) = slow_job.detect(view(series=[10.0] * 60 + [10.7] * 100), SlowJob())
     assert finding.truth is Truth.BAD
     assert any("leave out half of the nodes" in fact and "n1 n2." in fact for fact in finding.facts)
 

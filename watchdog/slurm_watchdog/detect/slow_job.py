@@ -1,23 +1,22 @@
 """`slow_job`: the job makes steps, but they take longer than they did. Reports since which step, and by how
 much.
 
-Fires: the step time changed by 5 % or more and stays so for 30 steps and a minute at least, or crept up
-over hours; in a noisier log only larger changes.
+Fires: the step time rose by 5 % or more and stays so for 30 steps and 15 minutes at least; in a noisier log only
+larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much.
 Note: step times alone name no node.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import sqrt
 from statistics import median
 
+from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.memo import by_identity
-from slurm_watchdog.analysis.step_statistics import BASELINE, MAD_TO_SIGMA, NEARLY, Segment, segments
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -27,20 +26,20 @@ LEAST_UNLOGGED_S = 30.0
 compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
-NORMAL_SHARE = 0.9
-"""Of the smallest change that is reported: so much the newest steps may be slower than the fastest BASELINE, of
-which chance has chosen the fastest."""
-CONFIRMED = 12
-"""Slower times that the log has to give before the statistics are believed: a burst of slow ones is over by then."""
-LEAST_STEPS, LEAST_S = 30, 60.0
-"""Steps that were slow, and how long they took together, before it is reported: a dozen on a busy machine are
-not worth a message."""
-LASTING = 3
-"""Blocks of the history that have one level, before the present one is compared with it
-(slurm_watchdog.controller.state.step_history)."""
-SURE_BLOCKS = 5.0
-"""Standard deviations of a block by which the present has to differ from the fastest of all: chance has
-chosen that one."""
+LEAST_STEPS = 30
+"""Steps that were slow before it is reported."""
+BASELINE = 20
+"""Steps without which a job's speed is not known."""
+BATCH, WINDOW = 10, 160
+"""Recent steps of one batch, and at most to both sides of a change."""
+WINDOW_BLOCKS = 48
+"""The same of the history's blocks."""
+CREEP_BLOCKS = 24
+"""Of the history, whose means are compared where nothing changed at once."""
+HARDLY = 0.55
+"""Of the change that is looked for: newest steps that are slower by less than any before need no closer look."""
+NEWEST = 10
+"""Steps of which the median is compared so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +52,12 @@ class SlowJob:
         ge=2,
         le=1000,
     )
+    lasts: float = span(900.0, "So long it has to be slower: what jobs share is slow for some minutes now and then.")
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
-    return [slowdown_finding(job, view.now, settings.percent / 100) for job in view.jobs]
+    return [slowdown_finding(job, view.now, settings.percent / 100, settings.lasts) for job in view.jobs]
 
 
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
@@ -71,26 +71,24 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
     return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
 
 
-def slowdown_finding(job: JobView, now: float, shift: float) -> Finding:
-    """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %."""
+def slowdown_finding(job: JobView, now: float, shift: float, least_s: float) -> Finding:
+    """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %, and has to have
+    lasted for `least_s`."""
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few steps of job {job_id} were seen")
-    times, found = _stretches(job.step_times, shift) if job.job.state == "RUNNING" else ((), ())
-    if len(times) < BASELINE:
+    recent = _recent(job.step_times, shift) if job.job.state == "RUNNING" else None
+    if recent is None:
         return finding
-    now_slow = _slowdown(found, shift)
-    if now_slow is None:
-        lasting = find_lasting(job.step_history, times, shift)
-        if lasting is not None:
-            return _slow_finding(finding, job, now, lasting)
-        return finding.ok(f"the steps of job {job_id} take {found[-1].level:.3g} s, as they did")
-    before, after = now_slow
-    first = times[after.begin]
-    steps = max(after.end - after.begin, times[-1].step - first.step + 1)
-    if steps < LEAST_STEPS or steps * after.level < LEAST_S:
-        return finding.unknown(f"job {job_id} has made {steps} slower steps: too few to judge its speed")
-    compared = max(before.end - before.begin, times[before.end - 1].step - times[before.begin].step + 1)
-    return _slow_finding(finding, job, now, Slowdown(first, before.level, after.level, steps, compared))
+    short: Slowdown | None = None
+    for slow in (recent.slowdown, _lasting(job.step_history, recent, shift)):
+        if slow is None:
+            continue
+        if slow.steps >= LEAST_STEPS and slow.steps * slow.after_s >= least_s:
+            return _slow_finding(finding, job, now, slow)
+        short = slow
+    if short is not None:
+        return finding.unknown(f"job {job_id} has made {short.steps} slower steps: too few to judge its speed")
+    return finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
 
 
 class Slowdown(Struct, frozen=True):
@@ -100,9 +98,19 @@ class Slowdown(Struct, frozen=True):
     before_s: float
     after_s: float
     steps: int
-    """Since `first`."""
+    """That were slower for sure: of the newest ones some may be missing."""
     compared: int
     """Steps of the level before."""
+
+
+class Recent(Struct, frozen=True):
+    """What the recent steps say."""
+
+    step_s: float
+    """Median of the newest ones."""
+    quantum_s: float
+    newest: StepTime
+    slowdown: Slowdown | None
 
 
 def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
@@ -120,53 +128,48 @@ def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) ->
 
 
 @by_identity
-def find_lasting(history: tuple[StepTime, ...], times: tuple[StepTime, ...], shift: float) -> Slowdown | None:
-    """A slow-down that began before the recent `times`, or crept in over hours; `history` has the median of
-    each block of steps of the whole run, oldest first. None: the present is about as fast as the fastest
-    stretch, or nobody can tell."""
-    if not times:
+def _recent(step_times: tuple[StepTime, ...], shift: float) -> Recent | None:
+    """What the recent steps say; None: they are too few."""
+    times = comparable(step_times)
+    if len(times) < BASELINE:
         return None
-    same = [b for b in history if b.batch == times[-1].batch and b.logged == times[-1].logged]
-    if len(same) < 3 * LASTING:
+    values = [time.seconds for time in times]
+    digit, newest = quantum(values), median(values[-NEWEST:])
+    blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
+    fastest = min(median(block) for block in blocks)
+    as_ever = newest < fastest * (1 + HARDLY * shift)
+    rise = None if as_ever else find_rise(_samples(times), shift, BATCH, WINDOW, digit)
+    return Recent(newest, digit, times[-1], _slowdown(times, rise))
+
+
+def _lasting(history: tuple[StepTime, ...], recent: Recent, shift: float) -> Slowdown | None:
+    """A slow-down that began before the recent times, or crept in over hours; `history` has the mean of each
+    block of steps of the whole run, oldest first. None: there is none, or nobody can tell."""
+    if not history or recent.step_s < (1 + HARDLY * shift) * min(block.seconds for block in history):
         return None
-    values = [block.seconds for block in same]
-    scatter = MAD_TO_SIGMA * median(abs(b - a) for a, b in pairwise(values)) / sqrt(2)
-    levels = [median(values[at : at + LASTING]) for at in range(len(values) - LASTING + 1)]
-    present, best = levels[-1], min(levels[:-LASTING])
-    limit = max(best * (1 + NORMAL_SHARE * shift), best + SURE_BLOCKS * scatter)
-    if present < limit:
-        return None
-    fast = max(at for at, level in enumerate(levels) if level < limit)  # from the block after it on all are slow
-    first = next((block for block in same[fast:] if block.seconds >= limit), same[-1])
-    begin = same.index(first)
-    if begin == 0 or len(same) - begin < LASTING:
-        return None
-    steps = times[-1].step - first.step + 1
-    if steps < LEAST_STEPS or steps * present < LEAST_S:
-        return None
-    return Slowdown(first, best, present, steps, max(1, first.step - same[0].step))
+    return _rise_of_blocks(history, shift, recent.quantum_s, (recent.newest.batch, recent.newest.logged))
 
 
 @by_identity
-def _stretches(step_times: tuple[StepTime, ...], shift: float) -> tuple[tuple[StepTime, ...], tuple[Segment, ...]]:
-    """The steps that can be compared, and the stretches of one level among them."""
-    times = comparable(step_times)
-    values = tuple(round(t.seconds, 6) for t in times)
-    if len(values) < BASELINE:
-        return times, ()
-    level = _as_ever(values, shift)
-    if level is not None:
-        return times, (Segment(begin=0, end=len(values), level=level),)
-    return times, segments(values, shift, CONFIRMED)
+def _rise_of_blocks(
+    history: tuple[StepTime, ...], shift: float, quantum_s: float, alike: tuple[float | None, bool]
+) -> Slowdown | None:
+    same = [block for block in history if (block.batch, block.logged) == alike]
+    samples = _samples(same)
+    rise = find_rise(samples, shift, 1, WINDOW_BLOCKS, quantum_s)
+    return _slowdown(same, rise or find_creep(samples, shift, CREEP_BLOCKS, quantum_s))
 
 
-def _as_ever(values: tuple[float, ...], shift: float) -> float | None:
-    """What the newest steps take, where they are hardly slower than those of any time before: then nothing
-    has to be cut up, and nearly always that is so. None: it has to be looked at closely."""
-    newest = median(values[-CONFIRMED:])
-    blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
-    fastest = min(median(block) for block in blocks)
-    return newest if newest < fastest * (1 + NORMAL_SHARE * NEARLY * shift) else None
+def _samples(times: Sequence[StepTime]) -> list[Sample]:
+    return [Sample(time.seconds, time.at) for time in times]
+
+
+def _slowdown(times: Sequence[StepTime], rise: Rise | None) -> Slowdown | None:
+    if rise is None:
+        return None
+    first, before, last = times[rise.begin], times[rise.compared], times[rise.last]
+    compared = first.step - before.step
+    return Slowdown(first, rise.before_s, rise.after_s, last.step - first.step + 1, max(1, compared))
 
 
 def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -181,26 +184,6 @@ def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
         "is among these, else among the "
         "others; then half of those. Or a benchmark on each, for compute, memory and links",
     )
-
-
-def _slowdown(found: tuple[Segment, ...], shift: float) -> tuple[Segment, Segment] | None:
-    """(fastest stretch before, the present stretch) if the present one is slower by about `shift`, and there
-    was one to compare."""
-    present = found[-1]
-    earlier = [each for each in found[:-1] if each.end - each.begin >= BASELINE]
-    if not earlier:
-        return None
-    best = min(earlier, key=lambda each: each.level)
-    if present.level < best.level * (1 + NEARLY * shift):
-        return None
-    # Where several stretches are slow one after the other, the slowness began with the first of them.
-    later = [each for each in found if each.begin > best.begin and each.level >= best.level * (1 + NEARLY * shift)]
-    begin = present.begin
-    for each in reversed(later[:-1] if later else []):
-        if each.end != begin:
-            break
-        begin = each.begin
-    return best, Segment(begin=begin, end=present.end, level=present.level)
 
 
 SPEC = DetectorSpec(

@@ -45,6 +45,8 @@ HOT_C, HOTTER_C = 85.0, 12.0
 HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
+LEAST_S = 60.0
+"""So long the job has to be slower: the sign on a node says itself that it is no burst of what all share."""
 SLOW_VALUES_S = 150.0
 """Links are read about once a minute; two looks, and a report."""
 HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})
@@ -99,7 +101,7 @@ def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
 
 def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], settings: SlowJob) -> Finding:
     job_id = job.job.job_id
-    slow = slow_job.slowdown_finding(job, view.now, settings.percent / 100)
+    slow = slow_job.slowdown_finding(job, view.now, settings.percent / 100, min(LEAST_S, settings.lasts))
     finding = replace(slow, kind=SPEC.kind, severity=SPEC.severity, facts=(), culprits=())
     if slow.truth is not Truth.BAD:
         return finding

@@ -3,15 +3,19 @@ lines. Pure bookkeeping."""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
+from slurm_watchdog.base.midmean import midmean
 from slurm_watchdog.model.cluster_view import StepTime
 
-BLOCK = 20
-"""Step times of one block at first: few enough for a job of hours, enough for a median that one pause does not move."""
-MAX_BLOCKS = 256
-"""Of more, each two neighbours become one, and blocks are twice as long from then on."""
+BLOCK, BLOCK_S = 20, 15.0
+"""Step times of one block, and how long they take together, at least: few enough for a job of hours, enough for
+a mean that pauses do not move, and where steps are short, half an hour of full resolution."""
+LEVEL_BLOCKS = 128
+"""Of more blocks of one length, the two oldest become one of twice the length: what was an hour ago is known to
+the minute, what was a month ago to some hours (the exponential histogram of M. Datar, A. Gionis, P. Indyk and
+R. Motwani, "Maintaining stream statistics over sliding windows", 2002)."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 COARSE_S, FINE_S = 20.0, 0.02
@@ -21,13 +25,13 @@ thousandths."""
 
 @dataclass
 class StepHistory:
-    """The median of each block of steps that can be compared: training, of one batch size, said by the log in
-    one way."""
+    """The interquartile mean of each block of steps that can be compared: training, of one batch size, said by the
+    log in one way."""
 
-    _size: int = BLOCK
     _skipped: int = 0
     _open: list[StepTime] = field(default_factory=list)
-    _blocks: list[StepTime] = field(default_factory=list)
+    _levels: list[deque[StepTime]] = field(default_factory=list)
+    """Blocks of the shortest length first; in each, the oldest first."""
     _handed_out: tuple[StepTime, ...] | None = None
 
     def add(self, time: StepTime) -> None:
@@ -40,28 +44,35 @@ class StepHistory:
         if self._open and (self._open[0].batch, self._open[0].logged) != (time.batch, time.logged):
             self._open = []
         self._open.append(time)
-        if len(self._open) >= self._size:
+        if len(self._open) >= BLOCK and time.at - self._open[0].at >= BLOCK_S:
             self._close()
 
     def blocks(self) -> tuple[StepTime, ...]:
         """Those that are full, oldest first; the same tuple until one more is."""
         if self._handed_out is None:
-            self._handed_out = tuple(self._blocks)
+            self._handed_out = tuple(block for level in reversed(self._levels) for block in level)
         return self._handed_out
 
     def _close(self) -> None:
-        self._blocks.append(_middle(self._open))
+        block: StepTime | None = _middle(self._open)
         self._open, self._handed_out = [], None
-        if len(self._blocks) >= MAX_BLOCKS:
-            pairs = zip(self._blocks[::2], self._blocks[1::2], strict=False)
-            self._blocks = [_middle([a, b]) if (a.batch, a.logged) == (b.batch, b.logged) else b for a, b in pairs]
-            self._size *= 2
+        for level in self._levels:
+            if block is None:
+                return
+            level.append(block)
+            block = None
+            if len(level) > LEVEL_BLOCKS:
+                first, second = level.popleft(), level.popleft()
+                same = (first.batch, first.logged) == (second.batch, second.logged)
+                block = _middle([first, second]) if same else second
+        if block is not None:
+            self._levels.append(deque([block]))
 
 
 def _middle(times: list[StepTime]) -> StepTime:
     first = times[0]
     return StepTime(
-        step=first.step, seconds=median(time.seconds for time in times), at=first.at, logged=first.logged,
+        step=first.step, seconds=midmean([time.seconds for time in times]), at=first.at, logged=first.logged,
         batch=first.batch,
     )  # fmt: skip
 

@@ -26,11 +26,16 @@ CLIP = 4.0
 """Standard deviations that one value counts at most while a change is looked for."""
 SURE = 5.5
 """Standard errors: a job is looked at thousands of times, at many places, and chance has as many tries."""
+SURE_OF_MEMORY = 7.0
+"""The same where neighbours have that much in common that the variance doubles: how much is only estimated."""
 FEW = 8.0
 """`SURE` grows by this share of the degrees of freedom where the scatter itself is known from few batches: about
 the quantiles of Student's t at 1e-7 (10 degrees of freedom: 10; 20: 7.7)."""
-BATCH_EFFICIENCY = 1.2
-"""Variance of an interquartile mean of normal values, as a multiple of that of their mean."""
+TRIMMED = 0.25
+"""Share of the values to both sides that an interquartile mean leaves out. Its variance is that of the values
+winsorised there, over (1 - 2 TRIMMED)^2 of their number (J. W. Tukey and D. H. McLaughlin, 1963)."""
+CUT = 0.03
+"""The same of values whose memory is estimated: one pause of an hour has none."""
 MOST_MEMORY = 0.95
 """Correlation of neighbours up to which it is reckoned with."""
 LEFT = 0.5
@@ -41,6 +46,8 @@ LOCAL_S = 7200.0
 """A level is taken over two hours to both sides at most where enough values are in them."""
 TRIES = 6
 """Places of change that are looked at closely, the most promising first."""
+CREEP_S = 3600.0
+"""The newest stretch is as long at least where a rise over hours is looked for: no burst is."""
 CREPT = 2.0
 """Times `SURE`, where stretches of a run are compared that do not follow each other: their scatter is taken from
 neighbours, which may have a lot in common (up to a correlation of 0.6)."""
@@ -94,6 +101,7 @@ def find_creep(samples: Sequence[Sample], shift: float, window: int, quantum_s: 
     """The same for a rise that has no place, over hours: between the fastest stretch of `window` values, which are
     batches, and the newest; by more than the hour of the day can explain."""
     n = len(samples)
+    window = max(window, sum(1 for each in samples if each.at > samples[-1].at - CREEP_S)) if samples else window
     if n < 2 * window:
         return None
     logs = [log(each.seconds) for each in samples]
@@ -164,12 +172,11 @@ def _rise_at(
     variance = sum(v * v for v in rest) / freedom * _inflation(rest, 1 / len(rest))
     sure = SURE * (1 + FEW / freedom)
     if batch > 1:
-        single = [v - before for v in logs[begin:place]] + [v - after for v in logs[place:end]]
-        scatter = MAD_TO_SIGMA * median(abs(v) for v in single)
-        clip = CLIP * max(scatter, LEAST_SIGMA)
-        single = [max(-clip, min(clip, v)) for v in single]
-        of_one = fmean(v * v for v in single) * _inflation(single, 1 / sqrt(len(single)))
-        variance, sure = max(variance, BATCH_EFFICIENCY * of_one / batch), SURE
+        parts = [v - before for v in logs[begin:place]], [v - after for v in logs[place:end]]
+        singles = [*_cut_off(parts[0], TRIMMED), *_cut_off(parts[1], TRIMMED)]
+        memory = _inflation([*_cut_off(parts[0], CUT), *_cut_off(parts[1], CUT)], 1 / sqrt(len(singles)))
+        of_one = fmean(v * v for v in singles) / (1 - 2 * TRIMMED) ** 2
+        variance, sure = max(variance, memory * of_one / batch), SURE if memory < 2 else SURE_OF_MEMORY
     error = sqrt(max(variance, LEAST_SIGMA**2 / batch) * (1 / len(old) + 1 / len(new)))
     if size < max(sure * error, min(wanted, max(NEARLY * wanted, wanted - PERHAPS * error))):
         return None
@@ -195,6 +202,13 @@ def _batches(logs: Sequence[float], batch: int) -> list[float]:
     if batch == 1:
         return list(logs)
     return [midmean(logs[at : at + batch]) for at in range(0, len(logs) - batch + 1, batch)]
+
+
+def _cut_off(values: list[float], share: float) -> list[float]:
+    """The values, of which this share at both ends is moved to where it begins."""
+    ordered, cut = sorted(values), int(len(values) * share)
+    low, high = ordered[cut], ordered[-1 - cut]
+    return [max(low, min(high, v)) for v in values]
 
 
 def _lasts(batches: list[float], half: float) -> bool:

@@ -91,6 +91,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "storm": [{"jobs_in_trouble": 3}, {"nodes_silent": 3}, {"storm_over_s": 10.0}],
     "attempts": [{"recent": (done(9000), done(8000), done(7000))}],
     "crash_loop": [{"crash_loop": "Job 7 restarts and dies again and again."}],
+    "same_hang": [{"why_held": "the job hangs for the 3rd time after step 40."}],
     "exclusions": [{"job": slurm_job(excluded_nodes=("a", "b", "c"))}],
 }
 

@@ -37,6 +37,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.ledger.hang_place import REMEMBERED_S
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
@@ -104,7 +105,8 @@ class Controller:
         ]
         self.state.require_node_ownership = True
         self.ledger = ledger_of(config, journal, self.writer, self.state)
-        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger)
+        hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
+        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger, hangs)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()

@@ -149,6 +149,7 @@ class DecisionInputs:
             step_s=None if progress is None else progress.step_s,
             loop_turns=self._turns(incident.kind, view),
             nodes=self._cluster.slurm_nodes,
+            why_held=self._judgement.why_held(incident.id),
             hang=None if stuck is None else stuck.id,
             crash_loop=None if job is None else context.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,

@@ -85,6 +85,10 @@ class IncidentNews:
             self.metrics.incidents_total.labels(incident.kind).inc()
             log.warning("%s fires: %s", incident.kind, incident.summary)
             self.writer.add_note(incident, f"fires: {incident.summary}")
+            if (place := self.judge.hangs.place(incident.id)) is not None:
+                self.writer.write_or_queue(lambda: self.journal.hang_places.save(place))
+            for said in self.judge.hangs.said(incident.id):
+                self.writer.add_note(incident, said)
             self._keep_evidence(incident, now)
             self.writer.write_or_queue(lambda: self.notifier.opened(incident))
         if resolved:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.journal.database import Database, JournalError, encode, plain, value_of
 from slurm_watchdog.journal.evidence import SqlEvidence
+from slurm_watchdog.journal.hang_places import SqlHangPlaces
 from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.tables import (
@@ -84,6 +85,7 @@ class Journal:
         self._database = database(url)
         self.outbox = SqlOutbox(self._database)
         self.evidence = SqlEvidence(self._database)
+        self.hang_places = SqlHangPlaces(self._database)
         self.node_events = SqlNodeEvents(self._database)
         try:
             with self._database.transaction() as sql:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -153,6 +153,21 @@ NODE_EVENTS = sa.Table(
 """What happened to nodes and their parts, one row each: see slurm_watchdog.model.node_events. What an event weighs is
 computed, and in no column."""
 
+HANG_PLACES = sa.Table(
+    "hang_places",
+    META,
+    sa.Column("incident_id", sa.String(64), primary_key=True),
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("job_id", sa.String(64), nullable=False),
+    sa.Column("chain", sa.String(512), nullable=False),
+    sa.Column("fingerprint", sa.String(32), nullable=False),
+    sa.Column("where", sa.Text, nullable=False),
+    sa.Column("node", sa.String(255), nullable=False),
+    sa.Column("rank", sa.Integer),
+    sa.Column("step", sa.BigInteger),
+)
+"""Where jobs hung, one row an incident: see slurm_watchdog.model.hang_place."""
+
 
 def _to_2(sql: sa.Connection) -> None:
     """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
@@ -178,8 +193,13 @@ def _to_5(sql: sa.Connection) -> None:
     NODE_EVENTS.create(sql, checkfirst=True)
 
 
+def _to_6(sql: sa.Connection) -> None:
+    """Places of hangs."""
+    HANG_PLACES.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5}
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

@@ -18,6 +18,7 @@ from slurm_watchdog.controller.incidents.correlate import (
     correlate,
     lasts_in_aftermath,
 )
+from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.collective_hang import CollectiveHang
@@ -25,6 +26,7 @@ from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, NoData
+from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
@@ -98,10 +100,12 @@ class Judge:
         new_id: Callable[[], str],
         on_failure: Callable[[str], None] = lambda kind: None,
         past: NodePast | None = None,
+        hangs: Iterable[HangPlace] = (),
     ):
         """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed.
-        `past`: what is remembered of nodes; None: nothing."""
+        `past`: what is remembered of nodes; None: nothing. `hangs`: where jobs hung before."""
         self._past = past
+        self.hangs = HangMemory(hangs)
         self.config = config
         self.state = state
         self._open = OpenIncidents(incidents)
@@ -211,6 +215,7 @@ class Judge:
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)
+        after = [self._with_hang(each, before.get(each.id), wall) for each in after]
         self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
         self._open.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         for incident in self.incidents:
@@ -219,15 +224,28 @@ class Judge:
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
     def _with_past(self, findings: Sequence[Finding]) -> list[Finding]:
-        if self._past is None:
-            return list(findings)
         open_ones = {(each.kind, each.subject): each.id for each in self.incidents}
         found = []
         for each in findings:
             incident_id = open_ones.get((each.kind, each.subject))
-            said = self._past.facts(each, incident_id) if each.truth is Truth.BAD else ()
+            said: tuple[str, ...] = ()
+            if each.truth is Truth.BAD:
+                past = () if self._past is None else self._past.facts(each, incident_id)
+                said = (*past, *self.hangs.said(incident_id))
             found.append(replace(each, facts=(*said, *each.facts)) if said else each)
         return found
+
+    def _with_hang(self, incident: Incident, before: Incident | None, wall: float) -> Incident:
+        """The incident; if a job has just been found to hang where one hung before, with the sentence that says so."""
+        fired = incident.state is IncidentState.FIRING and (before is None or before.state is not incident.state)
+        if not fired or not spec_of(incident.kind).stops_steps:
+            return incident
+        said = self.hangs.note(incident, self.view, wall)
+        return incident if said is None else replace(incident, facts=(said, *incident.facts))
+
+    def why_held(self, incident_id: str) -> str | None:
+        """Why a restart for this incident would end in the same place again; None if that is not known."""
+        return self.hangs.why_held(incident_id)
 
     def settle(self, change: IncidentChange, now: float) -> None:
         """A filesystem that is well again: its jobs' clocks are restarted."""

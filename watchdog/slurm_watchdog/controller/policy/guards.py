@@ -199,6 +199,10 @@ def _crash_loop(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | No
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
 
 
+def _same_hang(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
+    return s.why_held
+
+
 def _exclusions(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
@@ -224,6 +228,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("storm", _storm),
     ("attempts", _attempts),
     ("crash_loop", _crash_loop),
+    ("same_hang", _same_hang),
     ("exclusions", _exclusions),
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""

@@ -86,6 +86,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     users_with_orphans: int = 0
     hang: str | None = None
     """The open incident that proves that the job's loop does not turn."""
+    why_held: str | None = None
+    """Why a restart would end in the same hang again, a sentence: see slurm_watchdog.ledger.hang_place."""
     supervisor: SupervisorStatus | None = None
     """The job's own, if one lives."""
     suspects: tuple[tuple[str, str], ...] = ()

@@ -27,6 +27,9 @@ class Judgement(Protocol):
     def limits_s(self) -> Mapping[str, float]:
         """Job -> the longest time without a step that is normal for it now."""
 
+    def why_held(self, incident_id: str) -> str | None:
+        """Why a restart for this incident would end in the same place again; None if that is not known."""
+
     @property
     def slurm_patience_s(self) -> float:
         """An older listing says nothing about now."""

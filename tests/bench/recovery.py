@@ -30,8 +30,9 @@ NODES, SPARES = 3, 1
 STEP_S = 0.5
 SAVE_INTERVAL = 20
 """Steps, as `ddp.py` saves: no restart may lose more."""
-FEW_STEPS = 3 * SAVE_INTERVAL + 6
-"""Before it is broken: between two checkpoints, and more than the 50 that `collective_hang` wants to know of a run."""
+FEW_STEPS = 8 * SAVE_INTERVAL + 6
+"""Before it is broken: between two checkpoints, and after more than the 10 reports with steps that `collective_hang` wants to
+know of a run."""
 PATIENCE_S = {IN_PLACE: 240.0, REQUEUE: 900.0}
 """Slurm holds a requeued job for 120 s, and notices a dead node after 300 s (shipped SlurmdTimeout)."""
 LOOK_EVERY_S = 0.2

@@ -14,25 +14,28 @@ from tests.builders.views import BARRIER, job, progress, seen, stack
 
 TURN = ("take_turn (state.py)", "train_step (train.py)", "main (train.py)", "<module> (train.py)")
 DATA = (
-    "wait (threading.py)",
-    "get (queue.py)",
-    "_try_get_data (torch/utils/data/dataloader.py)",
-    "__next__ (torch/utils/data/dataloader.py)",
+    "_PollLikeSelector.select (selectors.py)",
+    "wait (multiprocessing/connection.py)",
+    "Connection._poll (multiprocessing/connection.py)",
+    "Queue.get (multiprocessing/queues.py)",
+    "_MultiProcessingDataLoaderIter._try_get_data (torch/utils/data/dataloader.py)",
+    "_BaseDataLoaderIter.__next__ (torch/utils/data/dataloader.py)",
     "main (train.py)",
     "<module> (train.py)",
 )
+"""Names as py-spy gives them from Python 3.11 on."""
 WAITS_FOR_WORK = (
-    "select (selectors.py)",
-    "poll (connection.py)",
-    "get (queues.py)",
+    "_PollLikeSelector.select (selectors.py)",
+    "Connection._poll (multiprocessing/connection.py)",
+    "Queue.get (multiprocessing/queues.py)",
     "_worker_loop (torch/utils/data/_utils/worker.py)",
-    "run (multiprocessing/process.py)",
+    "BaseProcess.run (multiprocessing/process.py)",
 )
 MAKES_A_SAMPLE = (
-    "__getitem__ (corpus.py)",
-    "fetch (torch/utils/data/_utils/fetch.py)",
+    "Corpus.__getitem__ (corpus.py)",
+    "_MapDatasetFetcher.fetch (torch/utils/data/_utils/fetch.py)",
     "_worker_loop (torch/utils/data/_utils/worker.py)",
-    "run (multiprocessing/process.py)",
+    "BaseProcess.run (multiprocessing/process.py)",
 )
 AGES_S = (3.2, 1.2, 0.1)
 """Of the first dump of the row and the last two."""
@@ -42,6 +45,8 @@ def threads(call: str, number: int = 1, name: str = "python", state: str = "S") 
     return WaitingThreads(name=name, state=state, call=call, threads=number)
 
 
+SHARES = (threads("futex", 1, "pt_data_worker"), threads("accept4", 1, "pt_data_worker"))
+"""The threads of a worker that gives its tensors away as files (torch's `file_descriptor` strategy)."""
 USUAL = (threads("futex", 8), threads("epoll_wait", 1))
 
 
@@ -53,7 +58,7 @@ def dumped(rank: int, lines: Sequence[str], **changes: Any) -> ProcessStack:
 
 def worker_dumped(rank: int, lines: Sequence[str] = WAITS_FOR_WORK, **changes: Any) -> ProcessStack:
     """The same of the worker of its data loader."""
-    given: dict[str, Any] = {"pid": 200 + rank, "role": Role.WORKER, "syscall": "poll", "others": (threads("futex"),)}
+    given: dict[str, Any] = {"pid": 200 + rank, "role": Role.WORKER, "syscall": "poll", "others": SHARES}
     found = dumped(rank, lines, **{**given, **changes})
     return replace(found, threads=tuple(replace(each, thread_id=found.pid) for each in found.threads))
 

@@ -63,6 +63,18 @@ def test_a_rank_whose_data_loader_has_lost_its_batch_or_is_in_a_lock_is_named(li
     assert (found.truth, [each.rank for each in found.culprits]) == (Truth.BAD, [2])
 
 
+@pytest.mark.parametrize(("sleep_s", "named"), [(1e6, True), (60.0, False), (None, False)])
+@pytest.mark.parametrize("sleeper", ["rank", "worker"])
+def test_who_sleeps_for_longer_than_the_others_wait_is_named_and_who_may_try_again_is_not(
+    sleeper: str, sleep_s: float | None, named: bool
+) -> None:
+    sleeps: dict[str, Any] = {"syscall": "clock_nanosleep", "sleep_s": sleep_s}
+    tries_again = ("download (store.py)", *MAKES_A_SAMPLE)
+    job = starved(lines=tries_again, **sleeps) if sleeper == "worker" else with_rank_2(dumped(2, TURN, **sleeps))
+    proof = proof_of_hang(job)
+    assert [each.rank for each in proof.culprits] == [2] if named and proof else (proof is None) is not named
+
+
 def test_ranks_that_spin_while_they_wait_are_no_objection() -> None:
     spins = [replace(each, state="R", syscall=None) for each in STACKS]
     ages = zip(AGES_S, (90.0, 92.0, 93.1), strict=True)

@@ -21,7 +21,7 @@ from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.model.cluster_view import JobView, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile
-from slurm_watchdog.model.protocol import CommandResult, DumpStacks, Reply
+from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.wire.http_client import Connection
@@ -180,19 +180,23 @@ def test_a_step_is_due_once_most_came_after_less_and_not_for_ever() -> None:
 def test_the_answer_to_a_node_whose_job_is_due_waits_for_a_question_and_not_long() -> None:
     async def story() -> None:
         state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
+        nobody = frozenset[str]().__contains__
         state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
         for step in range(1, 61):
             mine = (process(0),)
             report = Report(node="n1", boot_id="b", agent_id="a", sequence=step, processes=mine, events=(said(step),))
             state.apply_report(report, 5.0 * step)
-        held = HeldAnswers(state, commands, 1.05)
+        held = HeldAnswers(state, commands, 1.05, nobody)
         assert held.coming("n1", 302.0) is None
+        acted_on = HeldAnswers(state, commands, 1.05, {"7"}.__contains__).coming("n1", 302.0)
+        assert acted_on is not None
+        assert await acted_on == ()
         assert held.coming("n9", 306.0) is None
-        assert HeldAnswers(state, commands, 1.0).coming("n1", 306.0) is None, "its next report is there as soon"
+        assert HeldAnswers(state, commands, 1.0, nobody).coming("n1", 306.0) is None, "its next report is there as soon"
         coming = held.coming("n1", 306.0)
         assert coming is not None
         assert await coming == ()
-        coming = HeldAnswers(state, commands, 600.0).coming("n1", 306.0)
+        coming = HeldAnswers(state, commands, 600.0, nobody).coming("n1", 306.0)
         assert coming is not None
         waits = asyncio.ensure_future(coming)
         await asyncio.sleep(0)
@@ -203,6 +207,25 @@ def test_the_answer_to_a_node_whose_job_is_due_waits_for_a_question_and_not_long
         coming = held.coming("n1", 306.0)
         assert coming is not None
         assert await coming == ()
+        assert (await asked).ok
+
+    asyncio.run(story())
+
+
+def test_an_answer_is_not_held_for_longer_than_evidence_takes_to_come() -> None:
+    async def story() -> None:
+        now = [100.0]
+        commands = CommandQueue(lambda: now[0])
+        asked = asyncio.ensure_future(
+            commands.ask("n1", CollectEvidence(id="e", job_id="7", restarts=0, dumps=3, apart_s=2.5), 600.0)
+        )
+        await asyncio.sleep(0)
+        assert commands.silent_s("n1") == float("inf")
+        commands.pop("n1")
+        now[0] = 103.0
+        assert (commands.silent_s("n1"), commands.silent_s("n2")) == (2.0, float("inf"))
+        commands.resolve(CommandResult(command_id="e", ok=True))
+        assert commands.silent_s("n1") == float("inf")
         assert (await asked).ok
 
     asyncio.run(story())

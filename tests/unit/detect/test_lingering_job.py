@@ -10,7 +10,7 @@ import pytest
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.lingering_job import detect
 from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
-from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Process, Role
 from tests.builders.rank_activity import card, rank
 from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
@@ -19,6 +19,7 @@ from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, sl
 @dataclass(frozen=True)
 class Settings:
     grace: float = 30.0
+    supervised_grace: float = 8.0
 
 
 def left(*ranks: int, lines=RECV):
@@ -45,6 +46,47 @@ def test_the_dead_rank_is_named_with_its_last_words_and_the_job_may_be_requeued(
     assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
     assert "last words: boom" in finding.facts
     assert "3 of them wait in a collective" in finding.summary
+
+
+DIED_LATELY = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=9.0))
+SUPERVISED: dict[str, Any] = {
+    "processes": DIED_LATELY,
+    "progress": progress(10.0, total_steps=1000),
+    "snapshots": tuple(snapshot(age, [stack(r, RECV) for r in range(3)]) for age in (5, 1)),
+    "supervised": True,
+    "step_id": "0",
+}
+LAUNCHER = seen(0, pid=90, role=Role.HELPER, comm="torchrun")
+
+
+def test_a_job_with_a_supervisor_is_not_left_the_time_in_which_others_would_end_it() -> None:
+    finding = judge(**SUPERVISED)
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, True, [3])
+
+
+def test_survivors_that_were_still_told_of_the_end_a_moment_ago_are_looked_at_again() -> None:
+    told = snapshot(7, [stack(r, COMPUTE) for r in range(3)])
+    assert judge(**{**SUPERVISED, "snapshots": (told, *SUPERVISED["snapshots"])}).truth is Truth.BAD
+    moved = judge(**{**SUPERVISED, "snapshots": (told, SUPERVISED["snapshots"][1])})
+    assert moved.truth is Truth.UNKNOWN
+    assert [each.later_s for each in moved.wanted if isinstance(each, StackRequest)] == [8.0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"supervised": False},
+        {"progress": progress(10.0)},
+        {"processes": (*DIED_LATELY, LAUNCHER)},
+        {"processes": (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=7.0))},
+        {"snapshots": tuple(snapshot(age, [stack(0, RECV), stack(1, RECV), stack(2, COMPUTE)]) for age in (5, 1))},
+        {"snapshots": tuple(snapshot(age, [stack(r, RECV) for r in range(2)]) for age in (5, 1))},
+        {"snapshots": ()},
+        {"unlisted": 2},
+    ],
+)
+def test_the_job_has_its_whole_grace_if_others_may_end_it_or_not_all_are_seen_to_wait(changes: dict[str, Any]) -> None:
+    assert judge(**{**SUPERVISED, **changes}).truth is Truth.UNKNOWN
 
 
 def test_ranks_that_ended_because_they_lost_it_are_not_named_with_it() -> None:

@@ -5,12 +5,13 @@ dump after dump, seconds apart, since the step was late by its own measure. All 
 a few in the same frames of one collective. Each of the others waits *inside of its own process*, for a lock, a queue
 or its data loader, and nothing is at work that could give it what it waits for: no thread of it, compiled code
 included, is in a call in which the threads of the waiting ranks are not; its workers stand where theirs stand, who have
-nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data. Or all stand idle in
-collectives, and one alone in another one than all the others.
+nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data. Or it, or its worker,
+has asked the kernel to let it sleep for longer than the others wait. Or all stand idle in collectives, and one alone in
+another one than all the others.
 
-A sleep, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work: these end
-by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the run has
-been without a step for longer than ever in the last day.
+A sleep of less, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work:
+these end by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the
+run has been without a step for longer than ever in the last day.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ OTHERS_CPU = 0.1
 """Cores, of all threads of a process that waits: watchdogs, heartbeats and monitors use a few hundredths."""
 CPU_GRAIN_S = 0.02
 """CPU time is counted in hundredths of a second."""
+ENDLESS_SLEEP_S = 1800.0
+"""The others give up before: PyTorch's time-out of a collective with gloo, as it ships (NCCL's is 600 s). What is tried
+again, or polled, sleeps for a minute at most."""
 LOCK_CALLS = frozenset({"futex", "futex_waitv", "semop", "semtimedop"})
 """Calls in which a thread waits for another one: as `wait_syscalls` has them, but for locks on files."""
 QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}
@@ -195,7 +199,8 @@ def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
     place = locate(last)
     by_queue = place.place in (Place.QUEUE, Place.DATALOADER)
     calls = {dump[key].syscall for dump in seen.dumps}
-    if not calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) or not _is_inside(place.raw):
+    waits = calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) and _is_inside(place.raw)
+    if not waits and not all(_sleeps(dump[key]) for dump in seen.dumps):
         return False
     if not _uses_no_time(first, last, seen.span_s):
         return False
@@ -213,11 +218,11 @@ def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
 def _workers_rest(seen: _Seen, rank: int, mine: Iterable[ProcessView]) -> bool:
     """Whether every worker of this rank's data loader, of which there is one at least, waits for work or in a lock."""
     last = seen.dumps[-1].values()
-    idle_in = {frames_key(locate(s)) for s in last if s.role is Role.WORKER and s.rank != rank and s.error is None}
+    theirs = [s for s in last if s.role is Role.WORKER and s.rank != rank and s.error is None]
     workers = [each for each in mine if each.process.role is Role.WORKER]
     dumps = (seen.dumps[0], seen.dumps[-1])
     return bool(workers) and all(
-        _worker_rests([dump.get(_key(each)) for dump in dumps], idle_in, seen.span_s) for each in workers
+        _worker_rests([dump.get(_key(each)) for dump in dumps], theirs, seen.span_s) for each in workers
     )
 
 
@@ -266,6 +271,11 @@ def _calls(stack: ProcessStack) -> Counter[str] | None:
     return found
 
 
+def _sleeps(stack: ProcessStack) -> bool:
+    """Whether nobody will live to see its main thread wake by itself."""
+    return stack.sleep_s is not None and stack.sleep_s >= ENDLESS_SLEEP_S
+
+
 def _rests(process: ProcessView, since_s: float) -> bool:
     """Whether this process is known to have done nothing for so long."""
     if process.process.state not in ("S", "I") or process.process.blocked is not None:
@@ -273,8 +283,9 @@ def _rests(process: ProcessView, since_s: float) -> bool:
     return process.worked_age_s is not None and process.worked_age_s >= since_s
 
 
-def _worker_rests(dumps: Sequence[ProcessStack | None], idle_in: set[tuple[str, ...]], span_s: float) -> bool:
-    """Whether a worker of a data loader waits for work, as those of the waiting ranks do, or in a lock."""
+def _worker_rests(dumps: Sequence[ProcessStack | None], theirs: Sequence[ProcessStack], span_s: float) -> bool:
+    """Whether a worker of a data loader waits for work, as those of the waiting ranks do, or in a lock; and no thread
+    of it does what none of theirs does."""
     first, last = dumps[0], dumps[-1]
     if first is None or last is None or last.error is not None or first.error is not None:
         return False
@@ -283,13 +294,15 @@ def _worker_rests(dumps: Sequence[ProcessStack | None], idle_in: set[tuple[str, 
     place = locate(last)
     if frames_key(locate(first)) != frames_key(place):
         return False
-    if {first.state, last.state} != {"S"} or not _is_inside(place.raw):
+    sleeps = _sleeps(first) and _sleeps(last)
+    if {first.state, last.state} != {"S"} or not (sleeps or _is_inside(place.raw)):
         return False
-    alone = last.others is not None and all(each.call in LOCK_CALLS and each.state != "D" for each in last.others)
-    inside = all(_is_inside(thread.frames) for thread in last.threads if thread.frames)
-    if not alone or not inside:
+    in_locks = last.others is not None and all(each.call in LOCK_CALLS and each.state != "D" for each in last.others)
+    inside = all(_is_inside(each.frames) for each in last.threads if each.thread_id != last.pid)
+    if not (in_locks and inside) and not _threads_rest(first, last, theirs):
         return False
-    locked = first.syscall in LOCK_CALLS and last.syscall in LOCK_CALLS
+    idle_in = {frames_key(locate(each)) for each in theirs}
+    locked = sleeps or (first.syscall in LOCK_CALLS and last.syscall in LOCK_CALLS)
     makes = any(frame.function.rpartition(".")[2] in MAKES_SAMPLES for frame in place.raw)
     by_pipe = last.syscall in QUEUE_CALLS or (last.syscall == "read" and "pipe" in (last.wchan or ""))
     return locked or (frames_key(place) in idle_in and by_pipe and not makes)

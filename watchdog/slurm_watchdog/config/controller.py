@@ -38,7 +38,7 @@ class Controller(Section):
     resolve_after: Seconds = Field(10.0, description="A condition has to be gone this long before its incident closes.")
     warm_up: Seconds = Field(60.0, description="After its start, or its own pause, the controller only looks on.")
     evidence_spread: Span = Field(
-        8.0,
+        5.0,
         description="When an incident fires, the stacks of every rank of its job are dumped three times "
         "over this time, to tell stuck from busy. Nothing is stopped for it.",
     )

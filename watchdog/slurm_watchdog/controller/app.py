@@ -198,7 +198,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     config = controller.config
     own = isinstance(identity, OwnUser)
     controller.personal = own
-    held = HeldAnswers(controller.state, controller.commands, config.agent.interval)
+    held = HeldAnswers(controller.state, controller.commands, config.agent.interval, controller.actions.is_busy)
     door = ReportEndpoint(
         identity=identity,
         address_of=controller.state.address_of if config.security.check_node_address and not own else None,

@@ -7,8 +7,10 @@ may start its ranks again. So it is reported late, of a training that was not ov
 the job does anything any more.
 
 Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last
-step, and not while the survivors' stacks move. Or no rank is left for 10 min in the middle of a training
-(30 min where the number of steps to make is not known), and nothing else of the job does anything.
+step, and not while the survivors' stacks move. After 8 s where a supervisor starts the step again in any case,
+steps were left to make, no launcher is beside the ranks, and all survivors are seen to wait. Or no rank is left
+for 10 min in the middle of a training (30 min where the number of steps to make is not known), and nothing else
+of the job does anything.
 Names: the dead rank, and its last log lines.
 Acts: requeues the job, if survivors are *seen* to wait in a collective without moving. Otherwise it alerts:
 at the limit of a step if their GPUs spin, else after 10 × `grace` and only if most ranks are left.
@@ -16,6 +18,7 @@ at the limit of a step if their GPUs spin, else after 10 × `grace` and only if 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -38,12 +41,20 @@ from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_b
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, StackSnapshot
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
+from slurm_watchdog.model.observations import Role
 
 STACKS_FROM_SHARE = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
-
+SPACING = 0.25
+"""Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
+EARLY_DUMPS = 2
+"""Before `grace` the newest two count: in the one before them the survivors may still have been told of the end."""
+PATIENCE = 10.0
+"""So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
+NO_LAUNCHERS = frozenset({"bash", "sh", "dash", "srun", "slurm_script"})
+"""Names (comm) of processes beside the ranks that start no rank again; any other may be a launcher."""
 
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others
@@ -61,6 +72,10 @@ class LingeringJob:
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
     grace: float = span(30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).")
+    supervised_grace: float = span(
+        8.0,
+        "The same where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to wait.",
+    )
 
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
@@ -100,20 +115,29 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, duration_s=age_s)
-    if age_s >= STACKS_FROM_SHARE * settings.grace:
-        apart_s = max(2.5, SPACING * settings.grace)
-        finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s),))
-    if age_s < settings.grace:
-        return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    return _bad_finding(job, finding, dead, survivors, _waiting(job, now, limits), settings.grace, now)
+    grace_s = min(settings.grace, settings.supervised_grace) if _ends_by_nobody(job) else settings.grace
+    if age_s >= STACKS_FROM_SHARE * grace_s:
+        apart_s, later_s = max(2.5, SPACING * grace_s), grace_s if age_s < PATIENCE * grace_s else None
+        finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s, later_s=later_s),))
+    ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"
+    if age_s < grace_s:
+        return finding.unknown(ended)
+    early = age_s < settings.grace
+    waiting = _waiting(job, now, limits, job.snapshots[-EARLY_DUMPS:] if early else job.snapshots)
+    if early and not waiting.all_wait:
+        return finding.unknown(ended)
+    return _bad_finding(job, finding, dead, survivors, waiting, settings.grace, now)
 
 
-SPACING = 0.25
-"""Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
-
-
-PATIENCE = 10.0
-"""So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
+def _ends_by_nobody(job: JobView) -> bool:
+    """Whether nobody but us would end the step, or start the rank again: it has a supervisor, and was not over."""
+    beside = [each.process for each in job.processes if each.alive and each.process.role is Role.HELPER]
+    return (
+        job.supervised
+        and had_steps_to_make(job)
+        and not job.unlisted
+        and all(each.comm in NO_LAUNCHERS or each.step_id != job.step_id for each in beside)
+    )
 
 
 class _Waiting(Struct, frozen=True, kw_only=True):
@@ -132,6 +156,11 @@ class _Waiting(Struct, frozen=True, kw_only=True):
         return self.voted.moving is False and self.voted.waiting > 0 and not self.voted.missing
 
     @property
+    def all_wait(self) -> bool:
+        """Whether every one of them is seen to wait in a collective."""
+        return self.by_stacks and self.voted.waiting == self.living and not self.voted.outside
+
+    @property
     def by_gpus(self) -> bool:
         spinning = self.seen.spinning if self.seen is not None and self.nobody_works else 0
         return self.living <= 2 * spinning and 2 * self.living >= self.ranks
@@ -141,9 +170,9 @@ class _Waiting(Struct, frozen=True, kw_only=True):
         return self.seen is not None and bool(self.seen.stands)
 
 
-def _waiting(job: JobView, now: float, limits: LimitSettings) -> _Waiting:
+def _waiting(job: JobView, now: float, limits: LimitSettings, dumps: Sequence[StackSnapshot]) -> _Waiting:
     living = [rank for rank in job.ranks if rank.alive]
-    voted = vote(job.snapshots, living)
+    voted = vote(dumps, living)
     limit_s = progress_limit(job, limits).seconds
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
     return _Waiting(

@@ -256,6 +256,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Since an action of ours first touched this run and is not given up: it is ending because we end it."""
     unlisted: int = 0
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
+    supervised: bool = False
+    """A living supervisor (`slurm-watchdog run`) may start the step of its ranks again."""
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:

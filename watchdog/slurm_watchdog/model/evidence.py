@@ -50,6 +50,8 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     state: str | None = None
     wchan: str | None = None
     syscall: str | None = None
+    sleep_s: float | None = None
+    """After so long its main thread wakes by itself; None: it does not sleep, or that is not known."""
     cpu_s: float = 0.0
     """CPU time used so far by the whole process, at the moment of the dump."""
     main_cpu_s: float | None = None

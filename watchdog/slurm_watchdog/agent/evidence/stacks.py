@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
 from slurm_watchdog.agent.evidence.waiting_threads import waiting_threads
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
+from slurm_watchdog.agent.proc.sleep_time import read_sleep_s
 from slurm_watchdog.agent.proc.system_call import parse_io_bytes
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
@@ -224,7 +225,8 @@ def _with_facts(stack: ProcessStack) -> ProcessStack:
         pages = int(read_file(f"/proc/{pid}/statm").split()[1])
         return replace(
             stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
-            wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), others=waiting_threads(pid),
+            wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), sleep_s=read_sleep_s(pid),
+            others=waiting_threads(pid),
         )  # fmt: skip
     except (OSError, ValueError, IndexError):
         return stack

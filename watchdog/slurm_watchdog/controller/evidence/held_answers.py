@@ -1,13 +1,14 @@
 """Answers to reports that wait for a question: an agent that is asked for stacks hears of it at once, and not with its
 next report.
 
-Only of a node with a job whose step is due: reports come on their own grid, and whether the step is late is known
-between two of them. Whatever is asked is then on its way within the same exchange.
+Only of a node with a job whose step is due, or that something is being done about: reports come on their own grid, and
+whether the step is late is known between two of them. Whatever is asked, or ordered, is then on its way within the same
+exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from slurm_watchdog.analysis.lateness import due_after_s
@@ -28,18 +29,23 @@ LONG_DUE_S: Final = 120.0
 class HeldAnswers:
     """One event loop owns it."""
 
-    def __init__(self, state: ClusterState, commands: CommandQueue, interval_s: float):
-        self._state, self._commands = state, commands
+    def __init__(
+        self, state: ClusterState, commands: CommandQueue, interval_s: float, is_acted_on: Callable[[str], bool]
+    ):
+        """`is_acted_on`: whether an action about a job, by its id, is under way."""
+        self._state, self._commands, self._is_acted_on = state, commands, is_acted_on
         self._hold_s = max(0.0, interval_s - BEFORE_NEXT_S)
 
     def coming(self, node: str, now: float) -> Awaitable[tuple[Command, ...]] | None:
         """What will be asked of this node within moments; None if its answer need not wait for it. Nor does one to a
         node that has been asked: its agent sends one report after the other, and the next one has the stacks."""
-        if self._hold_s <= 0.0 or self._commands.is_asked(node):
+        hold_s = min(self._hold_s, self._commands.silent_s(node))
+        if hold_s <= 0.0:
             return None
-        if not any(self._is_due(job.job_id, now) for job, _ in self._state.jobs_on(node, now)):
+        jobs = [job.job_id for job, _ in self._state.jobs_on(node, now)]
+        if not any(self._is_due(job_id, now) or self._is_acted_on(job_id) for job_id in jobs):
             return None
-        return self._commands.arrival(node, self._hold_s)
+        return self._commands.arrival(node, hold_s)
 
     def _is_due(self, job_id: str, now: float) -> bool:
         run = self._state.runs.get(job_id)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
 MAX_WAITING = 64
@@ -16,11 +18,12 @@ OF_ONE_USER = 16
 class CommandQueue:
     """Who has been asked what, and who has not answered yet. One event loop owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = clock.monotonic) -> None:
+        self._now = now
         self._waiting: dict[str, deque[Command]] = {}
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
-        self._out: dict[str, set[str]] = {}
-        """Node -> ids of the commands that it has fetched and not answered."""
+        self._out: dict[str, dict[str, float]] = {}
+        """Node -> the commands that it has fetched and not answered, and from when on it may answer them."""
         self._arrivals: dict[str, asyncio.Event] = {}
         """Node -> whose answer is held until something is asked of it."""
         self._of_user: dict[str, int] = {}
@@ -60,14 +63,16 @@ class CommandQueue:
     def pop(self, node: str) -> tuple[Command, ...]:
         """The commands for a node, handed out once."""
         commands = tuple(self._waiting.pop(node, ()))
-        soon = {each.id for each in commands if not isinstance(each, CollectEvidence)}
-        if soon:
-            self._out[node] = {each for each in self._out.get(node, ()) if self._is_awaited(each)} | soon
+        if commands:
+            left = {each: at for each, at in self._out.get(node, {}).items() if self._is_awaited(each)}
+            self._out[node] = left | {each.id: self._now() + _takes_s(each) for each in commands}
         return commands
 
-    def is_asked(self, node: str) -> bool:
-        """Whether the node has fetched a command that it answers soon, and has not: that comes with a report."""
-        return any(self._is_awaited(each) for each in self._out.get(node, ()))
+    def silent_s(self, node: str) -> float:
+        """For so long no report with an answer to a command is to be expected from the node; 0 or less: it may be on
+        its way."""
+        out = [at for each, at in self._out.get(node, {}).items() if self._is_awaited(each)]
+        return min(out) - self._now() if out else float("inf")
 
     def _is_awaited(self, command_id: str) -> bool:
         future = self._futures.get(command_id)
@@ -90,3 +95,8 @@ class CommandQueue:
         future = self._futures.get(result.command_id)
         if future is not None and not future.done():
             future.set_result(result)
+
+
+def _takes_s(command: Command) -> float:
+    """At least."""
+    return command.apart_s * (command.dumps - 1) if isinstance(command, CollectEvidence) else 0.0

@@ -377,10 +377,12 @@ class ClusterState:
         return None if run is None else self._job_view(run, now)
 
     def _job_view(self, run: Run, now: float) -> JobView:
-        nodes = in_use(run.job, self.supervisors.of(run.job, now))
+        supervisor = self.supervisors.of(run.job, now)
+        nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
         silent = tuple(node for node in nodes if not self.agents.reports(node, now))
-        return job_view(run, job, now, self.nodes, self.gpus, silent)
+        supervised = supervisor is not None and supervisor.step_id == run.step_id and supervisor.restarts_left > 0
+        return job_view(run, job, now, self.nodes, self.gpus, silent, supervised=supervised)
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node. What a restart has left behind on a node

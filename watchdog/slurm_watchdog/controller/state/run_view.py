@@ -27,7 +27,14 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 
 def job_view(
-    run: Run, job: SlurmJob, now: float, nodes: Nodes, gpus: GpuPids, silent_nodes: tuple[str, ...]
+    run: Run,
+    job: SlurmJob,
+    now: float,
+    nodes: Nodes,
+    gpus: GpuPids,
+    silent_nodes: tuple[str, ...],
+    *,
+    supervised: bool = False,
 ) -> JobView:
     """One run as it is at this moment; `job` has the nodes on which its ranks are, `silent_nodes` are those of them
     that have not reported lately."""
@@ -62,6 +69,7 @@ def job_view(
         past=run.past,
         touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
+        supervised=supervised,
     )
 
 

@@ -73,8 +73,11 @@ def _may_spin(place: RankPlace) -> bool:
 
 
 def is_named_work(frames: Sequence[Frame]) -> bool:
-    """Whether a function, or the file of one of the innermost, is named after something that takes its time."""
-    own = [frame for frame in frames if not is_waiting_room(frame.file)]
+    """Whether a function, or the file of one of the innermost, is named after something that takes its time. Frames of
+    known libraries tell of nothing by their names (`_MultiProcessingDataLoaderIter`): what they mean is known."""
+    own = [
+        each for each in frames if not is_waiting_room(each.file) and place_of(each.function, each.file) is Place.OTHER
+    ]
     if any(has_word(frame.function, WORK) for frame in own):
         return True
     files = [_named_after(frame.file) for frame in own[:NAMED_FILES]]

@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "test_end_of_orphans.py",
     "test_diagnose.py",
     "test_demo.py",
+    "test_node_tests.py",
     "test_proven_hang.py",
     "test_main_job.py",
     "test_ladder_live.py",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from tests.bench import (
     agent,
     at_scale,
+    bad_nodes,
     churn,
     commands,
     drift,
@@ -50,7 +51,14 @@ def main() -> int:
         "commands": _commands,
         "storm": _storm,
     }
-    apart = {"soak": _soak, "churn": _churn, "hostile-load": _hostile_load, "recovery": _recovery, "steps": _steps}
+    apart = {
+        "soak": _soak,
+        "churn": _churn,
+        "hostile-load": _hostile_load,
+        "recovery": _recovery,
+        "steps": _steps,
+        "bad-nodes": _bad_nodes,
+    }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
         "parts", nargs="*", metavar="part", help=f"of: {' '.join(parts)} (default: all), or {' '.join(apart)}"
@@ -79,7 +87,8 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=1000.0, help="of each kind of noise, for steps (default 1000)")
     parser.add_argument("--processes", type=int, default=55_000, help="of the hostile user (default 55000)")
     parser.add_argument("--cases", nargs="*", default=[], help="of recovery: parts of CASE.WAY (default: all)")
-    parser.add_argument("--write", action="store_true", help="recovery: keep the results for docs/evaluation.md")
+    parser.add_argument("--tries", type=int, default=bad_nodes.TRIES, help="of bad-nodes (default 20)")
+    parser.add_argument("--write", action="store_true", help="recovery, bad-nodes: keep the results for the docs")
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in parts | apart]
     if unknown:
@@ -185,6 +194,10 @@ def _hostile_load(figures: Figures, options: argparse.Namespace) -> None:
 
 def _recovery(figures: Figures, options: argparse.Namespace) -> None:
     recovery.run(figures, options.cases, write=options.write)
+
+
+def _bad_nodes(figures: Figures, options: argparse.Namespace) -> None:
+    bad_nodes.run(figures, options.tries, options.cases, write=options.write)
 
 
 def _soak(figures: Figures, options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ ORDER = (
     "notify", "controller/health",
     "controller/ingest", "slurm", "actuate", "trace", "controller/ports", "controller/evidence",
     "controller/actions", "controller/api", "controller",
-    "replay", "doctor", "supervisor", "standalone", "cli",
+    "replay", "doctor", "supervisor", "standalone", "nodetest/probes", "nodetest", "cli",
 )  # fmt: skip
 """Every folder with code, from the ground up: each imports only from those before it."""
 

@@ -27,6 +27,7 @@ from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
 from slurm_watchdog.cli.scan_log import scan_log
 from slurm_watchdog.cli.status import status
+from slurm_watchdog.cli.test_nodes import test_nodes
 
 
 @click.group(
@@ -53,6 +54,7 @@ def main() -> None:
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
       slurm-watchdog group-stacks stacks/  the same, from files of stacks
       slurm-watchdog doctor train.sbatch   what a job script lacks to be protected
+      slurm-watchdog test-nodes n[1-8]     measure nodes and the links between them, name the slow one
       slurm-watchdog pause "moving the storage"
       slurm-watchdog agent --once          what the agent sees on this node
     """
@@ -72,6 +74,7 @@ for _command in (
     notify,
     ca,
     replay,
+    test_nodes,
     scan_log,
     group_stacks,
     run,

@@ -15,6 +15,7 @@ from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.controller import Controller, Slurm
 from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.node_tests import NodeTests
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.security import LOOPBACK, Security, problems_of
@@ -96,6 +97,7 @@ class Config(Section):
     ladder: Ladder = Ladder()
     notify: Notify = Notify()
     knowledge: Knowledge = Knowledge()
+    node_tests: NodeTests = NodeTests()
     _site_texts: tuple[SiteText, ...] = PrivateAttr(())
 
     @property

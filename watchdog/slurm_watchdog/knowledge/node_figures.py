@@ -1,0 +1,66 @@
+"""What is measured: unit, which direction is better, and the least difference that counts. Pure."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Kind(NamedTuple):
+    """A row for a figure."""
+
+    title: str
+    """As in a sentence: "its … is …"."""
+    unit: str
+    more_is_better: bool
+    relative: float
+    """Least share by which it has to be worse than what it is compared with. Sources: see KINDS."""
+    absolute: float = 0.0
+    """The same in its unit; both have to be exceeded."""
+    column: str = ""
+    """Of the table, where it has one."""
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "cpu_core": Kind("CPU, one core", "MB/s", True, 0.10, column="cpu, one core"),
+    "cpu_all": Kind("CPU, all cores", "MB/s", True, 0.10, column="cpu, all"),
+    "memory_core": Kind("memory bandwidth, one core", "GB/s", True, 0.20),
+    "memory_all": Kind("memory bandwidth, all cores", "GB/s", True, 0.15, column="memory"),
+    "disk_write": Kind("write rate of", "MB/s", True, 0.75, column="disk write"),
+    "disk_read": Kind("read rate of", "MB/s", True, 0.75),
+    "disk_fsync": Kind("fsync time of", "ms", False, 4.0, 5.0),
+    "mount_write": Kind("write rate of", "MB/s", True, 0.75, column="mount write"),
+    "mount_read": Kind("read rate of", "MB/s", True, 0.75),
+    "mount_fsync": Kind("fsync time of", "ms", False, 4.0, 5.0),
+    "mount_metadata": Kind("metadata rate of", "op/s", True, 0.75),
+    "nic_speed": Kind("speed of interface", "Gb/s", True, 0.01),
+    "pair_latency": Kind("latency", "µs", False, 1.0, 50.0, column="latency"),
+    "pair_out": Kind("bandwidth", "Gb/s", True, 0.35, column="bandwidth"),
+    "pair_in": Kind("bandwidth back", "Gb/s", True, 0.35),
+    "pair_iperf3": Kind("bandwidth by iperf3", "Gb/s", True, 0.35),
+    "gpu_matmul": Kind("matrix multiplication of GPU", "TFLOP/s", True, 0.05, column="matmul"),
+    "gpu_memory": Kind("memory bandwidth of GPU", "GB/s", True, 0.05, column="GPU memory"),
+}
+"""CPU and memory: twice the spread over healthy tests on the local cluster (docs/test-nodes.md). Disks and mounts, whose
+rates depend on caches and on who else uses them (reads there have two usual rates, one three times the other): a quarter,
+four times. Links: the spread there, doubled. GPUs: by judgement, not measured by us."""
+MADS: Final = 5.0
+"""A figure also has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
+distribution is."""
+SCALE: Final = 1.4826
+"""Makes the MAD of a normal distribution its standard deviation."""
+LEAST_PEERS: Final = 4
+"""With fewer, one bad node among them moves the median."""
+LEAST_PAST: Final = 3
+"""Earlier tests of a node that make its usual figure."""
+CLOCK_S: Final = 1.0
+"""Clocks that differ by more are out of order: NTP keeps them within milliseconds, and logs are compared by the second."""
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """`mount_write /scratch` and `gpu_matmul/3` into the name of the kind and what it is about."""
+    name, _, subject = key.partition(" ")
+    family, _, index = name.partition("/")
+    return family, subject or index
+
+
+NAMES: Final = tuple(KINDS)

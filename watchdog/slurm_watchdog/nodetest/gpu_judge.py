@@ -1,0 +1,64 @@
+"""What NVML said of a node's GPUs before and after its tests: what is wrong. Pure.
+
+Judged on values made by a stand-in library; never on a GPU so far (docs/limits.md).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from slurm_watchdog.knowledge.node_figures import LEAST_PEERS
+from slurm_watchdog.nodetest.results import Fact, Fault, Measured, place_of
+
+BEFORE, AFTER = "gpu_health before", "gpu_health after"
+RISING: Final = {"uncorrected": "memory errors that ECC could not correct", "pcie_replays": "PCIe replays"}
+REPLAYS: Final = 1000
+"""PCIe replays during a test of seconds: single ones are usual; so many mean a bad lane or slot (a judgement)."""
+
+Card = Mapping[str, str | int | float | bool | None]
+
+
+def gpu_reasons(node: Measured, peers: Sequence[Measured]) -> list[Fault]:
+    """What is wrong with its GPUs."""
+    before, after = node.facts.get(BEFORE, {}), node.facts.get(AFTER) or node.facts.get(BEFORE, {})
+    found: list[Fault] = []
+
+    def add(place: str, what: str) -> None:
+        found.append(Fault(place=place, what=what))
+
+    present, expected = after.get("gpus"), after.get("expected")
+    if isinstance(present, int) and isinstance(expected, int) and present < expected:
+        add("gpu", f"NVML sees {present} GPUs, and Slurm gave the job {expected}")
+    usual = [links for peer in peers for links in _links(peer)]
+    for name, now in _cards(after).items():
+        then = _cards(before).get(name, {})
+        where = f"GPU {name.removeprefix('gpu_')}"
+        place = place_of("gpu", name.removeprefix("gpu_"), node.facts)
+        for counter, words in RISING.items():
+            rise = _whole(now.get(counter)) - _whole(then.get(counter))
+            if counter in then and rise > (REPLAYS if counter == "pcie_replays" else 0):
+                add(place, f"{where}: {rise} {words} during the test")
+        if now.get("remap_failed"):
+            add(place, f"{where}: a row of its memory could not be remapped")
+        if now.get("slowed"):
+            add(place, f"{where}: the hardware slows its clocks down")
+        if 0 < _whole(now.get("pcie_width")) < _whole(now.get("pcie_width_most")):
+            add(place, f"{where}: PCIe has {now['pcie_width']} of {now['pcie_width_most']} lanes")
+        if len(usual) >= LEAST_PEERS and _whole(now.get("nvlinks_up")) < (most := int(statistics.median(usual))):
+            add(place, f"{where}: {_whole(now.get('nvlinks_up'))} NVLinks are up, and {most} on its peers")
+    return found
+
+
+def _cards(facts: Mapping[str, Fact]) -> dict[str, Card]:
+    return {name: value for name, value in facts.items() if name.startswith("gpu_") and isinstance(value, dict)}
+
+
+def _links(node: Measured) -> list[int]:
+    facts = node.facts.get(AFTER) or node.facts.get(BEFORE, {})
+    return [_whole(card["nvlinks_up"]) for card in _cards(facts).values() if "nvlinks_up" in card]
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,145 @@
+"""CPU and memory of a node: how fast one core and all allocated cores hash and copy. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.nodetest.probes.repeat import repeated
+
+BLOCK = 65_536
+"""Bytes hashed at once: they fit into the second level of every server CPU's cache, so that memory plays no part."""
+COPY = 64 << 20
+"""Bytes copied at once: source and target together are more than a core's share of any server CPU's cache."""
+LEAST_COPY = 8 << 20
+MEMORY_SHARE = 8
+"""At most an eighth of the memory that is available."""
+RESULT = struct.Struct("ddd")
+SLICE_S = 0.2
+"""Least length of a repetition: two periods of the kernel's CPU bandwidth control (100 ms), so that a quota shows."""
+
+Kernel = Callable[[float], "tuple[float, float, float]"]
+"""Works for so many seconds; returns (units a second, seconds of CPU, seconds that it took)."""
+
+
+def cpus() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def hashing(seconds: float) -> tuple[float, float, float]:
+    """MB/s of SHA-256 on one core."""
+    block = bytes(BLOCK)
+    hasher = hashlib.sha256()
+    done = 0
+    began, cpu = clock.monotonic(), _cpu_s()
+    while (took := clock.monotonic() - began) < seconds:
+        for _ in range(16):
+            hasher.update(block)
+        done += 16
+    return done * BLOCK / took / 1e6, _cpu_s() - cpu, took
+
+
+def copier(size: int) -> Kernel:
+    """GB/s of copies from one buffer of `size` bytes to another; a byte that is copied counts once."""
+    buffers = [mmap.mmap(-1, size), mmap.mmap(-1, size)]
+    for each in buffers:
+        for at in range(0, size, mmap.PAGESIZE):
+            each[at] = 1
+    source, target = (ctypes.c_char.from_buffer(each) for each in buffers)  # as long as they live, so does the memory
+
+    def copying(seconds: float) -> tuple[float, float, float]:
+        done = 0
+        began, cpu = clock.monotonic(), _cpu_s()
+        while (took := clock.monotonic() - began) < seconds:
+            ctypes.memmove(ctypes.addressof(target), ctypes.addressof(source), size)
+            done += 1
+        return done * size / took / 1e9, _cpu_s() - cpu, took
+
+    return copying
+
+
+def copy_size(workers: int) -> int:
+    """Bytes of a buffer such that `workers` pairs of them stay within their share of memory."""
+    return int(max(LEAST_COPY, min(COPY, _available() // (2 * MEMORY_SHARE * workers))))
+
+
+def _available() -> int:
+    try:
+        with open("/proc/meminfo") as file:
+            rows = dict(line.split(":", 1) for line in file)
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return 1 << 30
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return times.user + times.system
+
+
+def together(make: Callable[[], Kernel], workers: int, seconds: float) -> tuple[float, float, float]:
+    """The sum of what `workers` processes do at the same time, their seconds of CPU, and how long it took.
+
+    Raises OSError if one dies.
+    """
+    results: list[tuple[int, int]] = []
+    ready, go = os.pipe(), os.pipe()
+    for _ in range(workers):
+        back, there = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(go[1])
+                kernel = make()
+                os.write(ready[1], b"r")
+                os.read(go[0], 1)  # its end: all are ready
+                os.write(there, RESULT.pack(*kernel(seconds)))
+            finally:
+                os._exit(0)
+        os.close(there)
+        results.append((pid, back))
+    os.close(ready[1])
+    for _ in range(workers):
+        os.read(ready[0], 1)
+    for fd in (go[0], go[1], ready[0]):
+        os.close(fd)
+    answers = []
+    for pid, back in results:
+        answers.append(os.read(back, RESULT.size))
+        os.close(back)
+        os.waitpid(pid, 0)
+    if any(len(each) != RESULT.size for each in answers):
+        raise OSError("a worker process ended without a result")
+    found = [RESULT.unpack(each) for each in answers]
+    return sum(each[0] for each in found), sum(each[1] for each in found), max(each[2] for each in found)
+
+
+def _measure(name: str, make: Callable[[int], Kernel], seconds: float, *, shares: bool) -> dict[str, Any]:
+    """One core and all of them, each in `seconds`."""
+    count = max(3, int(seconds / SLICE_S))
+    slice_s = max(SLICE_S, seconds / count)
+    alone = make(1)
+    single, others = repeated(lambda: alone(slice_s), count, shares=shares)
+    workers = cpus()
+    found = {f"{name}_core": single}
+    if workers > 1:
+        every, more = repeated(lambda: together(lambda: make(workers), workers, slice_s), count, workers, shares=shares)
+        found[f"{name}_all"], others = every, max(others, more)
+    return {"figures": found, "facts": {"cpus": workers, f"{name}_others": round(others, 2)}}
+
+
+def measure_cpu(asked: dict[str, Any]) -> dict[str, Any]:
+    """MB/s of hashing: `cpu_core`, `cpu_all`."""
+    return _measure("cpu", lambda workers: hashing, asked["seconds"], shares=False)
+
+
+def measure_memory(asked: dict[str, Any]) -> dict[str, Any]:
+    """GB/s of copies: `memory_core`, `memory_all`."""
+    return _measure("memory", lambda workers: copier(copy_size(workers)), asked["seconds"], shares=True)

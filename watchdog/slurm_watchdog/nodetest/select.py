@@ -1,0 +1,83 @@
+"""Which nodes are to be tested, and in which partition. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import is_drained, node_words, starts_jobs
+
+DRAIN_MARK = "slurm-watchdog:"
+"""Begins the reason of every drain of ours (controller/actions/tools.py)."""
+BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """Given on the command line; what is not given does not narrow."""
+
+    names: tuple[str, ...] = ()
+    idle: bool = False
+    partition: str = ""
+    job: str = ""
+    drained_by_us: bool = False
+
+
+class Chosen(Struct, frozen=True, kw_only=True):
+    """What it comes to."""
+
+    nodes: tuple[SlurmNode, ...] = ()
+    left: Mapping[str, str] = {}
+    """Node to why it is not tested."""
+    after: str = ""
+    """The job that has to end first."""
+
+
+def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
+    """The nodes, in Slurm's order. Raises ValueError with a sentence where there is nothing to be tested."""
+    known = {node.name: node for node in view.nodes}
+    names, after = list(asked.names), ""
+    if asked.job:
+        job = next((each for each in view.jobs if each.job_id == asked.job), None)
+        if job is None or not job.nodes:
+            raise ValueError(f"Slurm knows no nodes of job {asked.job}: it has not started, or is forgotten")
+        names += job.nodes
+        after = asked.job if job.state in ("RUNNING", "COMPLETING", "SUSPENDED") else ""
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"Slurm knows no node {', '.join(unknown)}")
+    nodes = [known[name] for name in dict.fromkeys(names)] if names else list(view.nodes)
+    if asked.partition:
+        nodes = [node for node in nodes if asked.partition in node.partitions]
+    left: dict[str, str] = {}
+    chosen: list[SlurmNode] = []
+    for node in nodes:
+        reason = _why_not(node, asked)
+        if reason is None:
+            chosen.append(node)
+        elif reason and names:
+            left[node.name] = reason
+    if not chosen and not left:
+        raise ValueError("No node fits: see sinfo")
+    return Chosen(nodes=tuple(chosen), left=left, after=after)
+
+
+def _why_not(node: SlurmNode, asked: Selection) -> str | None:
+    """Why it is not tested; None: it is."""
+    ours = is_drained(node.state) and node.reason.startswith(DRAIN_MARK)
+    if asked.drained_by_us:
+        return (
+            None if ours and not node_words(node.state) & BUSY else "it is not drained by slurm-watchdog, or is in use"
+        )
+    if not starts_jobs(node.state):
+        return f"Slurm starts no job there: {node.state.lower()}{f' ({node.reason})' if node.reason else ''}"
+    if asked.idle and "IDLE" not in node_words(node.state):
+        return "it is not idle"
+    return None
+
+
+def partition_of(nodes: Sequence[SlurmNode], wanted: str) -> str:
+    """The one in which a job on all of them is submitted: `wanted`, else one that they share, else none."""
+    if wanted:
+        return wanted
+    shared = set(nodes[0].partitions).intersection(*(node.partitions for node in nodes))
+    return min(shared, default="")

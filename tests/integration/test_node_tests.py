@@ -29,7 +29,7 @@ def test_a_slow_disk_and_a_slow_link_are_named_and_no_healthy_node(five_nodes: C
         code, found = tested.run(*short)
     assert (code, bad_nodes(found)) == (1, ["n2", "n4"]), found["sentence"]
     reasons = {each["node"]: each["places"] for each in found["nodes"]}
-    assert reasons["n2"] == [f"disk:{five_nodes.scratch}"] * len(reasons["n2"])
+    assert set(reasons["n2"]) == {f"disk:{five_nodes.scratch}"}
     assert set(reasons["n4"]) == {"link:eth0"}
     assert five_nodes.squeue() == []
 

@@ -29,7 +29,7 @@ SHARES = "262144"
 """The most that cpu.shares takes: 256 times a process that is in no group."""
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 SIOCETHTOOL = 0x8946
-OFFLOADS = {"tx checksums": 0x17, "TSO": 0x1F, "GSO": 0x2C}
+OFFLOADS = (0x17, 0x1F, 0x24)
 """linux/ethtool.h: ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO: frames have to leave the node whole."""
 ETH_P_ALL = 0x0003
 FRAME = 65_600
@@ -123,7 +123,7 @@ def link_delay(cluster: Cluster, node: str, seconds: float) -> Iterator[None]:
     inside = ["nsenter", f"--target={cluster.init_pid(node)}", "--net"]
     program = [sys.executable, "-m", "tests.rig.throttle"]
     checkout = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    subprocess.run([*inside, *program, "whole-frames", "eth0"], check=True, timeout=20, env=checkout)
+    subprocess.run([*inside, *program, "offloads", "eth0", "0"], check=True, timeout=20, env=checkout)
     run_command(["ip", "link", "set", cable, "nomaster"])
     with subprocess.Popen([*program, "delay", cable, tap, str(seconds)], stdout=subprocess.PIPE, env=checkout) as late:
         try:
@@ -134,13 +134,14 @@ def link_delay(cluster: Cluster, node: str, seconds: float) -> Iterator[None]:
         finally:
             late.kill()
             run_command(["ip", "link", "set", cable, "master", bridge])
+            subprocess.run([*inside, *program, "offloads", "eth0", "1"], check=True, timeout=20, env=checkout)
 
 
-def whole_frames(interface: str) -> None:
-    """Switches off what leaves segmentation and checksums to the card: there is none."""
+def set_offloads(interface: str, on: int) -> None:
+    """Whether segmentation and checksums are left to the card: where a program carries the frames, there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as endpoint:
-        for command in OFFLOADS.values():
-            value = bytearray(struct.pack("II", command, 0))
+        for command in OFFLOADS:
+            value = bytearray(struct.pack("II", command, on))
             buffer = (ctypes.c_char * len(value)).from_buffer(value)
             fcntl.ioctl(endpoint, SIOCETHTOOL, struct.pack("16sP", interface.encode(), ctypes.addressof(buffer)))
 
@@ -178,4 +179,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "delay":
         delay(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:
-        whole_frames(sys.argv[2])
+        set_offloads(sys.argv[2], int(sys.argv[3]))

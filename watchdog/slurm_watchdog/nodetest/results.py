@@ -142,9 +142,9 @@ def place_of(name: str, subject: str, facts: Mapping[str, Mapping[str, Fact]]) -
     if part == "gpu" and subject.isdecimal():
         card = facts.get("gpu_health before", {}).get(f"gpu_{subject}")
         return str(card["uuid"]) if isinstance(card, dict) and card.get("uuid") else f"gpu:{subject}"
-    return (
-        f"mount:{subject}" if part == "mount" else name if name == "site_check" else "link" if part == "nic" else part
-    )
+    if part in ("disk", "mount"):
+        return f"{part}:{subject}"
+    return name if name == "site_check" else "link" if part == "nic" else part
 
 
 def better(first: Measured, second: Measured) -> Measured:

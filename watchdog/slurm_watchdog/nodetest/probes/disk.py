@@ -51,12 +51,13 @@ def _measure(directory: str, seconds: float, name: str, *, metadata: bool) -> di
     try:
         os.unlink(path)
         writes, chunks = _write(fd, seconds, size, int(min(share // size, MOST_CHUNKS)))
-        found = {f"{name}_write": figure(writes), f"{name}_read": figure(_read(fd, seconds, size, chunks))}
+        found = {f"{name}_write": figure(writes, upper=True)}
+        found[f"{name}_read"] = figure(_read(fd, seconds, size, chunks), upper=True)
         found[f"{name}_fsync"] = figure(_small(fd, seconds / 2))
     finally:
         os.close(fd)
     if metadata:
-        found[f"{name}_metadata"] = figure(_metadata(directory, seconds / 2))
+        found[f"{name}_metadata"] = figure(_metadata(directory, seconds / 2), upper=True)
     return {"figures": found, "facts": {"block_bytes": size}}
 
 

@@ -52,7 +52,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     """One thing that is wrong with a node."""
 
     place: str
-    """The part of it, in words that are the same in every test: `cpu`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a GPU's UUID."""
+    """Its part, in words that are the same in every test: `cpu`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a UUID."""
     what: str
     """A part of a sentence, with the figures."""
 

@@ -17,11 +17,16 @@ from slurm_watchdog.controller.health.cluster import Health, HealthInputs, healt
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
+from slurm_watchdog.ledger.suspicion import by_node, suspicions
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
+from tests.builders.node_past import GPU, NOW, event
+
+PAST = [event(days, "node3", place=GPU, incident_id=f"i{days}") for days in (1, 4, 9)]
+"""Of node3, which is suspect."""
 
 
 class FixedController:
@@ -32,8 +37,11 @@ class FixedController:
         self.config = self.config.model_copy(
             update={"controller": self.config.controller.model_copy(update={"page_listen": listen})}
         )
+        past = suspicions(by_node(PAST), NOW)
         self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()
+        self.ledger = SimpleNamespace(suspicions=lambda: past, history=lambda node: by_node(PAST).get(node, []))
+        self.state = SimpleNamespace(node_addresses={})
         self.journal = Remembered(incidents)
 
     def health(self) -> Health:

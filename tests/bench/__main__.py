@@ -17,6 +17,7 @@ from tests.bench import (
     hostile_load,
     identity,
     kernel,
+    ledger,
     logs,
     noise,
     page,
@@ -43,6 +44,7 @@ def main() -> int:
         "logs": _logs,
         "kernel": _kernel,
         "scan": _scan,
+        "ledger": _ledger,
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
@@ -134,6 +136,10 @@ def _logs(figures: Figures, options: argparse.Namespace) -> None:
 
 def _scan(figures: Figures, options: argparse.Namespace) -> None:
     scan.run(figures)
+
+
+def _ledger(figures: Figures, options: argparse.Namespace) -> None:
+    ledger.run(figures)
 
 
 def _kernel(figures: Figures, options: argparse.Namespace) -> None:

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S
 from slurm_watchdog.ledger.suspicion import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
+from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.observations import NodeEvent as LinkLine
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.node_past import GPU, NOW, a_ledger, event
 from tests.builders.notices import INCIDENT, replace
-from tests.builders.views import slurm_job
+from tests.builders.views import process, slurm_job
 
 FAULT = replace(
     INCIDENT, id="f1", kind=IncidentKind.GPU_FAULT, subject=f"gpu:{GPU}", opened_at=NOW - 60.0,
@@ -101,17 +105,57 @@ def test_a_drain_by_others_for_a_fault_is_an_event_once(journal: Journal, node: 
     assert len(kinds(journal)) == number
 
 
+def with_gpus(node: str, *uuids: str) -> Report:
+    return Report(
+        node=node,
+        boot_id="b",
+        agent_id="a",
+        sequence=1,
+        gpus=tuple(Gpu(index=n, uuid=uuid) for n, uuid in enumerate(uuids)),
+    )
+
+
 def test_a_gpu_that_moves_takes_its_past_along_and_both_nodes_are_told(journal: Journal) -> None:
     ledger = a_ledger(journal)
     ledger.note_incident(FAULT)
-    ledger.note_gpus("n1", (GPU, "GPU-other"))
+    ledger.note_report(with_gpus("n1", GPU, "GPU-other"))
     assert [kind for kind, _ in kinds(journal, "n1")] == ["gpu_fault"]
     for each in (ledger, a_ledger(journal)):
-        each.note_gpus("n9", (GPU,))
+        each.note_report(with_gpus("n9", GPU))
         assert [found.node for found in each.suspicions()] == ["n9"]
     assert [kind for kind, _ in kinds(journal, "n1")] == ["gpu_fault", "gpu_moved"]
     assert [kind for kind, _ in kinds(journal, "n9")] == ["gpu_moved"]
     assert [each.event.kind for each in ledger.history("n9")] == ["gpu_fault", "gpu_moved"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "processes", "number"),
+    [
+        ({"device": "mlx5_0"}, True, 1),
+        ({"device": "mlx5_0"}, False, 0),
+        ({"device": "mlx5_0", "backlog": True}, True, 0),
+        ({"name": "oom_kill"}, True, 0),
+    ],
+    ids=["under a job", "no job there", "from before the agent", "no link"],
+)
+def test_a_link_that_falls_is_one_event_however_often_it_flaps(
+    journal: Journal, seen: dict[str, object], processes: bool, number: int
+) -> None:
+    ledger = a_ledger(journal)
+    line = {"source": "kernel_log", "name": "link_down", "severity": "error", "age_s": 3.0, **seen}
+    fallen = convert(line, LinkLine)
+    report = Report(
+        node="n1",
+        boot_id="b",
+        agent_id="a",
+        sequence=1,
+        processes=(process(0),) if processes else (),
+        node_events=(fallen, fallen),
+    )
+    ledger.note_report(report)
+    ledger.note_report(report)
+    found = journal.node_events.of_node(("n1",))
+    assert [(each.kind, each.place) for each in found] == [("link_down", "link:mlx5_0")] * number
 
 
 def test_a_renamed_node_keeps_its_past(journal: Journal) -> None:

@@ -191,7 +191,7 @@ class Controller:
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
         if outcome == "accepted":
-            self.ledger.note_gpus(report.node, (gpu.uuid for gpu in report.gpus))
+            self.ledger.note_report(report)
         if self.state.dropped > dropped:
             self.metrics.reports.labels("wrong_job").inc()
         if self.recorder is not None and outcome == "accepted":

@@ -16,18 +16,20 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, Counted
+from slurm_watchdog.knowledge.kernel_causes import LOCAL_NETWORK
+from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, SAME_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
 from slurm_watchdog.ledger.words import event_words, repeated
 from slurm_watchdog.model.incidents import Finding, Incident
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 
 FADES_S, MAX_REASONS = 60.0, 8
 KEPT_S: Final = 2 * 365 * DAY_S
-"""Older events are dropped from the journal: longer than most guarantees, and a thousandth of their weight is left."""
+"""Older events are dropped from the journal: as long as many guarantees, and nothing is left of their weight."""
 ON_PURPOSE: Final = ("maint", "upgrade", "update", "reboot", "firmware", "reserved", "test", "install", "power sav")
 """Words of a drain's reason that tell of work, not of a fault."""
 
@@ -131,7 +133,24 @@ class NodeLedger:
             what = f"{node.name} was drained{by}: {node.reason}"
             self.record(NodeEvent(key=key, node=node.name, kind=NodeEventKind.DRAINED, at=node.reason_at, what=what))
 
-    def note_gpus(self, node: str, uuids: Iterable[str]) -> None:
+    def note_report(self, report: Report) -> None:
+        """What a node reports: GPUs that have moved, and links that fell while a job ran there."""
+        self._note_gpus(report.node, (gpu.uuid for gpu in report.gpus))
+        if not report.processes:
+            return  # a link of a node that is set up or shut down falls, too
+        for seen in report.node_events:
+            if seen.name not in LOCAL_NETWORK or seen.backlog:
+                continue
+            at, device = self._wall() - seen.age_s, seen.device or ""
+            key = f"link:{report.node}:{device}:{at // SAME_S:.0f}"  # that it flaps is one event
+            if key not in self._events:
+                what = f"{report.node}: {seen.line or seen.name}"
+                place = f"{LINK_PLACE}{device}"[:120] if device else ""
+                self.record(
+                    NodeEvent(key=key, node=report.node, kind=NodeEventKind.LINK_DOWN, at=at, what=what, place=place)
+                )
+
+    def _note_gpus(self, node: str, uuids: Iterable[str]) -> None:
         """The GPUs that a node reports: one with a history that was in another node has moved."""
         for uuid in uuids:
             before = self._gpu_nodes.get(uuid)

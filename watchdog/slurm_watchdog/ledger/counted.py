@@ -23,8 +23,8 @@ WINDOW_S: Final = 14 * DAY_S
 arXiv:2410.21680)."""
 HALF_LIFE_S: Final = 28 * DAY_S
 """After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
-FORGOTTEN_S: Final = 10 * HALF_LIFE_S
-"""An event weighs a thousandth then: it is history."""
+FORGOTTEN_S: Final = 6 * HALF_LIFE_S
+"""An event weighs a sixty-fourth then: it is history."""
 CROWD_S, CROWD_NODES = 600.0, 3
 """So many nodes with the same kind of event within this time: what they share is to blame. By chance it happens
 once in centuries: 6.5 failures in 1,000 node-days (the same paper, RSC-1) are 0.05 in 10 min on 1,000 nodes."""
@@ -134,14 +134,18 @@ def _travelling(events: Sequence[Counted]) -> list[Counted]:
     for each in events:
         if each.event.chain and each.strength < 1.0 and not each.why_not:
             by_job[each.event.chain, each.event.kind].append(each)
+    dates_of = {key: [each.event.at for each in alike] for key, alike in by_job.items()}
 
     def judge(each: Counted) -> Counted:
         alike = by_job.get((each.event.chain, each.event.kind), ()) if each.event.chain else ()
         if len(alike) < TRAVELS or each.why_not or each.strength >= 1.0:
             return each
-        near = [other for other in alike if abs(other.event.at - each.event.at) <= WINDOW_S]
+        dates, at = dates_of[each.event.chain, each.event.kind], each.event.at
+        near = alike[bisect_left(dates, at - WINDOW_S) : bisect_right(dates, at + WINDOW_S)]
+        if len(near) < TRAVELS:
+            return each
         here = sum(other.node == each.node for other in near)
-        if 2 * here > len(near) or len(near) < TRAVELS:
+        if 2 * here > len(near):
             return each
         return replace(each, why_not=f"the same job had it {len(near) - here} times on other nodes: it takes it along")
 

@@ -65,6 +65,8 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
         app.router.add_get(f"/{name}", page.static)
     app.router.add_get("/api/overview", page.overview)
     app.router.add_get("/api/incidents", page.incidents)
+    app.router.add_get("/api/nodes", page.api.nodes)
+    app.router.add_get("/api/nodes/{node}", page.api.node)
     app.router.add_get("/api/jobs/{id}", page.job)
     app.router.add_get("/api/incidents/{id}", page.incident)
     app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)

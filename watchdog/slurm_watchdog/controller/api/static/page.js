@@ -138,7 +138,25 @@ function cluster(all) {
   ];
 }
 
-function node(all, name) {
+// What is remembered of a node; a controller that remembers nothing of it says 404.
+function past(found) {
+  if (!found || !found.history.length) return null;
+  const verdict = `Suspicion ${found.score.toFixed(2)}, ${found.suspect ? "suspect" : "not suspect"} (from ${found.suspect_from} on)`;
+  return table(`What happened before. ${verdict}`, ["When", "Weight", "Kind", "Part", "What"], found.history.map((each) => ({ late: false, cells: [
+    clock(each.at), each.why_not || each.counts_for !== found.node ? "-" : each.weight.toFixed(2), each.incident_id ? link(each.kind, "incident", each.incident_id) : each.kind,
+    each.place || "-", each.what + (each.node !== found.node ? ` [in ${each.node}]` : "") + (each.why_not ? ` (does not count: ${each.why_not})` : "")] })));
+}
+
+function nodes(found) {
+  const rows = found.nodes.map((each) => ({ late: each.suspect, cells: [link(each.node, "node", each.node), each.score.toFixed(2), each.recent, each.events, clock(each.last_at), each.place || "-", each.reasons] }));
+  return [
+    make("h2", {}, "Nodes with a past, the worst first"),
+    make("p", {}, found.known ? `${count(found.known, "node")}, ${found.suspects || "none"} of them suspect (from ${found.suspect_from} on)` : "Nothing is remembered against any node."),
+    found.nodes.length ? table("Nodes", ["Node", "Suspicion", "14 days", "In all", "Last", "Part", "Reasons"], rows) : null,
+  ];
+}
+
+function node(all, name, found) {
   const row = all.map.find((each) => each.node === name);
   if (!row) return [make("h2", {}, name), make("p", {}, "Unknown node: Slurm does not list it, and no agent reports from it.")];
   const open = all.open.filter((each) => each.summary.includes(name) && each.state === "firing");
@@ -147,6 +165,7 @@ function node(all, name) {
     make("p", {}, [NODE_WORDS[row.state] || "reports", row.reason].filter(Boolean).join(": ")),
     make("div", { class: "map" }, nodeCell(row)),
     ...open.map(incidentCard),
+    past(found),
     table("Its GPUs", ["GPU", "It"], Array.from(row.gpus, (letter, index) => ({ late: "xe".includes(letter), cells: [index, GPU_WORDS[letter]] }))),
     table("Its jobs", JOB_HEADINGS, all.jobs.filter((job) => (row.jobs || []).includes(job.job_id)).map(jobRow)),
   ];
@@ -232,7 +251,8 @@ async function view(all, [kind, name]) {
   if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`));
   if (kind === "incident") return incident(await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents(await ask("api/incidents"));
-  if (kind === "node") return node(all, name);
+  if (kind === "node") return node(all, name, await ask(`api/nodes/${part(name)}`).catch((error) => { if (error.status === 404 || error.status === 400) return null; throw error; }));
+  if (kind === "nodes") return nodes(await ask("api/nodes"));
   return kind ? absent("There is no such page here.") : cluster(all);
 }
 

@@ -25,8 +25,8 @@ from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event
 
-PAST = [event(days, "node3", place=GPU, incident_id=f"i{days}") for days in (1, 4, 9)]
-"""Of node3, which is suspect."""
+PAST = [event(days, "node0001", place=GPU, incident_id=f"i{days}") for days in (1, 4, 9)]
+"""Of node0001, which is suspect."""
 
 
 class FixedController:

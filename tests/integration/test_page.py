@@ -48,8 +48,8 @@ def test_a_thousand_nodes_are_drawn_each_with_its_gpus_and_can_be_walked_to_by_k
         count = "document.querySelectorAll('.map .node').length + ' ' + document.querySelectorAll('.map .gpu').length"
         assert await browser.evaluate(count) == "1000 8000"
         await browser.screenshot(SHOTS / "thousand-nodes.png")
-        # Skip link, title, two views, then the first incident.
-        for _ in range(5):
+        # Skip link, title, three views, then the first incident.
+        for _ in range(6):
             await browser.press("Tab")
         assert await browser.evaluate("document.activeElement.textContent") == "gpu_fault"
         await browser.press("Enter")
@@ -73,6 +73,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:
             ("#/job/7", "Step time"),
             ("#/incident/abc123", "Evidence"),
             ("#/node/node0001", "Its GPUs"),
+            ("#/nodes", "1 of them suspect"),
         ):
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(text)

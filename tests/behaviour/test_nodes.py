@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.node_events import NodeEvent
 from tests.behaviour.cluster import EPOCH
 from tests.behaviour.story import QUICK, Story
 
@@ -204,3 +206,37 @@ def test_given_a_drain_by_somebody_else_then_it_is_remembered_and_ours_is_not(te
     story.passes(minutes=2)
     kinds = {node: [each.kind for each in story.journal.node_events.of_node((node,))] for node in ("n1", "n4")}
     assert kinds["n4"] == ["drained"] and "drained" not in kinds["n1"]
+
+
+QUARANTINE = acting("quarantine: true, suspects: exclude, max_drained_nodes: 1, drained_percent: 50")
+
+
+def fails_again(story: Story, node: str = "n1", times: int = 3) -> None:
+    """The same GPU of a node, every other day."""
+    for number in range(times):
+        at = clock.wall() - number * 2 * 86400.0
+        what = {"kind": "gpu_fault", "at": at, "what": "Xid 79", "place": "GPU-a"}
+        story.controller.ledger.record(NodeEvent(key=f"fault {number}", node=node, **what))
+
+
+def test_given_a_node_that_fails_again_and_again_then_it_is_drained_and_returned_after_its_test(tell: Tell) -> None:
+    story = tell(QUARANTINE)
+    fails_again(story)
+    story.judges()
+    story.passes(minutes=3)
+    assert story.done.count("drain n1") == 1
+    assert story.cluster.nodes["n1"].reason.startswith("slurm-watchdog: suspect node, incident ")
+    story.passes(minutes=1)
+    passed = {"kind": "test_passed", "at": clock.wall(), "what": "all is as fast as its peers"}
+    story.controller.ledger.record(NodeEvent(key="test_passed:root:t1:n1:", node="n1", **passed))
+    story.passes(minutes=3)
+    assert story.done[-1] == "undrain n1"
+    assert story.controller.ledger.suspicions() == []
+
+
+def test_given_what_is_shipped_then_a_suspect_node_is_reported_and_nothing_else(story: Story) -> None:
+    fails_again(story)
+    story.judges()
+    story.passes(minutes=3)
+    assert [each.kind for each in story.controller.judge.incidents] == [IncidentKind.SUSPECT_NODE]
+    assert "drain n1" not in story.done

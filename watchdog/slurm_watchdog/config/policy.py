@@ -133,6 +133,11 @@ class Policy(Section):
         description="Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough "
         "others are free now; exclude, where enough others are there.",
     )
+    quarantine: bool = Field(
+        False,
+        description="Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), "
+        "and given back when an operator's test passes or they are mended.",
+    )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
     )

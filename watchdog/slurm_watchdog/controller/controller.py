@@ -149,6 +149,7 @@ class Controller:
                 metrics=metrics,
                 blind=self.blind,
                 record=self._record,
+                record_event=self.ledger.record,
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
             ),
         )
@@ -186,8 +187,7 @@ class Controller:
         if whole is None:
             self.metrics.reports.labels("incomplete").inc()
             return Reply(takes_changes=True, want_full=True)
-        report = whole
-        dropped = self.state.dropped
+        report, dropped = whole, self.state.dropped
         outcome = self.state.apply_report(report, now)
         self.metrics.reports.labels(outcome).inc()
         if outcome == "accepted":

@@ -21,6 +21,7 @@ from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.hang_places import SqlHangPlaces
 from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
+from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
@@ -86,6 +87,7 @@ class Journal:
         self.outbox = SqlOutbox(self._database)
         self.evidence = SqlEvidence(self._database)
         self.hang_places = SqlHangPlaces(self._database)
+        self.quarantines = SqlQuarantines(self._database)
         self.node_events = SqlNodeEvents(self._database)
         try:
             with self._database.transaction() as sql:

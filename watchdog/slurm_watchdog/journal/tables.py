@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -168,6 +168,21 @@ HANG_PLACES = sa.Table(
 )
 """Where jobs hung, one row an incident: see slurm_watchdog.model.hang_place."""
 
+QUARANTINES = sa.Table(
+    "quarantines",
+    META,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("node", sa.String(255), nullable=False, index=True),
+    sa.Column("incident_id", sa.String(64), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("reason_at", sa.Float),
+    sa.Column("ended_at", sa.Float, index=True),
+    sa.Column("ended_why", sa.Text, nullable=False),
+)
+"""Suspect nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
+
 
 def _to_2(sql: sa.Connection) -> None:
     """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
@@ -198,8 +213,13 @@ def _to_6(sql: sa.Connection) -> None:
     HANG_PLACES.create(sql, checkfirst=True)
 
 
+def _to_7(sql: sa.Connection) -> None:
+    """Quarantines."""
+    QUARANTINES.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6}
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

@@ -25,6 +25,8 @@ class NodeEventKind(StrEnum):
     """A network device of it lost its link, or died, as its kernel says."""
     RESTART_HELPED = "restart_helped"
     """A job ran well again once it was started without the node: more proof of the same incident."""
+    QUARANTINED = "quarantined"
+    """We took it out of service for its past, or left it to somebody else."""
     GPU_MOVED = "gpu_moved"
     """A GPU with a history is in another node now; both are told."""
     MENDED = "mended"

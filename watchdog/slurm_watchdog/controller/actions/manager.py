@@ -9,11 +9,13 @@ import logging
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions import expiry, own_records
+from slurm_watchdog.controller.actions import expiry, own_records, quarantine
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
+from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.policy.suspect_nodes import suspects_of
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, OperationRecord
@@ -57,6 +59,7 @@ class Actions:
             listing_is_new_after_s=config.slurm.deadline,
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
+        self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
@@ -245,6 +248,9 @@ class Actions:
         busy = {job_id for job_id, _ in self._on_jobs()}
         try:
             await expiry.sweep(self._journal, self._slurm, self._state.jobs, busy, self._config.policy)
+            drains = self._config.policy.quarantine and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
+            suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
+            await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
         except JournalError as error:
             self._writer.failed(error)
 

@@ -22,13 +22,14 @@ class Suspects(StrEnum):
 
 def suspect_nodes(incidents: Iterable[Incident]) -> tuple[tuple[str, str], ...]:
     """(node, sentence) of each node that an open incident calls suspect, in the order of their incidents."""
-    return tuple(
-        (each.node, incident.summary)
-        for incident in incidents
-        if incident.kind == IncidentKind.SUSPECT_NODE and incident.state is IncidentState.FIRING
-        for each in incident.culprits
-        if each.node
-    )
+    return tuple((node, incident.summary) for incident in incidents for node in suspects_of(incident))
+
+
+def suspects_of(incident: Incident) -> tuple[str, ...]:
+    """The nodes that an incident calls suspect, while it fires."""
+    if incident.kind != IncidentKind.SUSPECT_NODE or incident.state is not IncidentState.FIRING:
+        return ()
+    return tuple(each.node for each in incident.culprits if each.node)
 
 
 def to_avoid(

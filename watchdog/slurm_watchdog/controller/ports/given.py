@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.model.actions import Decision, Outcome
+    from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.slurm.client import SlurmClient
     from slurm_watchdog.trace.records import Own
 
@@ -79,6 +80,8 @@ class ActionPorts:
     blind: Callable[[float], str | None]
     record: Callable[[Own], None]
     """Takes what a recording has to say of actions."""
+    record_event: Callable[[NodeEvent], None]
+    """Takes what happened to a node."""
     on_failure: Callable[[Decision], None]
     """Called with the decision whose action has ended without success."""
 

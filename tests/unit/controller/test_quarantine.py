@@ -1,0 +1,238 @@
+"""Suspect nodes: drained once, never beyond the budget or against somebody else, and given back with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.config.policy import Policy
+from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
+from slurm_watchdog.controller.policy.quarantine import objection_to_draining
+from slurm_watchdog.journal.database import Database
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.quarantines import SqlQuarantines
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
+from slurm_watchdog.model.slurm import SlurmNode
+from tests.behaviour.cluster import EPOCH, Scripted
+
+POLICY = Policy(max_drained_nodes=1, drained_percent=50)
+SUSPECT = (("n1", "i1"),)
+OURS = "slurm-watchdog: suspect node, incident i1"
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+class Cluster:
+    """Four nodes, of which n1 is suspect; the controller may be killed at its n-th step towards the world."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now, self.steps, self.dies_at = 10.0, 0, -1
+        self.slurm = DyingSlurm(now=lambda: self.now)
+        self.slurm.point = self.point
+        self.slurm.add_nodes("n1", "n2", "n3", "n4")
+        url = f"sqlite:///{directory}/journal.sqlite"
+        self.journal = Journal(url)
+        self.journal.quarantines = DyingQuarantines(Database(url), self.point)
+        self.says("gpu_fault", "f1")
+
+    def point(self) -> None:
+        self.steps += 1
+        if self.steps == self.dies_at:
+            raise Killed
+
+    def says(self, kind: str, name: str = "t1", place: str = "") -> None:
+        self.now += 1.0
+        key = f"{kind}:root:{name}:n1:{place}"
+        event = NodeEvent(key=key, node="n1", kind=kind, at=EPOCH + self.now, what=f"{kind} {name}")
+        self.journal.node_events.save(event)
+
+    def sweep(self, suspects: tuple[tuple[str, str], ...] = SUSPECT, *, drains: bool = True) -> None:
+        """A round; a controller that dies in it is started again."""
+        self.now += 60.0
+        record = self.journal.node_events.save
+        tools = QuarantineTools(self.journal, self.slurm, POLICY, record, lambda: EPOCH + self.now)
+        try:
+            asyncio.run(sweep(tools, suspects, tuple(self.slurm.nodes.values()), drains=drains))
+        except Killed:
+            self.dies_at = -1
+
+    def all(self) -> list[Quarantine]:
+        return self.journal.quarantines.of_node("n1")
+
+    @property
+    def done(self) -> list[str]:
+        return self.slurm.done
+
+
+class DyingSlurm(Scripted):
+    point: Callable[[], None]
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        self.point()
+        await super().drain_node(node, reason)
+        self.point()
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        self.point()
+        await super().undrain_node(node)
+        self.point()
+
+
+class DyingQuarantines(SqlQuarantines):
+    def __init__(self, database: Database, point: Callable[[], None]) -> None:
+        super().__init__(database)
+        self.point = point
+
+    def _die_around(self, work: Callable[[], None]) -> None:
+        self.point()
+        work()
+        self.point()
+
+    def intend(self, node: str, incident_id: str, reason: str, at: float) -> None:
+        self._die_around(lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at))
+
+    def drained(self, quarantine_id: int, reason_at: float | None) -> None:
+        self._die_around(lambda: super(DyingQuarantines, self).drained(quarantine_id, reason_at))
+
+    def end(self, quarantine_id: int, state: QuarantineState, at: float, why: str) -> None:
+        self._die_around(lambda: super(DyingQuarantines, self).end(quarantine_id, state, at, why))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path)
+    yield found
+    found.journal.close()
+
+
+def test_a_suspect_node_is_drained_with_our_reason_and_returned_when_its_test_passes(cluster: Cluster) -> None:
+    cluster.sweep()
+    assert cluster.done == ["drain n1"] and cluster.slurm.nodes["n1"].reason == OURS
+    cluster.sweep()
+    cluster.says("test_failed", "t1")
+    cluster.sweep()
+    assert cluster.done == ["drain n1"], "it failed: it is kept"
+    cluster.says("test_passed", "t2")
+    cluster.sweep(())
+    (entry,) = cluster.all()
+    assert entry.state is QuarantineState.RETURNED and entry.ended_why.endswith("test_passed t2")
+    assert cluster.done == ["drain n1", "undrain n1"]
+    said = [each.what for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.MENDED]
+    assert said == ["returned after a test: test_passed t2"]
+
+
+def test_one_part_of_a_test_that_failed_keeps_the_node_whatever_else_passed(cluster: Cluster) -> None:
+    cluster.sweep()
+    cluster.says("test_failed", "t1", "memory")
+    cluster.says("test_passed", "t1", "cpu")
+    cluster.sweep()
+    assert cluster.done == ["drain n1"]
+
+
+def test_a_node_that_was_returned_is_drained_again_only_for_something_new(cluster: Cluster) -> None:
+    cluster.sweep()
+    cluster.says("mended", "m1")
+    cluster.sweep()
+    cluster.sweep()
+    assert cluster.done == ["drain n1", "undrain n1"]
+    cluster.says("gpu_fault", "f2")
+    cluster.sweep()
+    assert cluster.done[-1] == "drain n1" and len(cluster.all()) == 2
+
+
+def test_without_permission_nothing_is_drained_and_what_is_out_goes_on(cluster: Cluster) -> None:
+    cluster.sweep(drains=False)
+    assert cluster.done == []
+    cluster.sweep()
+    cluster.says("mended", "m1")
+    cluster.sweep(drains=False)
+    assert cluster.done == ["drain n1", "undrain n1"]
+
+
+@pytest.mark.parametrize("change", [{"reason": "ann looks at it"}, {"reason_at": 5.0}])
+def test_a_node_whose_drain_somebody_has_changed_is_his(cluster: Cluster, change: dict[str, Any]) -> None:
+    cluster.sweep()
+    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **change)
+    cluster.says("test_passed")
+    cluster.sweep()
+    assert cluster.all()[0].state is QuarantineState.LEFT and "undrain n1" not in cluster.done
+
+
+def test_a_node_that_somebody_gave_back_without_a_test_is_left_to_him(cluster: Cluster) -> None:
+    cluster.sweep()
+    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE", reason="", reason_at=None)
+    cluster.sweep()
+    cluster.sweep()
+    assert [each.state for each in cluster.all()] == [QuarantineState.LEFT]
+    assert cluster.done == ["drain n1"]
+
+
+@pytest.mark.parametrize("fate", ["done", "not done"])
+def test_an_answer_of_slurm_that_was_lost_is_looked_for_and_the_node_drained_once(cluster: Cluster, fate: str) -> None:
+    cluster.slurm.loses["drain"] = [fate]
+    cluster.sweep()
+    cluster.sweep()
+    assert cluster.done == ["drain n1"] and cluster.all()[0].state is QuarantineState.DRAINED
+
+
+@pytest.mark.parametrize("point", range(1, 11))
+def test_wherever_the_controller_dies_the_node_is_drained_once_and_returned_once(cluster: Cluster, point: int) -> None:
+    cluster.dies_at = point
+    for _ in range(3):
+        cluster.sweep()
+    assert cluster.done == ["drain n1"]
+    assert [each.state for each in cluster.all()] == [QuarantineState.DRAINED]
+    cluster.says("test_passed")
+    for _ in range(3):
+        cluster.sweep(())
+    assert cluster.done == ["drain n1", "undrain n1"]
+    assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED]
+    assert cluster.dies_at == -1, "it died"
+
+
+def test_a_node_that_somebody_drains_between_the_intent_and_the_drain_is_his(cluster: Cluster) -> None:
+    cluster.dies_at = 2  # after the intent
+    cluster.sweep()
+    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
+    cluster.sweep()
+    assert cluster.done == [] and cluster.all()[0].state is QuarantineState.LEFT
+
+
+def nodes(**states: str) -> list[SlurmNode]:
+    """By name: a state, and after a comma the partitions."""
+    parts = {name: words.split(",") for name, words in states.items()}
+    return [SlurmNode(name=n, address="", state=p[0], partitions=tuple(p[1:]), reason="why") for n, p in parts.items()]
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        (nodes(n1="IDLE,gpu", n2="IDLE,gpu", n3="IDLE,gpu"), None),
+        (nodes(n1="ALLOCATED,gpu", n2="MIXED,gpu"), None),
+        (nodes(n2="IDLE,gpu"), "knows no node"),
+        (nodes(n1="IDLE+DRAIN,gpu", n2="IDLE,gpu"), "drained already: why"),
+        (nodes(n1="IDLE,gpu", n2="DOWN,gpu", n3="IDLE,gpu", n4="IDLE,gpu"), "1 nodes are out already, and 1 may be"),
+        (nodes(n1="IDLE,gpu,big", n2="IDLE,gpu", n3="IDLE,gpu"), "last node of partition big"),
+        (nodes(n1="IDLE,gpu"), "0 nodes are out already, and 0 may be"),
+    ],
+    ids=[
+        "free",
+        "in use: it drains when its job ends",
+        "unknown",
+        "somebody's",
+        "the budget",
+        "the last one",
+        "too few",
+    ],
+)
+def test_objections_to_draining_a_suspect(known: list[SlurmNode], why: str | None) -> None:
+    found = objection_to_draining("n1", known, 1, 50)
+    assert found is None if why is None else found is not None and why in found

@@ -1,0 +1,133 @@
+"""Takes suspect nodes out of service, and gives back those that were tested or mended.
+
+Each step is an intent in the journal before Slurm is asked: a controller that dies between the two looks at the node
+first, and neither drains twice nor touches what somebody else has drained meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from slurm_watchdog.actuate import drain
+from slurm_watchdog.config.policy import Policy
+from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, verdict
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm_states import is_drained
+from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QuarantineTools:
+    """What a round needs."""
+
+    journal: Journal
+    slurm: SlurmClient
+    policy: Policy
+    record: Callable[[NodeEvent], None]
+    """Writes an event of a node down."""
+    wall: Callable[[], float]
+
+
+async def sweep(
+    tools: QuarantineTools, suspects: Sequence[tuple[str, str]], known: Sequence[SlurmNode], *, drains: bool
+) -> None:
+    """One round. `suspects`: (node, id of the incident that calls it so), `known`: Slurm's newest listing of all nodes.
+    Without `drains` nothing new is taken out, and what is out goes on to its end. Raises JournalError."""
+    for entry in tools.journal.quarantines.open():
+        await _attend(tools, entry, known)
+    if not drains:
+        return
+    for node, incident_id in suspects:
+        if any(each.node == node for each in tools.journal.quarantines.open()):
+            continue
+        events = tools.journal.node_events.of_node((node,))
+        if not is_new(events, tools.journal.quarantines.of_node(node)):
+            continue
+        objection = _objection(tools, node, known)
+        if objection is not None:
+            log.info("suspect node %s stays in service: %s", node, objection)
+            continue
+        reason = f"{tools.policy.drain_reason} suspect node, incident {incident_id}"
+        tools.journal.quarantines.intend(node, incident_id, reason, tools.wall())
+        entry = next(each for each in tools.journal.quarantines.open() if each.node == node)
+        await _attend(tools, entry, known)
+        return  # one a round: the next listing counts it
+
+
+def _objection(tools: QuarantineTools, node: str, known: Sequence[SlurmNode]) -> str | None:
+    return objection_to_draining(node, known, tools.policy.max_drained_nodes, tools.policy.drained_percent)
+
+
+async def _attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[SlurmNode]) -> None:
+    try:
+        now = await tools.slurm.read_node(entry.node)
+        if now is None:
+            _end(tools, entry, QuarantineState.LEFT, "Slurm does not know the node any more")
+        elif entry.state is QuarantineState.INTENDED:
+            await _drain(tools, entry, now, known)
+        else:
+            await _look_after(tools, entry, now)
+    except (SlurmUnavailable, SlurmRefused) as error:
+        log.warning("quarantine of %s waits for Slurm: %s", entry.node, error)
+
+
+async def _drain(tools: QuarantineTools, entry: Quarantine, now: SlurmNode, known: Sequence[SlurmNode]) -> None:
+    if not is_drained(now.state):
+        objection = _objection(tools, entry.node, [now if each.name == now.name else each for each in known])
+        if objection is not None:
+            _end(tools, entry, QuarantineState.LEFT, f"not drained: {objection}")
+            return
+        await tools.slurm.drain_node(entry.node, entry.reason)
+        now = await tools.slurm.read_node(entry.node) or now
+    if is_drained(now.state) and now.reason == entry.reason:
+        tools.journal.quarantines.drained(entry.id, now.reason_at)
+        _tell(tools, entry, NodeEventKind.QUARANTINED, f"drained: {entry.reason}")
+        log.warning("%s is drained: %s", entry.node, entry.reason)
+    elif is_drained(now.state):
+        _end(tools, entry, QuarantineState.LEFT, f"somebody else has drained it: {now.reason}")
+
+
+async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode) -> None:
+    if not is_drained(now.state):
+        said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
+        _given_back(tools, entry, said, "it is back in service")
+        return
+    if now.reason != entry.reason or now.reason_at != entry.reason_at:
+        _end(tools, entry, QuarantineState.LEFT, f"somebody else has it in hand: {now.reason}")
+        return
+    said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
+    if said is None or said.kind == NodeEventKind.TEST_FAILED:
+        return
+    settled, why = await drain.undrain(tools.slurm, entry.node, entry.reason, entry.reason_at)
+    if settled:
+        _given_back(tools, entry, said, why)
+
+
+def _given_back(tools: QuarantineTools, entry: Quarantine, said: NodeEvent | None, why: str) -> None:
+    """It is in service again. What it did before is settled only if a test or a repair says so."""
+    if said is None or said.kind == NodeEventKind.TEST_FAILED:
+        _end(tools, entry, QuarantineState.LEFT, f"{why}, by somebody else")
+        return
+    if said.kind == NodeEventKind.TEST_PASSED:
+        _tell(tools, entry, NodeEventKind.MENDED, f"returned after a test: {said.what}")
+    _end(tools, entry, QuarantineState.RETURNED, f"{why}: {said.what}")
+
+
+def _end(tools: QuarantineTools, entry: Quarantine, state: QuarantineState, why: str) -> None:
+    if state is QuarantineState.LEFT:
+        _tell(tools, entry, NodeEventKind.QUARANTINED, f"left as it is: {why}")
+    tools.journal.quarantines.end(entry.id, state, tools.wall(), why)
+    log.warning("quarantine of %s is over (%s): %s", entry.node, state, why)
+
+
+def _tell(tools: QuarantineTools, entry: Quarantine, kind: NodeEventKind, what: str) -> None:
+    """For the history of the node; the same twice is one event."""
+    key = f"quarantine:{entry.id}:{kind}:{what[:4]}"
+    tools.record(NodeEvent(key=key, node=entry.node, kind=kind, at=tools.wall(), what=what))

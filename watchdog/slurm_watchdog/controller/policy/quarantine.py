@@ -1,0 +1,54 @@
+"""Whether a suspect node may be taken out of service, and when it goes back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from slurm_watchdog.ledger.counted import strength_of
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.quarantine import Quarantine
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm_states import is_drained, is_out, starts_jobs
+
+VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
+
+
+def objection_to_draining(node: str, known: Sequence[SlurmNode], most: int, percent: float) -> str | None:
+    """Why a suspect node is not drained, a sentence; None if it may be.
+
+    `known`: all nodes of the cluster. No more than `most` nodes, and this share of all, may be out of service for
+    whatever reason; one that somebody else has drained is his, and the last one of a partition stays.
+    """
+    mine = next((each for each in known if each.name == node), None)
+    if mine is None:
+        return f"Slurm knows no node {node}"
+    if is_drained(mine.state):
+        return f"{node} is drained already: {mine.reason}"
+    out = sum(is_out(each.state) for each in known)
+    allowed = min(most, int(len(known) * percent / 100))
+    if out + (0 if is_out(mine.state) else 1) > allowed:
+        return f"{out} nodes are out already, and {allowed} may be"
+    for partition in mine.partitions:
+        others = (each for each in known if each.name != node and partition in each.partitions)
+        if not any(starts_jobs(each.state) for each in others):
+            return f"{node} is the last node of partition {partition} that starts jobs"
+    return None
+
+
+def is_new(events: Iterable[NodeEvent], before: Sequence[Quarantine]) -> bool:
+    """Whether the node has done anything since it was last given back, or left to somebody: without that it is not
+    drained again."""
+    last = max((each.ended_at or 0.0 for each in before), default=0.0)
+    return any(each.at > last and strength_of(each.kind) > 0 and not each.withdrawn_why for each in events)
+
+
+def verdict(quarantine: Quarantine, events: Iterable[NodeEvent]) -> NodeEvent | None:
+    """What an operator's test, or a repair, said last of the node since it was drained; None: nothing yet."""
+    since = [each for each in events if each.kind in VERDICTS and each.at >= quarantine.at]
+    newest = max(since, key=lambda each: each.at, default=None)
+    if newest is None or newest.kind != NodeEventKind.TEST_PASSED:
+        return newest
+    # Of one run of a test every part of the node has to have passed.
+    run = newest.key.split(":")[2:3]
+    failed = [each for each in since if each.kind == NodeEventKind.TEST_FAILED and each.key.split(":")[2:3] == run]
+    return failed[-1] if failed else newest

@@ -26,6 +26,7 @@ from tests.bench import (
     recovery,
     scan,
     scheduling,
+    slow_search,
     soak,
     steps,
     storm,
@@ -60,6 +61,7 @@ def main() -> int:
         "recovery": _recovery,
         "steps": _steps,
         "bad-nodes": _bad_nodes,
+        "search": _search,
     }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
@@ -107,6 +109,10 @@ def main() -> int:
     for name in figures.doubtful:
         say(f"{name}: this machine is too restless to judge it")
     return 1 if figures.missed or figures.doubtful else 0
+
+
+def _search(figures: Figures, options: argparse.Namespace) -> None:
+    slow_search.run(figures)
 
 
 def _steps(figures: Figures, options: argparse.Namespace) -> None:

@@ -1,0 +1,56 @@
+"""The search for the nodes that make a job slow, in simulated clusters: how many restarts it takes, and who is named."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from math import ceil, log2
+
+from tests.bench.figures import Figures, say
+from tests.builders.slow_clusters import Searched, search_cluster
+
+SIZES = {48: 200, 384: 200, 4096: 60}
+"""Nodes of the cluster, and searches in it."""
+FEW_SPARES = 8
+"""One node in so many is a spare where they are few."""
+
+
+def run(figures: Figures) -> None:
+    """Half of the nodes are spares: a slow node has to be named within ceil(log2 N) + 1 restarts; how long all of
+    several take, and what few spares cost, is only told."""
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for nodes, tries in SIZES.items():
+            bound = ceil(log2(nodes)) + 1
+            for slow in (1, 2, 3):
+                found = list(pool.map(partial(_half, nodes, slow), range(tries), chunksize=4))
+                name = f"search.{nodes}_nodes.{slow}_slow"
+                in_time = [
+                    each for each in found if each.first_named_after is not None and each.first_named_after <= bound
+                    and each.first_named <= each.slow
+                ]  # fmt: skip
+                figures.add(f"{name}.named_in_{bound}_restarts", 100 * len(in_time) / tries, "%", at_least=95)
+                named = [{one.node for one in each.verdict.named} for each in found]
+                wrong = sum(bool(names - each.slow) for names, each in zip(named, found, strict=True))
+                figures.add(f"{name}.wrong_name", 100 * wrong / tries, "%", at_most=1)
+                whole = sum(names == each.slow for names, each in zip(named, found, strict=True))
+                figures.add(f"{name}.all_of_them_named", 100 * whole / tries, "%", at_least=95)
+                figures.add(f"{name}.restarts_until_all.95_of_100", _share(found, 0.95), "restarts")
+        for nodes in (48, 384):
+            found = list(pool.map(partial(_few, nodes), range(SIZES[nodes]), chunksize=4))
+            name = f"search.{nodes}_nodes.1_slow.one_in_{FEW_SPARES}_is_a_spare"
+            figures.add(f"{name}.restarts.median", _share(found, 0.5), "restarts")
+            figures.add(f"{name}.restarts.95_of_100", _share(found, 0.95), "restarts")
+            say(f"{nodes} nodes, few spares: {sum(each.verdict.over for each in found)} of {len(found)} over")
+
+
+def _half(nodes: int, slow: int, seed: int) -> Searched:
+    return search_cluster(nodes, nodes // 2, slow, seed)
+
+
+def _few(nodes: int, seed: int) -> Searched:
+    return search_cluster(nodes, nodes - nodes // FEW_SPARES, 1, seed)
+
+
+def _share(found: list[Searched], share: float) -> float:
+    return sorted(each.restarts for each in found)[round(share * len(found)) - 1]

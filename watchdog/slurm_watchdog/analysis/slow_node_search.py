@@ -1,0 +1,223 @@
+"""Which node makes a job slow, from the speed of its runs on different nodes. Pure.
+
+A job is as slow as its slowest node. So a run that is fast clears every node that it used, and one that is slow used
+a slow node: group testing (R. Dorfman, "The detection of defective members of large populations", 1943) with runs for
+pools and nodes that were left out for what is not in the pool; halving the suspects finds one of N in log2 N runs. Of
+several slow nodes of different speed a run shows the slowest it used: each height above the fast level is searched for
+by itself, and one run halves the suspects of all of them.
+
+Only like is compared with like: the caller gives runs of one batch size. What the hour of the day explains is followed
+from run to run; a run that fits no known height, or two of them, is unclear and says nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from math import ceil, erfc, exp, hypot, inf, log, log2, pi, sin, sqrt
+from statistics import fmean
+
+from slurm_watchdog.analysis.level_shift import DAY_SWING
+from slurm_watchdog.base.midmean import midmean
+from slurm_watchdog.base.structs import Struct
+
+BATCH = 10
+"""Steps of one batch (see level_shift)."""
+LEAST_BATCHES = 6
+"""Of a run whose speed is measured."""
+SAME = 0.006
+"""Two heights that differ by less (on logarithms) are one: the spread that equal nodes have anyway is about half of a
+per cent (P. Sinha et al., "Not all GPUs are created equal", SC 2022, without the slow ones)."""
+ERRORS = 3.0
+"""Standard errors by which a run may miss its height."""
+LEAST_HEIGHT = 0.02
+"""Slower by less is not searched for: the runs of one job differ by that."""
+SKIPPED = 5
+"""First steps of a run, which compile, warm caches and fill pipelines."""
+
+
+class SearchRun(Struct, frozen=True, kw_only=True):
+    """One run of the job: which nodes it used and how fast it was."""
+
+    nodes: tuple[str, ...]
+    level: float
+    """Logarithm of the seconds of a step."""
+    error: float
+    """Standard error of `level`."""
+    at: float
+    """Seconds; when it was measured."""
+
+
+class SlowSearch(Struct, frozen=True, kw_only=True):
+    """A job that became slow, and its runs since then."""
+
+    suspects: tuple[str, ...]
+    """Nodes that it used when it became slow."""
+    fast: float
+    """Logarithm of the seconds of a step before that."""
+    slow: float
+    error: float
+    """Standard error of both."""
+    at: float
+    runs: tuple[SearchRun, ...] = ()
+    """On other nodes, oldest first."""
+
+
+class SlowNode(Struct, frozen=True, kw_only=True):
+    """A node that makes the job slow."""
+
+    node: str
+    percent: float
+    """By which a step takes longer with it."""
+    confidence: float
+    """That no run on which this rests was misread."""
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    """What is known so far."""
+
+    named: tuple[SlowNode, ...]
+    """Slowest first."""
+    suspects: tuple[tuple[str, ...], ...]
+    """Of each height for which no node is named yet, the tallest first."""
+    height: float
+    """Of the newest clear run: 0 where it was fast."""
+    unclear: int
+    """Runs that said nothing."""
+    acquitted: bool
+    """A run was slow although every node that it used has been in a faster one: it is none of the nodes."""
+    uncleared: tuple[str, ...] = ()
+    """Nodes that were in no fast run yet."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be found."""
+        names = {each.node for each in self.named}
+        return self.acquitted or (not self.suspects and names.issuperset(self.uncleared))
+
+
+def measure(seconds: Sequence[float]) -> tuple[float, float] | None:
+    """(level, standard error) of the steps of a run that can be compared; None: they are too few."""
+    logs = [log(value) for value in seconds[SKIPPED:] if value > 0]
+    means = [midmean(logs[at : at + BATCH]) for at in range(0, len(logs) - BATCH + 1, BATCH)]
+    if len(means) < LEAST_BATCHES:
+        return None
+    level = fmean(means)
+    rest = [mean - level for mean in means]
+    whole = sum(v * v for v in rest)
+    together = sum(a * b for a, b in pairwise(rest)) / whole if whole else 0.0
+    r = min(0.9, together) if together > 2 / sqrt(len(rest)) else 0.0  # less is what chance gives
+    return level, sqrt(whole / (len(rest) - 1) / len(rest) * (1 + r) / (1 - r))
+
+
+class _Read(Struct, frozen=True):
+    """A run as it was read."""
+
+    nodes: tuple[str, ...]
+    height: float
+    """Above the fast level; 0 where it was fast."""
+    room: float
+    """By so much the height may be wrong."""
+    doubt: float
+    """Probability that it was fast and not slow, or the other way round."""
+
+
+def judge(search: SlowSearch) -> Verdict:
+    """What the runs say, each of the nodes that it used."""
+    clear = _read(search)
+    at_most = _at_most(clear)
+    slow = [run for run in clear if run.height > 0]
+    groups = [(run, _group(run, search.suspects, at_most)) for run in slow]
+    groups.sort(key=lambda each: (len(each[1]), -each[0].height))
+    tested = any(run.height < slow[0].height - slow[0].room for run in clear)
+    doubt = sum(run.doubt for run in clear)
+    named: dict[str, SlowNode] = {}
+    for run, group in groups:
+        if len(group) == 1 and tested and not group <= named.keys():
+            (node,) = group
+            named[node] = SlowNode(node=node, percent=percent_of(run.height), confidence=max(0.0, 1 - doubt))
+    left = [group for _, group in groups if group and not any(node in group for node in named)]
+    return Verdict(
+        named=tuple(sorted(named.values(), key=lambda each: -each.percent)),
+        suspects=tuple(tuple(sorted(group)) for group in left),
+        height=clear[-1].height,
+        unclear=1 + len(search.runs) - len(clear),
+        acquitted=any(not group for _, group in groups),
+        uncleared=tuple(node for node in search.suspects if at_most[node] >= LEAST_HEIGHT),
+    )
+
+
+def _group(run: _Read, suspects: tuple[str, ...], at_most: dict[str, float]) -> frozenset[str]:
+    """Nodes of which one made the run slow: of those that the job had used when it became slow or, where it is none of
+    them, of those that came in their place."""
+    found = [node for node in run.nodes if at_most[node] >= run.height - run.room]
+    return frozenset(found).intersection(suspects) or frozenset(found)
+
+
+def _at_most(clear: Sequence[_Read]) -> dict[str, float]:
+    """By how much each node may slow a run down at most: it was in one that was only so slow."""
+    found: dict[str, float] = {}
+    for run in clear:
+        for node in run.nodes:
+            found[node] = min(run.height + run.room * (run.height > 0), found.get(node, inf))
+    return found
+
+
+def _read(search: SlowSearch) -> list[_Read]:
+    """The runs that were clearly slow or clearly fast, the one in which it became slow first."""
+    height = search.slow - search.fast
+    read = [_Read(search.suspects, height, max(SAME, ERRORS * search.error), 0.0)]
+    drift, spread, clear_at = 0.0, 0.0, search.at
+    for run in search.runs:
+        hours = abs(run.at - clear_at) / 3600
+        spread = hypot(spread, 2 * DAY_SWING * sin(pi / 24 * min(12.0, hours)) / ERRORS)
+        error = sqrt(run.error**2 + search.error**2 + spread**2)
+        room, raw = max(SAME, ERRORS * error), run.level - search.fast - drift
+        if raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= LEAST_HEIGHT / 2 + room:
+            continue  # slower than ever: something else is wrong; or neither slow nor fast
+        is_fast = raw < LEAST_HEIGHT - room
+        doubt = erfc(abs(raw - LEAST_HEIGHT * 0.75) / max(error, 1e-9) / sqrt(2)) / 2
+        read.append(_Read(run.nodes, 0.0 if is_fast else raw, room, doubt))
+        off = raw if is_fast else raw - height
+        if abs(off) <= room:  # of a level that is known: so much the hour of the day has changed
+            gain = spread**2 / error**2 if error > 0 else 0.0
+            drift, spread = drift + gain * off, spread * sqrt(1 - gain)
+        clear_at = run.at
+    return read
+
+
+def leave_out(verdict: Verdict, at_most: int, chance: random.Random) -> tuple[str, ...]:
+    """Nodes that the next run should do without, the named ones among them; `at_most` so many can be replaced.
+
+    Half of the smallest group in which a slow node must be; and as far as there are enough others, whatever else was
+    in no fast run: then a slow run says that the slow node is in the half that it used, however many there are.
+    """
+    out = [each.node for each in verdict.named]
+    if verdict.suspects:
+        group = verdict.suspects[0]
+        out += chance.sample(group, max(1, len(group) // 2))
+        out += [node for node in verdict.uncleared if node not in group and node not in out]
+    return tuple(out[:at_most])
+
+
+def restarts_needed(suspects: int, at_most: int) -> int:
+    """Runs until one slow node among so many is named, where `at_most` can be left out at once: each takes as many as
+    are allowed, and then halves."""
+    if at_most <= 0:
+        return 0
+    linear = max(0, ceil(suspects / at_most) - 2)
+    left = min(suspects, 2 * at_most)
+    return linear + max(1, ceil(log2(left))) + 1
+
+
+def percent_of(height: float) -> float:
+    """Of a height on logarithms."""
+    return 100 * (exp(height) - 1)
+
+
+def without(nodes: Sequence[str], out: Collection[str], spares: Sequence[str]) -> tuple[str, ...]:
+    """The nodes of a run that leaves some out and takes spares in their place, as a scheduler would."""
+    kept = [node for node in nodes if node not in out]
+    fresh = [node for node in spares if node not in out and node not in kept]
+    return tuple(kept + fresh[: len(nodes) - len(kept)])

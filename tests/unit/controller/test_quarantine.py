@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
-from slurm_watchdog.controller.policy.quarantine import objection_to_draining
+from slurm_watchdog.controller.policy.quarantine import objection_to_draining, objection_to_witnesses
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.quarantines import SqlQuarantines
@@ -20,6 +20,7 @@ from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.behaviour.cluster import EPOCH, Scripted
+from tests.builders.node_past import event
 
 POLICY = Policy(max_drained_nodes=1, drained_percent=50)
 SUSPECT = (("n1", "i1"),)
@@ -204,6 +205,23 @@ def test_a_node_that_somebody_drains_between_the_intent_and_the_drain_is_his(clu
     cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
     cluster.sweep()
     assert cluster.done == [] and cluster.all()[0].state is QuarantineState.LEFT
+
+
+@pytest.mark.parametrize(
+    ("kinds", "suffices"),
+    [
+        ("collective_hang@1000 dead_rank@1000 restart_helped@1000", False),
+        ("collective_hang@1000 dead_rank@1001", True),
+        ("collective_hang@1000 gpu_fault@1000", True),
+        ("collective_hang@1000 test_failed@", True),
+        ("collective_hang@1000 test_passed@", False),
+    ],
+    ids=["one user's programs", "two users", "the hardware", "an operator's test", "a test that passed"],
+)
+def test_one_user_s_programs_alone_drain_no_node(kinds: str, suffices: bool) -> None:
+    pairs = [each.split("@") for each in kinds.split()]
+    events = [event(n, kind=kind, chain=f"{uid}/train{n}" if uid else "") for n, (kind, uid) in enumerate(pairs)]
+    assert (objection_to_witnesses(events) is None) == suffices
 
 
 def nodes(**states: str) -> list[SlurmNode]:

@@ -237,9 +237,9 @@ class Actions:
         busy = self._expiry is not None and not self._expiry.done()
         if busy or now - self._swept_at < EXPIRY_EVERY_S:
             return
-        self._swept_at = now
         try:
             if self._journal.paused() is None and self._blind(now) is None:
+                self._swept_at = now
                 self._expiry = asyncio.create_task(self._expire())
         except JournalError as error:
             self._writer.failed(error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.actuate import drain
 from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, verdict
+from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, objection_to_witnesses, verdict
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
@@ -50,7 +50,7 @@ async def sweep(
         events = tools.journal.node_events.of_node((node,))
         if not is_new(events, tools.journal.quarantines.of_node(node)):
             continue
-        objection = _objection(tools, node, known)
+        objection = _objection(tools, node, known) or objection_to_witnesses(events)
         if objection is not None:
             log.info("suspect node %s stays in service: %s", node, objection)
             continue

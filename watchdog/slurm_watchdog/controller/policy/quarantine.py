@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from slurm_watchdog.ledger.counted import strength_of
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.ledger.counted import OWN_KINDS, strength_of
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import Quarantine
 from slurm_watchdog.model.slurm import SlurmNode
@@ -40,6 +42,26 @@ def is_new(events: Iterable[NodeEvent], before: Sequence[Quarantine]) -> bool:
     drained again."""
     last = max((each.ended_at or 0.0 for each in before), default=0.0)
     return any(each.at > last and strength_of(each.kind) > 0 and not each.withdrawn_why for each in events)
+
+
+def objection_to_witnesses(events: Iterable[NodeEvent]) -> str | None:
+    """Why what is known does not suffice to drain a node, a sentence; None if it does.
+
+    A program can hang on one node and nowhere else as it pleases: what the jobs of a single user show is no proof
+    against a node, unless the hardware, Slurm or an operator's test says something, too.
+    """
+    standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
+    users = {each.chain.partition("/")[0] for each in standing if not _is_of_node(each)}
+    if len(users) > 1 or any(map(_is_of_node, standing)):
+        return None
+    return "all that it did was in jobs of one user, and a program can do that: a person has to look"
+
+
+def _is_of_node(event: NodeEvent) -> bool:
+    """Whether it was seen of the node itself, and not of a job's processes."""
+    if event.kind in OWN_KINDS:
+        return event.kind != NodeEventKind.RESTART_HELPED
+    return spec_of(event.kind).subject in (Subject.NODE, Subject.GPU)
 
 
 def verdict(quarantine: Quarantine, events: Iterable[NodeEvent]) -> NodeEvent | None:

@@ -21,6 +21,8 @@ LEAST_COPY = 8 << 20
 MEMORY_SHARE = 8
 """At most an eighth of the memory that is available."""
 RESULT = struct.Struct("ddd")
+LEAST = 5
+"""Repetitions: of so many the upper quartile is the second best."""
 SLICE_S = 0.2
 """Least length of a repetition: two periods of the kernel's CPU bandwidth control (100 ms), so that a quota shows."""
 
@@ -123,7 +125,7 @@ def together(make: Callable[[], Kernel], workers: int, seconds: float) -> tuple[
 
 def _measure(name: str, make: Callable[[int], Kernel], seconds: float, *, shares: bool) -> dict[str, Any]:
     """One core and all of them, each in `seconds`."""
-    count = max(3, int(seconds / SLICE_S))
+    count = max(LEAST, int(seconds / SLICE_S))
     slice_s = max(SLICE_S, seconds / count)
     alone = make(1)
     single, others = repeated(lambda: alone(slice_s), count, shares=shares)

@@ -68,11 +68,11 @@ def _lines(path: str) -> list[str]:
 def figure(values: Sequence[float], *, disturbed: bool = False, upper: bool = False) -> list[Any]:
     """[median, spread as a share of it, repetitions, whether it is disturbed]: a figure as it is sent.
 
-    `upper`: the upper quartile in place of the median, of rates that others can only make lower.
+    `upper`: the upper quartile in place of the median (of three it is the median), of rates that others can only make lower.
     """
     middle = statistics.median(values)
     spread = statistics.median(abs(each - middle) for each in values) / abs(middle) if middle else 0.0
-    value = sorted(values)[len(values) * 3 // 4] if upper else middle
+    value = sorted(values)[(len(values) - 1) * 3 // 4] if upper else middle
     return [value, spread, len(values), disturbed]
 
 

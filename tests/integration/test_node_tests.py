@@ -77,3 +77,29 @@ def test_a_mount_that_hangs_on_one_node_is_a_result_by_batch_jobs_in_a_shared_di
     assert output.startswith("n2 is bad, of 3 nodes tested"), output
     assert "no end within" in output
     assert time.monotonic() - began < 60
+
+
+def test_a_node_that_we_drained_is_tested_in_a_reservation_and_drained_again(cluster: Cluster) -> None:
+    tested = TestedNodes(cluster)
+    reason = "slurm-watchdog: Xid 79 of job 7"
+    cluster.slurm("scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={reason}")
+    cluster.slurm("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=fan")
+    code, found = tested.run("--drained-by-us", "--only", "disk", "--seconds", "0.2", user=None)
+    assert code == 3, found  # a single node: nothing to compare it with
+    assert [each["node"] for each in found["nodes"]] == ["n2"]
+    assert found["nodes"][0]["model"], found
+    node = cluster.node("n2")
+    assert "DRAIN" in node["State"]
+    assert node["Reason"].startswith(reason)
+    assert cluster.node("n3")["Reason"].startswith("fan")
+    assert "No reservations" in cluster.slurm("scontrol", "show", "reservation").stdout
+
+
+def test_an_ordinary_user_lifts_no_drain(cluster: Cluster) -> None:
+    tested = TestedNodes(cluster)
+    cluster.slurm("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=slurm-watchdog: Xid 79")
+    with tested.popen("--drained-by-us", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert "Nothing was tested: scontrol create" in errors
+    assert "DRAIN" in cluster.node("n2")["State"]

@@ -25,18 +25,16 @@ class TestedNodes:
         self.home.chmod(0o777)
         self.program = own_program(cluster.place, cluster.shared)
 
-    def command(self, *options: str) -> list[str]:
-        """As `sudo -u USER slurm-watchdog test-nodes …`."""
-        return [*as_user(USER), str(self.program), "test-nodes", *options]
+    def popen(self, *options: str, user: str | None = USER, **more: Any) -> subprocess.Popen[str]:
+        """As `sudo -u USER slurm-watchdog test-nodes …`; None: as root."""
+        name = user or "root"
+        environment = self.cluster.env | {"HOME": str(self.home), "USER": name, "LOGNAME": name}
+        command = [*as_user(user), str(self.program), "test-nodes", *options]
+        return subprocess.Popen(command, env=environment, cwd="/", text=True, **more)
 
-    def popen(self, *options: str, **more: Any) -> subprocess.Popen[str]:
-        """Starts it."""
-        environment = self.cluster.env | {"HOME": str(self.home), "USER": USER, "LOGNAME": USER}
-        return subprocess.Popen(self.command(*options), env=environment, cwd="/", text=True, **more)
-
-    def run(self, *options: str, timeout_s: float = 170) -> tuple[int, dict[str, Any]]:
+    def run(self, *options: str, timeout_s: float = 170, user: str | None = USER) -> tuple[int, dict[str, Any]]:
         """Exit code and document of `--json`; raises ValueError with what it printed where that is none."""
-        with self.popen(*options, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with self.popen(*options, "--json", user=user, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 output, errors = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:

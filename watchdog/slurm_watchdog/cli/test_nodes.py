@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import getpass
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.options import (
@@ -34,9 +36,10 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.nodetest.conduct import Report
     from slurm_watchdog.nodetest.jobs import Launcher
-    from slurm_watchdog.nodetest.plan import Wanted
+    from slurm_watchdog.nodetest.plan import Placement, Wanted
     from slurm_watchdog.nodetest.select import Chosen, Selection
     from slurm_watchdog.slurm.client import SlurmClient
+    from slurm_watchdog.slurm.commands import Commands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,9 @@ class Options:
 @click.option("--idle", is_flag=True, help="Nodes that are idle, of all or of those given.")
 @click.option("--partition", metavar="P", help="Nodes of this partition, in which the jobs are submitted, too.")
 @click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="The nodes of job J, after its end.")
-@click.option("--drained-by-us", is_flag=True, help="Nodes that slurm-watchdog drained; takes an administrator.")
+@click.option(
+    "--drained-by-us", is_flag=True, help="Nodes that slurm-watchdog drained, by a reservation: as an administrator."
+)
 @click.option("--only", metavar="PART,…", help="Of: cpu memory disk mount gpu site_check network. [default: all]")
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Of each figure.")
 @click.option(
@@ -179,55 +184,77 @@ def _selection(asked: Options) -> Selection:
 async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
     """Chooses the nodes and tests them; SIGINT and SIGTERM cancel it, and with it its jobs."""
     from slurm_watchdog.config.types import parse_duration
-    from slurm_watchdog.nodetest import past
+    from slurm_watchdog.nodetest import out_of_service, past
     from slurm_watchdog.nodetest.conduct import Terms, conduct
     from slurm_watchdog.nodetest.select import choose_nodes
+    from slurm_watchdog.slurm.commands import Commands
     from slurm_watchdog.slurm.factory import make_client
+    from slurm_watchdog.slurm.reservation import Reservations
     from slurm_watchdog.standalone.own_runs import state_home
 
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    wait_s = parse_duration(asked.wait)
+    terms = Terms(at_once=asked.at_once, wait_s=parse_duration(asked.wait), partition=asked.partition or "",
+                  again=not asked.no_second_look)  # fmt: skip
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)
+    commands = Commands(config.slurm.bin_directory, os.environ)
+    place, cluster = state_home(Path.home(), os.environ), config.cluster_name
+    reservations = Reservations(commands, _user())
+    await out_of_service.put_back_what_was_left(client, reservations, place, _say)
     chosen = choose_nodes(_selection(asked), await client.read_view())
-    place = state_home(Path.home(), os.environ)
-    cluster = config.cluster_name
+    placement = _placement(asked, chosen)
 
     def earlier(models: Mapping[str, str]) -> Mapping[str, list[Mapping[str, float]]]:
         return past.usual(past.read_tests(place), models, wanted.seconds, cluster)
 
-    terms = Terms(
-        at_once=asked.at_once, wait_s=wait_s, waits_for_job=bool(chosen.after), partition=asked.partition or "",
-        again=not asked.no_second_look,
-    )  # fmt: skip
-    with Shown(len(chosen.nodes)) as shown:
+    async with contextlib.AsyncExitStack() as stack:
+        if asked.drained_by_us and chosen.nodes:
+            name = f"slurm-watchdog-test-{secrets.token_hex(4)}"
+            placement = replace(placement, reservation=name)
+            await stack.enter_async_context(
+                out_of_service.lifted(client, reservations, chosen.nodes, name, place, _say)
+            )
+        shown = stack.enter_context(Shown())
+        launcher = _launcher(asked, config, client, commands, placement)
+        terms = replace(terms, waits_for_job=bool(chosen.after))
         report = await conduct(
-            chosen.nodes, wanted, terms, _launcher(asked, config, client, chosen), shown, shown.heard,
-            config.node_tests.floors, earlier,
-        )  # fmt: skip
+            chosen.nodes, wanted, terms, launcher, shown, shown.heard, config.node_tests.floors, earlier
+        )
     try:
         past.append_tests(place, past.tests_of(report, wanted.seconds, cluster))
     except OSError as error:
-        click.echo(f"The results are not kept for later comparison: {clean(error)}", err=True)
+        _say(f"The results are not kept for later comparison: {error}")
     tell_controller(report, asked.config_file)
     return chosen, report
 
 
-def _launcher(asked: Options, config: Config, client: SlurmClient, chosen: Chosen) -> Launcher:
-    from slurm_watchdog.nodetest.jobs import Salloc, Sbatch
-    from slurm_watchdog.nodetest.plan import Placement
-    from slurm_watchdog.slurm.commands import Commands
+def _say(text: str) -> None:
+    click.echo(clean(text), err=True)
 
-    user = "?"
-    with contextlib.suppress(KeyError, OSError):
-        user = getpass.getuser()
-    placement = Placement(
-        comment=f"slurm-watchdog test-nodes of {user}@{socket.gethostname()} pid {os.getpid()}",
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        return str(os.geteuid())
+
+
+def _placement(asked: Options, chosen: Chosen) -> Placement:
+    from slurm_watchdog.nodetest.plan import Placement
+
+    return Placement(
+        comment=f"slurm-watchdog test-nodes of {_user()}@{socket.gethostname()} pid {os.getpid()}",
         account=asked.account or "", reservation=asked.reservation or "", after=chosen.after,
     )  # fmt: skip
-    commands = Commands(config.slurm.bin_directory, os.environ)
+
+
+def _launcher(
+    asked: Options, config: Config, client: SlurmClient, commands: Commands, placement: Placement
+) -> Launcher:
+    from slurm_watchdog.nodetest.jobs import Salloc, Sbatch
+
     directory = asked.directory or config.node_tests.directory
     if directory:
         return Sbatch(client, commands, placement, Path(directory).absolute())

@@ -28,8 +28,8 @@ STYLES = {Truth.BAD: "bold red", Truth.OK: "", Truth.UNKNOWN: "magenta"}
 class Shown:
     """Progress on standard error: one line that is rewritten on a terminal, a line for each job elsewhere."""
 
-    def __init__(self, nodes: int) -> None:
-        self._what, self._jobs, self._done, self._nodes = "", 0, 0, nodes
+    def __init__(self) -> None:
+        self._what, self._jobs, self._done = "", 0, 0
         self._live = sys.stderr.isatty()
         self._now: dict[str, str] = {}
 

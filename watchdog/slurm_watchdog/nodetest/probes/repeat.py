@@ -68,7 +68,7 @@ def _lines(path: str) -> list[str]:
 def figure(values: Sequence[float], *, disturbed: bool = False, upper: bool = False) -> list[Any]:
     """[median, spread as a share of it, repetitions, whether it is disturbed]: a figure as it is sent.
 
-    `upper`: the upper quartile in place of the median (of three it is the median), of rates that others can only make lower.
+    `upper`: the upper quartile in place of the median (of three it is the same): of rates that others only lower.
     """
     middle = statistics.median(values)
     spread = statistics.median(abs(each - middle) for each in values) / abs(middle) if middle else 0.0

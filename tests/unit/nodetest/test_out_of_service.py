@@ -1,0 +1,113 @@
+"""Drained nodes are tested in a reservation, and drained again whatever comes: an error, Ctrl-C, a death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.nodetest.out_of_service import FILE, Left, lifted, put_back_what_was_left, remember
+from slurm_watchdog.slurm.client import SlurmRefused
+
+NODES = tuple(
+    SlurmNode(name=name, address=name, state="IDLE+DRAIN", reason=f"slurm-watchdog: {name}") for name in ("n1", "n2")
+)
+
+
+class Slurm:
+    """Nodes with their reasons, reservations, and what was asked, in order."""
+
+    def __init__(self, refuse: str = "") -> None:
+        self.drained = {node.name: node.reason for node in NODES}
+        self.reserved: set[str] = set()
+        self.asked: list[str] = []
+        self._refuse = refuse
+
+    def _ask(self, what: str) -> None:
+        if what == self._refuse:
+            raise SlurmRefused(f"no {what}")
+        self.asked.append(what)
+
+    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
+        self._ask("create")
+        self.reserved.add(name)
+
+    async def delete(self, name: str) -> None:
+        self._ask("delete")
+        self.reserved.discard(name)
+
+    async def undrain_node(self, node: SlurmNode) -> None:
+        self._ask(f"undrain {node.name}")
+        del self.drained[node.name]
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        self._ask(f"drain {node}")
+        self.drained[node] = reason
+
+    async def read_node(self, node: str) -> SlurmNode | None:
+        reason = self.drained.get(node)
+        return SlurmNode(name=node, address=node, state="IDLE+DRAIN" if reason else "IDLE", reason=reason or "")
+
+
+async def through(slurm: Slurm, place: Path, fails: BaseException | None = None) -> list[str]:
+    lines: list[str] = []
+    async with lifted(slurm, slurm, NODES, "r", place, lines.append):
+        assert (slurm.drained, slurm.reserved) == ({}, {"r"})
+        if fails is not None:
+            raise fails
+    return lines
+
+
+WHOLE = {node.name: node.reason for node in NODES}
+
+
+@pytest.mark.parametrize(
+    "fails", [None, RuntimeError(), asyncio.CancelledError()], ids=["well", "error", "interrupted"]
+)
+def test_the_drain_comes_back_with_its_reason_before_the_reservation_goes(
+    fails: BaseException | None, tmp_path: Path
+) -> None:
+    slurm = Slurm()
+    if fails is None:
+        assert asyncio.run(through(slurm, tmp_path)) == []
+    else:
+        with pytest.raises(type(fails)):
+            asyncio.run(through(slurm, tmp_path, fails))
+    assert (slurm.drained, slurm.reserved) == (WHOLE, set())
+    assert slurm.asked == ["create", "undrain n1", "undrain n2", "drain n1", "drain n2", "delete"]
+    assert not (tmp_path / FILE).exists()
+
+
+def test_who_may_not_reserve_changes_nothing(tmp_path: Path) -> None:
+    slurm = Slurm(refuse="create")
+    with pytest.raises(SlurmRefused):
+        asyncio.run(through(slurm, tmp_path))
+    assert (slurm.drained, slurm.asked) == (WHOLE, [])
+
+
+def test_a_drain_that_somebody_changed_keeps_its_new_reason_and_the_others_are_put_back(tmp_path: Path) -> None:
+    slurm = Slurm(refuse="undrain n2")
+    slurm.drained["n2"] = "fan, ann"
+    with pytest.raises(SlurmRefused):
+        asyncio.run(through(slurm, tmp_path))
+    assert (slurm.drained, slurm.reserved) == (WHOLE | {"n2": "fan, ann"}, set())
+
+
+def test_after_a_death_the_next_test_drains_again(tmp_path: Path) -> None:
+    slurm, lines = Slurm(), list[str]()
+    slurm.drained, slurm.reserved = {}, {"r"}
+    remember(tmp_path, Left(reservation="r", reasons=WHOLE))
+    asyncio.run(put_back_what_was_left(slurm, slurm, tmp_path, lines.append))
+    assert (slurm.drained, slurm.reserved) == (WHOLE, set())
+    assert lines[-1] == "An earlier test was killed: n1, n2 drained again"
+
+
+def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path: Path) -> None:
+    slurm = Slurm(refuse="drain n1")
+    (line,) = asyncio.run(through(slurm, tmp_path))
+    assert slurm.reserved == {"r"}
+    assert "n1 could not be drained again" in line
+    assert (tmp_path / FILE).exists()

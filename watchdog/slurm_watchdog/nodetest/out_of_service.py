@@ -1,0 +1,120 @@
+"""Tests of drained nodes: Slurm starts no job on one, whatever reserves it. So the nodes are reserved, their drain is
+lifted inside of the reservation, and put back with its reason before the reservation is deleted.
+
+If the process dies in between, the reservation keeps other jobs away for a day, and a file remembers the drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm_states import is_drained
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+MINUTES: Final = 24 * 60
+"""Of the reservation: longer than any test, and long enough for a person to notice."""
+TRIES, PAUSE_S = 5, 2.0
+FILE: Final = "undrained-for-a-test.json"
+
+Say = Callable[[str], None]
+
+
+class Reservations(Protocol):
+    """Makes and deletes reservations; each raises SlurmRefused, SlurmUnavailable."""
+
+    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None: ...
+
+    async def delete(self, name: str) -> None: ...
+
+
+class Levers(Protocol):
+    """Of slurm.client.SlurmClient; each raises SlurmRefused, SlurmUnavailable."""
+
+    async def read_node(self, node: str) -> SlurmNode | None: ...
+
+    async def drain_node(self, node: str, reason: str) -> None: ...
+
+    async def undrain_node(self, node: SlurmNode) -> None: ...
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """What has to be put back."""
+
+    reservation: str
+    reasons: dict[str, str]
+    """Node to the reason of its drain."""
+
+
+@contextlib.asynccontextmanager
+async def lifted(
+    levers: Levers, reservations: Reservations, nodes: Sequence[SlurmNode], name: str, place: Path, say: Say
+) -> AsyncIterator[None]:
+    """Inside of it the nodes can be tested in reservation `name`, and by nobody else. Raises SlurmRefused,
+    SlurmUnavailable, OSError; then nothing is changed, or it is put back."""
+    left = Left(reservation=name, reasons={node.name: node.reason for node in nodes})
+    await reservations.create(name, [node.name for node in nodes], MINUTES)
+    try:
+        await asyncio.to_thread(remember, place, left)
+        for node in nodes:
+            await levers.undrain_node(node)
+        yield
+    finally:
+        await asyncio.shield(put_back(levers, reservations, left, place, say))
+
+
+def remember(place: Path, left: Left) -> None:
+    """Writes down what has to be put back. Raises OSError."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / FILE).write_bytes(msgspec.json.encode(left))
+
+
+async def put_back(levers: Levers, reservations: Reservations, left: Left, place: Path, say: Say) -> bool:
+    """Drains the nodes again and deletes the reservation; True if all is done. What fails stays reserved, and is said.
+
+    A node that is drained already, keeps its reason.
+    """
+
+    async def drain(node: str, reason: str) -> None:
+        now = await levers.read_node(node)
+        if now is not None and not is_drained(now.state):
+            await levers.drain_node(node, reason)
+
+    failed = [node for node, reason in left.reasons.items() if not await _done(drain, node, reason)]
+    if failed:
+        say(f"{', '.join(failed)} could not be drained again; reservation {left.reservation} keeps jobs away for a day")
+        return False
+    (place / FILE).unlink(missing_ok=True)
+    if not await _done(reservations.delete, left.reservation):
+        say(f"Delete it when Slurm answers: scontrol delete reservation={left.reservation}")
+    return True
+
+
+async def put_back_what_was_left(levers: Levers, reservations: Reservations, place: Path, say: Say) -> None:
+    """What an earlier test that was killed has left; nothing where there is none."""
+    try:
+        left = msgspec.json.decode((place / FILE).read_bytes(), type=Left)
+    except (OSError, msgspec.MsgspecError):
+        return
+    if await put_back(levers, reservations, left, place, say):
+        say(f"An earlier test was killed: {', '.join(left.reasons)} drained again")
+
+
+async def _done(request: Callable[..., Awaitable[None]], *arguments: str) -> bool:
+    for attempt in range(TRIES):
+        try:
+            await request(*arguments)
+            return True
+        except SlurmRefused:
+            return False
+        except SlurmUnavailable:
+            if attempt + 1 < TRIES:
+                await asyncio.sleep(PAUSE_S)
+    return False

@@ -129,9 +129,12 @@ def _values(report: Report, node: str, name: str) -> list[float]:
 
 
 def _cell(name: str, values: list[float]) -> str:
-    """The worst of them."""
+    """The worst of them; of links the best, for the others may be slow at their other end."""
+    if not values:
+        return "-"
     kind = KINDS[name]
-    return shown(min(values) if kind.more_is_better else max(values), kind) if values else "-"
+    best = name.startswith("pair_")
+    return shown(max(values) if kind.more_is_better is best else min(values), kind)
 
 
 def document(report: Report, chosen: Chosen) -> dict[str, Any]:

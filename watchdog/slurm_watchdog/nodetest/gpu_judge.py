@@ -31,6 +31,9 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured]) -> list[Fault]:
     present, expected = after.get("gpus"), after.get("expected")
     if isinstance(present, int) and isinstance(expected, int) and present < expected:
         add("gpu", f"NVML sees {present} GPUs, and Slurm gave the job {expected}")
+    usable = node.facts.get("gpu_rate", {}).get("gpus")
+    if isinstance(usable, int) and isinstance(expected, int) and usable < expected:
+        add("gpu", f"torch can use {usable} GPUs, and Slurm gave the job {expected}")
     usual = [links for peer in peers for links in _links(peer)]
     for name, now in _cards(after).items():
         then = _cards(before).get(name, {})

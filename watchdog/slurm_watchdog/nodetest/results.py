@@ -132,7 +132,7 @@ def _facts(line: Line) -> Mapping[str, Fact]:
 
 def _model(facts: Mapping[str, Mapping[str, Fact]]) -> str:
     """What peers have in common: CPU model and number, GPU model."""
-    cards = [value.get("model") for value in facts.get("gpu_health", {}).values() if isinstance(value, dict)]
+    cards = [value.get("model") for value in facts.get("gpu_health before", {}).values() if isinstance(value, dict)]
     return " / ".join(str(each) for each in (facts.get("state", {}).get("model"), *cards[:1]) if each)
 
 

@@ -127,3 +127,9 @@ def test_a_disk_a_hundred_times_slower_is_bad_beside_peers_that_differ_fourfold(
     rates = (100.0, 400.0, 200.0, 3.0, 150.0, 300.0)
     disks = [node(f"n{at}", figures={"disk_write /tmp": rate}) for at, rate in enumerate(rates)]
     assert [name for name, truth in verdicts(disks).items() if truth is Truth.BAD] == ["n3"]
+
+
+def test_a_figure_whose_repetitions_differ_as_much_as_it_is_behind_convicts_nobody() -> None:
+    behind = {"cpu_all": 50000.0}
+    assert verdicts(nodes(5, node("n3", figures=behind, spreads={"cpu_all": 0.01})))["n3"] is Truth.BAD
+    assert verdicts(nodes(5, node("n3", figures=behind, spreads={"cpu_all": 0.08})))["n3"] is Truth.OK

@@ -46,6 +46,8 @@ four times. Links: the spread there, doubled. GPUs: by judgement, not measured b
 MADS: Final = 5.0
 """A figure also has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
 distribution is."""
+SPREADS: Final = 3.0
+"""… and so many times the spread of its own repetitions: a measurement on a restless node is no more exact than these."""
 SCALE: Final = 1.4826
 """Makes the MAD of a normal distribution its standard deviation."""
 LEAST_PEERS: Final = 4

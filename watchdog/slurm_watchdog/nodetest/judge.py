@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.knowledge.node_figures import KINDS, LEAST_PAST, LEAST_PEERS, MADS, SCALE, Kind, split_key
+from slurm_watchdog.knowledge.node_figures import KINDS, LEAST_PAST, LEAST_PEERS, MADS, SCALE, SPREADS, Kind, split_key
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.nodetest.gpu_judge import gpu_reasons
 from slurm_watchdog.nodetest.results import Fault, Measured, Problem, place_of
@@ -54,10 +54,10 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     compared = False
     for key, value in node.figures.items():
         kind = KINDS[split_key(key)[0]]
-        worse, was_compared = worse_than(key, value, kind, values_of(key, node, peers), floors)
+        worse, was_compared = worse_than(key, node, kind, values_of(key, node, peers), floors)
         was = [each[key] for each in past if key in each]
         if not worse and len(was) >= LEAST_PAST and _all_worse(value, kind, values_of(key, node, peers)):
-            worse = _against(value, kind, was, "in its earlier tests")
+            worse = _against(value, kind, was, node.spreads.get(key, 0.0), "in its earlier tests")
         compared = compared or was_compared or len(was) >= LEAST_PAST
         bad += (
             [Fault(place=place_of(*split_key(key), node.facts), what=f"{_title(key, kind)} is {worse}")]
@@ -96,8 +96,9 @@ def values_of(key: str, node: Measured, peers: Iterable[Measured]) -> list[float
     return own + [value for each in peers for other, value in each.figures.items() if split_key(other)[0] == family]
 
 
-def worse_than(key: str, value: float, kind: Kind, others: Sequence[float], floors: Floors) -> tuple[str, bool]:
+def worse_than(key: str, found: Measured, kind: Kind, others: Sequence[float], floors: Floors) -> tuple[str, bool]:
     """(in what it is worse, a part of a sentence, or nothing; whether there was something to compare it with)."""
+    value = found.figures[key]
     name, subject = split_key(key)
     floor = floors.get(f"{name} {subject}", floors.get(name))
     if floor is not None and (value < floor if kind.more_is_better else value > floor):
@@ -105,17 +106,17 @@ def worse_than(key: str, value: float, kind: Kind, others: Sequence[float], floo
         return f"{shown(value, kind)}, and the site wants {bound} {shown(floor, kind)}", True
     if len(others) < LEAST_PEERS:
         return "", floor is not None
-    return _against(value, kind, others, f"on {len(others)} peers"), True
+    return _against(value, kind, others, found.spreads.get(key, 0.0), f"on {len(others)} peers"), True
 
 
-def _against(value: float, kind: Kind, others: Sequence[float], where: str) -> str:
-    """In ratios, by logarithms: rates of disks differ by factors, and none is below zero."""
+def _against(value: float, kind: Kind, others: Sequence[float], spread: float, where: str) -> str:
+    """In ratios, by logarithms: rates of disks differ by factors, and none is below zero. `spread`: of its repetitions."""
     middle = statistics.median(others)
     if middle <= 0 or value < 0 or min(others) <= 0:
         return ""
     behind = math.log(middle / max(value, TINY) if kind.more_is_better else value / middle)
     deviation = SCALE * statistics.median(abs(math.log(each / middle)) for each in others)
-    if behind <= max(_least(kind), MADS * deviation) or abs(value - middle) <= kind.absolute:
+    if behind <= max(_least(kind), MADS * deviation, SPREADS * spread) or abs(value - middle) <= kind.absolute:
         return ""
     how = f"{1 - value / middle:.0%} less than" if kind.more_is_better else f"{value / middle:.1f} times"
     return f"{shown(value, kind)}, {how} the {shown(middle, kind)} {where}"

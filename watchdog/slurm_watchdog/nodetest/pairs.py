@@ -68,9 +68,9 @@ def _reasons(pair: Measured, pairs: Sequence[Measured], floors: Floors) -> list[
     bad = [each.said for each in pair.problems if each.phase == "pair"]
     well = sum(bool(each.figures) for each in others)
     found = [bad[0]] if bad and 2 * well > len(others) else []
-    for key, value in pair.figures.items():
+    for key in pair.figures:
         kind = KINDS[key]
-        worse, _ = worse_than(key, value, kind, values_of(key, pair, others), floors)
+        worse, _ = worse_than(key, pair, kind, values_of(key, pair, others), floors)
         found += [f"{kind.title} {worse}".replace("peers", "other pairs")] if worse else []
     return found
 

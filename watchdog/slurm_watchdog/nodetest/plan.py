@@ -17,6 +17,8 @@ START_S: Final = 30.0
 """For prolog, launch and interpreter, within a job's limit."""
 REPEATS: Final = 3
 """As repeat.MORE: how often a disturbed measurement is done again."""
+BUDGET_S: Final = 20.0
+"""As repeat.BUDGET_S."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -55,8 +57,8 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
 
     found.append({"phase": "state", "limit_s": 10.0, "interface": wanted.interface})
     ask("gpu_health", 20.0, subject="before")
-    ask("cpu", 2 * REPEATS * seconds + 10.0)
-    ask("memory", 2 * REPEATS * seconds + 20.0)
+    ask("cpu", 2 * (BUDGET_S + REPEATS * seconds) + 10.0)
+    ask("memory", 2 * (BUDGET_S + REPEATS * seconds) + 30.0)
     for directory in wanted.local_directories:
         ask("disk", 3 * seconds + 30.0, directory=directory, subject=directory)
     for directory in wanted.shared_directories:

@@ -150,14 +150,16 @@ def place_of(name: str, subject: str, facts: Mapping[str, Mapping[str, Fact]]) -
 def better(first: Measured, second: Measured) -> Measured:
     """Of two measurements the better figure each, and the problems that both had: what holds twice remains."""
     figures = {**first.figures, **second.figures}
+    spreads = {**first.spreads, **second.spreads}
     for key in first.figures.keys() & second.figures.keys():
         best = max if KINDS[split_key(key)[0]].more_is_better else min
         figures[key] = best(first.figures[key], second.figures[key])
+        spreads[key] = max(first.spreads.get(key, 0.0), second.spreads.get(key, 0.0))
     again = {(each.phase, each.subject) for each in second.problems}
     kept = tuple(each for each in first.problems if second.missing or (each.phase, each.subject) in again)
     return Measured(
         name=first.name, model=first.model or second.model, figures=figures,
-        spreads={**second.spreads, **first.spreads},
+        spreads=spreads,
         disturbed=tuple(key for key in first.disturbed if key not in figures),
         problems=kept, facts={**second.facts, **first.facts},
         missing=first.missing and second.missing,

@@ -20,7 +20,7 @@ COPY = 64 << 20
 LEAST_COPY = 8 << 20
 MEMORY_SHARE = 8
 """At most an eighth of the memory that is available."""
-RESULT = struct.Struct("ddd")
+ORDER, RESULT = struct.Struct("d"), struct.Struct("ddd")
 LEAST = 5
 """Repetitions: of so many the upper quartile is the second best."""
 SLICE_S = 0.2
@@ -86,41 +86,55 @@ def _cpu_s() -> float:
     return times.user + times.system
 
 
-def together(make: Callable[[], Kernel], workers: int, seconds: float) -> tuple[float, float, float]:
-    """The sum of what `workers` processes do at the same time, their seconds of CPU, and how long it took.
+class Team:
+    """`workers` processes that work at the same time, as often as asked; what each needs is made once."""
 
-    Raises OSError if one dies.
-    """
-    results: list[tuple[int, int]] = []
-    ready, go = os.pipe(), os.pipe()
-    for _ in range(workers):
-        back, there = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(go[1])
-                kernel = make()
-                os.write(ready[1], b"r")
-                os.read(go[0], 1)  # its end: all are ready
-                os.write(there, RESULT.pack(*kernel(seconds)))
-            finally:
-                os._exit(0)
-        os.close(there)
-        results.append((pid, back))
-    os.close(ready[1])
-    for _ in range(workers):
-        os.read(ready[0], 1)
-    for fd in (go[0], go[1], ready[0]):
-        os.close(fd)
-    answers = []
-    for pid, back in results:
-        answers.append(os.read(back, RESULT.size))
-        os.close(back)
-        os.waitpid(pid, 0)
-    if any(len(each) != RESULT.size for each in answers):
-        raise OSError("a worker process ended without a result")
-    found = [RESULT.unpack(each) for each in answers]
-    return sum(each[0] for each in found), sum(each[1] for each in found), max(each[2] for each in found)
+    def __init__(self, make: Callable[[], Kernel], workers: int) -> None:
+        """Raises OSError."""
+        self._members: list[tuple[int, int, int]] = []  # pid, where orders go, where answers come from
+        for _ in range(workers):
+            orders, answers = os.pipe(), os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                for _, theirs, _ in self._members:
+                    os.close(theirs)  # else they would outlive their end
+                os.close(orders[1])
+                _obey(make, orders[0], answers[1])
+            os.close(orders[0])
+            os.close(answers[1])
+            self._members.append((pid, orders[1], answers[0]))
+        self._answers(1)
+
+    def work(self, seconds: float) -> tuple[float, float, float]:
+        """The sum of what all do, their seconds of CPU, and how long it took. Raises OSError if one has died."""
+        for _, orders, _ in self._members:
+            os.write(orders, ORDER.pack(seconds))
+        found = [RESULT.unpack(each) for each in self._answers(RESULT.size)]
+        return sum(each[0] for each in found), sum(each[1] for each in found), max(each[2] for each in found)
+
+    def close(self) -> None:
+        """Ends them."""
+        for pid, orders, answers in self._members:
+            os.close(orders)
+            os.close(answers)
+            os.waitpid(pid, 0)
+
+    def _answers(self, size: int) -> list[bytes]:
+        found = [os.read(answers, size) for _, _, answers in self._members]
+        if any(len(each) != size for each in found):
+            raise OSError("a worker process ended without a result")
+        return found
+
+
+def _obey(make: Callable[[], Kernel], orders: int, answers: int) -> None:
+    """In a child: does not return."""
+    try:
+        kernel = make()
+        os.write(answers, b"r")
+        while len(order := os.read(orders, ORDER.size)) == ORDER.size:
+            os.write(answers, RESULT.pack(*kernel(*ORDER.unpack(order))))
+    finally:
+        os._exit(0)
 
 
 def _measure(name: str, make: Callable[[int], Kernel], seconds: float, *, shares: bool) -> dict[str, Any]:
@@ -132,7 +146,11 @@ def _measure(name: str, make: Callable[[int], Kernel], seconds: float, *, shares
     workers = cpus()
     found = {f"{name}_core": single}
     if workers > 1:
-        every, more = repeated(lambda: together(lambda: make(workers), workers, slice_s), count, workers, shares=shares)
+        team = Team(lambda: make(workers), workers)
+        try:
+            every, more = repeated(lambda: team.work(slice_s), count, workers, shares=shares)
+        finally:
+            team.close()
         found[f"{name}_all"], others = every, max(others, more)
     return {"figures": found, "facts": {"cpus": workers, f"{name}_others": round(others, 2)}}
 

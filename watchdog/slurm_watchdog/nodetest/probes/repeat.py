@@ -21,6 +21,8 @@ TICKS_PER_S = 100.0
 """USER_HZ of proc(5): fixed by the kernel's interface on every architecture that Slurm is used on."""
 MORE = 3
 """At most so many times the wanted repetitions are done where some are disturbed."""
+BUDGET_S = 20.0
+"""Of one figure: a busy or slow node has fewer repetitions, and is not late for that."""
 LEAST = 3
 """Undisturbed repetitions that make a figure."""
 
@@ -84,7 +86,12 @@ def is_disturbed(others: float, lost: float, cpus: int, workers: int, *, shares:
 
 
 def repeated(
-    work: Callable[[], tuple[float, float, float]], count: int, workers: int = 1, *, shares: bool = False
+    work: Callable[[], tuple[float, float, float]],
+    count: int,
+    workers: int = 1,
+    *,
+    shares: bool = False,
+    budget_s: float = BUDGET_S,
 ) -> tuple[list[Any], float]:
     """Does `work` at least `count` times, and more while repetitions are disturbed.
 
@@ -95,7 +102,8 @@ def repeated(
     good: list[float] = []
     every: list[float] = []
     most = 0.0
-    while len(good) < count and len(every) < MORE * count:
+    until = clock.monotonic() + budget_s
+    while len(good) < count and len(every) < MORE * count and (not every or clock.monotonic() < until):
         busy, cpus = read_busy()
         held_s, began = throttled_s(), clock.monotonic()
         value, own_s, measured_s = work()

@@ -110,7 +110,7 @@ def worse_than(key: str, found: Measured, kind: Kind, others: Sequence[float], f
 
 
 def _against(value: float, kind: Kind, others: Sequence[float], spread: float, where: str) -> str:
-    """In ratios, by logarithms: rates of disks differ by factors, and none is below zero. `spread`: of its repetitions."""
+    """In ratios, by logarithms: rates of disks differ by factors, none is below zero. `spread`: of its repetitions."""
     middle = statistics.median(others)
     if middle <= 0 or value < 0 or min(others) <= 0:
         return ""

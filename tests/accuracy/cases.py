@@ -153,7 +153,7 @@ def lingering_zombie(s: Setup) -> Scene:
 SLOW_STEPS = 36
 """Thirty have to be slow (slow_job.LEAST_STEPS); the first one is dated some steps late where the noise is as
 large as the change."""
-SLOW_S = 900.0
+SLOW_S = 300.0
 """So long (slow_job.lasts), where steps are shorter."""
 
 
@@ -174,7 +174,7 @@ def slower_by_six_percent(s: Setup) -> Scene:
 
 
 def slower_by_five_percent(s: Setup) -> Scene:
-    """Five per cent at a noise of two: found in a quarter of an hour and what the date of the first one may be off."""
+    """Five per cent at a noise of two: found in 36 steps or 5 minutes, and what the date of the first one may be off."""
     scene = s.scene(Expect(("slow_job", "slow_node")), TIMED_FORMATS, every=1, step_s=10.0, jitter=0.02)
     at = s.warm_s(scene.job.plan, 150)
     scene.expect.within_s = max(SLOW_STEPS * 10.5 * 1.05, 1.2 * SLOW_S) + REPORT_S

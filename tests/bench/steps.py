@@ -49,7 +49,7 @@ class Slower(Struct, frozen=True):
 HEALTHY = (
     *(Healthy(kind) for kind in KINDS),
     *(Healthy(kind, 60.0) for kind in ("normal_0.02", "lognormal_0.4", "day_3_percent", "ar1_0.9_of_0.02")),
-    *(Healthy(kind, 1.0) for kind in ("bursts_2_to_10_min", "day_3_percent")),
+    *(Healthy(kind, 1.0) for kind in ("bursts_1_to_5_min", "day_3_percent")),
     Healthy("day_3_percent", 1.49, 1.0),
     Healthy("day_3_percent", 10.5, 1.0),
     Healthy("normal_0.02", 10.5, 1.0),
@@ -68,7 +68,7 @@ SLOWER = (
     Slower("every_10th_3x", 0.05, 25.0),
     Slower("a_third_1.2x", 0.10, 120.0),
     Slower("ar1_0.9_of_0.02", 0.10, 120.0),
-    Slower("bursts_2_to_10_min", 0.10, 180.0),
+    Slower("bursts_1_to_5_min", 0.10, 180.0),
 )
 
 

@@ -53,13 +53,13 @@ def _day(swing: float) -> Kind:
 
 
 def _bursts(chance: random.Random) -> Callable[[int, float], float]:
-    """Ten a day, of 2 to 10 minutes, ten minutes apart at least: a filesystem that others use."""
+    """Ten a day, of 1 to 5 minutes, ten minutes apart at least: a filesystem that others use."""
     begin, end, factor = chance.expovariate(1 / 7200.0), 0.0, 1.0
 
     def of(step: int, at: float) -> float:
         nonlocal begin, end, factor
         if at >= begin and end < begin:
-            end, factor = begin + chance.uniform(120, 600), chance.uniform(1.1, 2.0)
+            end, factor = begin + chance.uniform(60, 300), chance.uniform(1.1, 2.0)
         if begin <= at < end:
             return factor * (1 + chance.gauss(0, 0.02))
         if at >= end > begin:
@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {
     "a_third_1.2x": _now_and_then(0.35, 1.2),
     "half_1.2x": _now_and_then(0.5, 1.2),
     "day_3_percent": _day(0.03),
-    "bursts_2_to_10_min": _bursts,
+    "bursts_1_to_5_min": _bursts,
     "ar1_0.9_of_0.02": _remembering(0.9, 0.02),
     "ar1_0.9_of_0.05": _remembering(0.9, 0.05),
     "ar1_0.6_of_0.1": _remembering(0.6, 0.1),

@@ -148,7 +148,7 @@ def test_a_job_that_becomes_slow_is_found_by_the_dates_of_its_lines(log: str) ->
     trace = Trace(log=log)
     trace.go_on(600, steps=True)
     trace.slower = 1.08
-    trace.go_on(1200, steps=True)
+    trace.go_on(600, steps=True)
     assert [each.kind for each in trace.told()] == ["slow_job"]
 
 

@@ -1,7 +1,7 @@
 """`slow_job`: the job makes steps, but they take longer than they did. Reports since which step, and by how
 much.
 
-Fires: the step time rose by 5 % or more and stays so for 30 steps and 15 minutes at least; in a noisier log only
+Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes at least; in a noisier log only
 larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much.
 Note: step times alone name no node.
@@ -52,7 +52,7 @@ class SlowJob:
         ge=2,
         le=1000,
     )
-    lasts: float = span(900.0, "So long it has to be slower: what jobs share is slow for some minutes now and then.")
+    lasts: float = span(300.0, "So long it has to be slower: what jobs share is slow for some minutes now and then.")
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:

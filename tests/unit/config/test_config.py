@@ -153,9 +153,8 @@ def test_python_objects_in_yaml_are_refused() -> None:
 def test_an_unknown_key_gets_a_suggestion_or_the_list_of_known_ones() -> None:
     assert problems("controler: {}\n") == [(1, "controler", "unknown key; did you mean 'controller'?")]
     ((_, _, message),) = problems("slurm:\n  zzz: 1\n")
-    assert (
-        message == "unknown key; known keys: client, pyslurm_python, bin_directory, token_file, poll_interval, deadline"
-    )
+    keys = "client, pyslurm_python, bin_directory, token_file, slurmd_port, poll_interval, deadline"
+    assert message == f"unknown key; known keys: {keys}"
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:

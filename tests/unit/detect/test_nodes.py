@@ -3,17 +3,19 @@ accused for many."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
 from slurm_watchdog.detect.partition_or_outage import PartitionOrOutage
 from slurm_watchdog.detect.slurm_unreachable import SlurmUnreachable
-from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.cluster_view import ClusterView, UnreachedNode
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import SlurmNodeView
 from tests.builders.lost_nodes import NOW, cluster
-from tests.builders.views import slurm_job
+from tests.builders.views import job, progress, slurm_job
 
 
 def bad(findings: list) -> list[str]:
@@ -34,6 +36,43 @@ def test_a_node_with_a_job_that_is_lost_is_critical_and_names_the_job() -> None:
     ]
     assert found[0].severity is Severity.CRITICAL
     assert f"Jobs there: {slurm_job().job_id}." in found[0].summary
+
+
+GONE = UnreachedNode("n0", 3, 12.0)
+
+
+def gone(unreached: UnreachedNode = GONE, state: str = "ALLOCATED", silent: int = 1, **of_job: Any) -> ClusterView:
+    """n0 says nothing for 60 s, and its machine does not answer."""
+    view = cluster(silent, of=4, states={"n0": state})
+    stands = {"progress": progress(58.0, read_age_s=3.0), "job": slurm_job(nodes=("n0", "n1"))}
+    return replace(view, unreached=(unreached,), jobs=(job(**{**stands, **of_job}),))
+
+
+def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_says_so() -> None:
+    (found,) = [each for each in node_down.detect(gone()) if each.truth is Truth.BAD]
+    assert (found.actionable, found.exclude_nodes, found.severity) == (True, ("n0",), Severity.CRITICAL)
+    assert "neither its agent, for 60 s, nor its slurmd (3 connections in 12 s) answers" in found.summary
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        gone(replace(GONE, tries=2)),
+        gone(silent=0),
+        gone(state="IDLE+POWERED_DOWN"),
+        gone(progress=progress(40.0, read_age_s=3.0)),
+        gone(progress=progress(58.0, read_age_s=58.0)),
+        gone(progress=progress(58.0, read_age_s=None)),
+        gone(progress=None),
+        replace(
+            gone(),
+            jobs=(*gone().jobs, job(job=slurm_job(job_id="8", nodes=("n0",)), progress=progress(1.0, read_age_s=1.0))),
+        ),
+        replace(gone(), jobs=()),
+    ],
+)
+def test_a_node_that_does_not_answer_is_not_down_unless_all_its_jobs_are_known_to_stand(view: ClusterView) -> None:
+    assert bad(node_down.detect(view)) == []
 
 
 def test_no_agent_is_silent_while_all_report() -> None:

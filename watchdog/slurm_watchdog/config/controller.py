@@ -79,5 +79,11 @@ class Slurm(Section):
         description="File that holds the token SLURM_JWT, read for each command, so that it can be renewed; "
         "empty = the environment's, if there is one.",
     )
+    slurmd_port: int = Field(
+        6818,
+        description="SlurmdPort of slurm.conf: where a node is asked whether its machine is still there.",
+        ge=1,
+        le=65535,
+    )
     poll_interval: Span = Field(10.0, description="Time between two listings of jobs and nodes.")
     deadline: Span = Field(20.0, description="An answer that takes longer counts as unknown, never as empty.")

@@ -23,6 +23,7 @@ from slurm_watchdog.controller.api import listening, local_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
+from slurm_watchdog.controller.evidence.reach import to_port
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
@@ -110,7 +111,10 @@ async def _serve(
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
     )
     notifier = make_notifier(config, journal.outbox)
-    controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder)
+    answers = to_port(config.slurm.slurmd_port)
+    controller = Controller(
+        config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder, answers=answers
+    )
     if once:
         await controller.read_slurm()
         controller.tick()
@@ -172,6 +176,7 @@ async def live(
     await asyncio.gather(*tasks, return_exceptions=True)
     await controller.actions.close()
     await controller.evidence.close()
+    await controller.reach.close()
     await controller.collector.close()
 
 

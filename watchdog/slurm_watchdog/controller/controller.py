@@ -14,6 +14,7 @@ from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
+from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
@@ -64,7 +65,9 @@ class Controller:
         metrics: ControllerMetrics,
         recorder: Recorder | None = None,
         chunks: TickChunks = CHUNKS,
+        answers: Answers = nobody_knows,
     ):
+        """`answers`: asks whether a machine is there."""
         self.config = config
         self.recorder = recorder
         self.journal = journal
@@ -80,11 +83,9 @@ class Controller:
             partitions=config.jobs.partitions,
         )
         self.evidence = EvidenceRequests(
-            self.state,
-            self.commands,
-            probe_deadline_s=config.agent.probe_deadline,
-            interval_s=config.agent.interval,
+            self.state, self.commands, probe_deadline_s=config.agent.probe_deadline, interval_s=config.agent.interval
         )
+        self.reach = Reach(self.state, answers)
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
@@ -274,8 +275,7 @@ class Controller:
 
     def pieces(self) -> Iterator[None]:
         """The same; where it yields, all that was found out so far is written, and others may run: thousands of
-        incidents
-        at once hold up no action and no report. What is judged is judged before it yields first."""
+        incidents at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
         began_before, self._last_began = self._last_began, now
@@ -289,6 +289,7 @@ class Controller:
             self._record_itself(now)
             findings = self.judge.detect(now)
             self.evidence.serve(findings, now)
+            self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
             yield from self.decider.pieces(clock.monotonic())
@@ -378,10 +379,7 @@ class Controller:
         """Whether a whole tick was completed lately by a controller that can see; with the headline that
         everybody is shown."""
         good, why = self._sees()
-        return (
-            good,
-            why if not good or self._newest is None else f"{self._newest.level}: {self._newest.headline}",
-        )
+        return good, why if not good or self._newest is None else f"{self._newest.level}: {self._newest.headline}"
 
     def _sees(self) -> tuple[bool, str]:
         now = clock.monotonic()

@@ -1,6 +1,8 @@
 """`node_down`: Slurm itself has lost a node that had an agent.
 
-Fires: Slurm lists the node as DOWN, not responding or the like.
+Fires: Slurm lists the node as DOWN, not responding or the like. Or, before Slurm has noticed: its agent is silent
+(`controller.agent_silent_after`), three connections to its slurmd were in vain while other nodes answered, and its job,
+whose log is still read elsewhere, has made no step since.
 Names: the node.
 Note: Slurm requeues the jobs of the node by itself; one with a supervisor and `--no-kill` is started again in place.
 """
@@ -14,7 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, UnreachedNode
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
@@ -23,6 +25,10 @@ LISTINGS, LISTINGS_REPORTING = 2, 3
 """So many listings in a row, of a node whose agent is silent, too, and of one whose agent reports: after a
 broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come through before it takes a node
 back."""
+TRIES = 3
+"""Connections in vain, 5 s apart."""
+LAST_STEPS_S = 5.0
+"""A report's interval: lines of steps that were made before may be read so much later."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
 
@@ -36,20 +42,31 @@ class NodeDown:
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node that has ever reported and that Slurm knows, as far as it is asked about or down."""
     asked = asked_nodes(view)
-    states = {node.name: node for node in view.slurm_nodes if is_lost(node.state) or node.name in asked}
+    silent = set(view.silent_nodes)
+    gone = {each.name: each for each in view.unreached if each.tries >= TRIES and each.name in silent}
+    meant = asked | gone.keys()
+    states = {node.name: node for node in view.slurm_nodes if is_lost(node.state) or node.name in meant}
     nodes = [node for node in view.nodes if node.name in states] if states else []
-    silent, jobs = set(view.silent_nodes), jobs_by_node(view) if nodes else {}
+    jobs = jobs_by_node(view) if nodes else {}
     return [
-        _node_finding(view, node, states[node.name], node.name in silent, jobs.get(node.name, ())) for node in nodes
+        _node_finding(view, node, states[node.name], gone.get(node.name), node.name in silent, jobs.get(node.name, ()))
+        for node in nodes
     ]
 
 
 def _node_finding(
-    view: ClusterView, node: NodeView, slurm: SlurmNodeView, silent: bool, job_ids: tuple[str, ...]
+    view: ClusterView,
+    node: NodeView,
+    slurm: SlurmNodeView,
+    gone: UnreachedNode | None,
+    silent: bool,
+    job_ids: tuple[str, ...],
 ) -> Finding:
     finding = SPEC.about(f"node:{node.name}")
-    if not is_lost(slurm.state) or is_away(slurm.state, slurm.runs_job):
+    if is_away(slurm.state, slurm.runs_job) or not (is_lost(slurm.state) or gone):
         return finding.ok(f"Slurm has {node.name} as {slurm.state}")
+    if gone is not None and not is_lost(slurm.state):
+        return _gone(view, finding, node, slurm, gone, job_ids)
     age_s = view.now - node.reported_at
     quiet = silent or age_s > FRESH_S
     enough = LISTINGS if quiet else LISTINGS_REPORTING
@@ -73,6 +90,42 @@ def _node_finding(
         actionable=quiet and bool(job_ids),
         exclude_nodes=(node.name,),
     )
+
+
+def _gone(
+    view: ClusterView,
+    finding: Finding,
+    node: NodeView,
+    slurm: SlurmNodeView,
+    gone: UnreachedNode,
+    job_ids: tuple[str, ...],
+) -> Finding:
+    """BAD, of a node that Slurm still believes in, if its machine is gone for its jobs as well."""
+    age_s = view.now - node.reported_at
+    why = (
+        f"neither its agent, for {age_s:.0f} s, nor its slurmd ({gone.tries} connections in {gone.seconds:.0f} s) "
+        "answers, while other nodes do"
+    )
+    stand = [each for each in view.jobs if each.job.job_id in job_ids and _stands(each, age_s)]
+    if not stand or len(stand) < len(job_ids):
+        return finding.unknown(f"{node.name}: {why}; whether its jobs make steps is not known")
+    jobs = ", ".join(job_ids)
+    return replace(finding, job_ids=job_ids).bad(
+        f"{node.name} is gone: {why}; Slurm has it as {slurm.state}. No step since in its jobs: {jobs}.",
+        culprits=(Culprit(node=node.name, reason="neither its agent nor its slurmd answers"),),
+        facts=(f"scontrol show node {node.name}", why),
+        duration_s=age_s,
+        actionable=True,
+        exclude_nodes=(node.name,),
+    )
+
+
+def _stands(job: JobView, since_s: float) -> bool:
+    """Whether it is known that the job has made no step for so long."""
+    progress = job.progress
+    if progress is None or progress.read_age_s is None or progress.read_age_s > FRESH_S:
+        return False
+    return progress.age_s >= since_s - LAST_STEPS_S
 
 
 SPEC = DetectorSpec(

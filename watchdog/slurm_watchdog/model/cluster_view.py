@@ -352,6 +352,16 @@ class FilesystemView(Struct, frozen=True, kw_only=True):
     """(node, answer) of the probes since the trouble began."""
 
 
+class UnreachedNode(Struct, frozen=True):
+    """A node whose machine does not answer, while others do."""
+
+    name: str
+    tries: int
+    """In a row, since its agent's newest report."""
+    seconds: float
+    """Since the first of them."""
+
+
 class ClusterView(Struct, frozen=True, kw_only=True):
     """Everything, at one moment."""
 
@@ -364,6 +374,7 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     silent_nodes: tuple[str, ...] = ()
     silent_after_s: float | None = None
     """A node counts as silent after this time without a report."""
+    unreached: tuple[UnreachedNode, ...] = ()
     nodes: tuple[NodeView, ...] = ()
     """Every node that has ever reported, silent ones with what they said last."""
     slurm_nodes: tuple[SlurmNodeView, ...] = ()

@@ -31,6 +31,7 @@ from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
 from slurm_watchdog.controller.state.supervisors import Supervisors
+from slurm_watchdog.controller.state.unreached import UnreachedNodes
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView
@@ -93,6 +94,7 @@ class ClusterState:
         self.slurm_problem = ""
         """Why the newest answer of Slurm was of no use, where there was one."""
         self._watched_from: float | None = None
+        self.unreached = UnreachedNodes()
 
     # ------------------------------------------------------------------------------------ feeding
 
@@ -128,6 +130,7 @@ class ClusterState:
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
             self._jobs_seen_on.pop(name, None)
             self._unlisted_on.pop(name, None)
+            self.unreached.forget(name)
             self.nodes.forget(name)
             self.gpus.forget(name)
 
@@ -154,6 +157,7 @@ class ClusterState:
             return "duplicate"
         if report.age_s > self._report_lifetime_s:
             return "expired"
+        self.unreached.forget(report.node)
         if self.require_node_ownership:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
@@ -169,16 +173,13 @@ class ClusterState:
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
         for log in report.logs:
-            run = self._run(log.job_id)
-            if run is not None:
+            if (run := self._run(log.job_id)) is not None:
                 note_log(run, report.node, log, made_at)
         for checkpoint in report.checkpoints:
-            run = self._run(checkpoint.job_id)
-            if run is not None:
+            if (run := self._run(checkpoint.job_id)) is not None:
                 note_on_disk(run, report.node, checkpoint, made_at)
         for event in report.events:
-            run = self._run(event.job_id)
-            if run is not None:
+            if (run := self._run(event.job_id)) is not None:
                 note_event(run, report.node, event, made_at)
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
@@ -202,8 +203,7 @@ class ClusterState:
         for before in self._unlisted_on.pop(node, ()):
             before.unlisted.pop(node, None)
         for job_id, count in found.items():
-            run = self._run(job_id)
-            if run is not None and node in run.job.nodes:
+            if (run := self._run(job_id)) is not None and node in run.job.nodes:
                 run.unlisted[node] = run.unlisted.get(node, 0) + count
                 self._unlisted_on.setdefault(node, []).append(run)
         for row in report.left_out:
@@ -353,6 +353,7 @@ class ClusterState:
             reporting_nodes=reporting,
             silent_nodes=tuple(name for name in self.agents.known() if name not in here),
             silent_after_s=self.agents.silent_after_s,
+            unreached=self.unreached.views(now),
             nodes=self.nodes.views(),
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self.runs.ended(now, self.jobs.values())),

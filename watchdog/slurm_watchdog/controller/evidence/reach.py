@@ -1,0 +1,102 @@
+"""Whether the machines of agents that have fallen silent are still there: a connection to their slurmd's port, and
+at the same moment to those of others, which show that the way there is open.
+
+Slurm itself notices a node without power after a ping in vain: they are SlurmdTimeout / 3 apart, 100 s as shipped. A
+port that refuses is a machine that lives. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from slurm_watchdog.analysis.slurm_nodes import jobs_by_node
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.cluster_view import ClusterView
+
+LATE_S: Final = 20.0
+"""Four reports of an agent did not come: half of `agent_silent_after`, so that several tries are in when it is over."""
+EVERY_S: Final = 5.0
+FIRST_TRIES, LATER_EVERY_S = 12, 60.0
+ANSWER_S: Final = 3.0
+"""A second try of TCP (1 s after the first) is in it."""
+WITNESSES: Final = 2
+AT_ONCE: Final = 32
+
+Answers = Callable[[str], Awaitable[bool | None]]
+"""Given an address: whether somebody is there; None: that cannot be asked."""
+
+
+async def nobody_knows(address: str) -> bool | None:
+    """Where no machine is asked."""
+    return None
+
+
+def to_port(port: int) -> Answers:
+    """Asks by a TCP connection to this port."""
+
+    async def answers(address: str) -> bool | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                _, writer = await asyncio.open_connection(address, port)
+        except ConnectionRefusedError:
+            return True
+        except socket.gaierror:
+            return None
+        except OSError:  # a time-out is one
+            return False
+        writer.close()
+        return True
+
+    return answers
+
+
+class Reach:
+    """One event loop owns it; what it finds is kept in the state."""
+
+    def __init__(self, state: ClusterState, answers: Answers):
+        self._state, self._answers = state, answers
+        self._asked: dict[str, tuple[float, int]] = {}
+        """Node -> when it was asked last, and how often since its newest report."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def serve(self, view: ClusterView) -> None:
+        """Asks after the nodes of jobs whose agents are late; never waits."""
+        late = {each.name for each in view.nodes if view.now - each.reported_at >= LATE_S}
+        self._asked = {name: asked for name, asked in self._asked.items() if name in late}
+        busy = jobs_by_node(view) if late else {}
+        for name in sorted(late & busy.keys()):
+            at, tries = self._asked.get(name, (float("-inf"), 0))
+            every_s = EVERY_S if tries < FIRST_TRIES else LATER_EVERY_S
+            if name in self._tasks or len(self._tasks) >= AT_ONCE or view.now - at < every_s:
+                continue
+            others = [each for each in view.reporting_nodes if each not in late]
+            same_job = [each for each in others if set(busy.get(each, ())) & set(busy[name])]
+            witnesses = list(dict.fromkeys((*same_job, *others)))[:WITNESSES]
+            self._asked[name] = view.now, tries + 1
+            self._tasks[name] = asyncio.create_task(self._ask(name, witnesses, view.now))
+
+    async def _ask(self, node: str, witnesses: list[str], now: float) -> None:
+        try:
+            await self._compare(node, witnesses, now)
+        finally:
+            del self._tasks[node]
+
+    async def _compare(self, node: str, witnesses: list[str], now: float) -> None:
+        there, *others = await asyncio.gather(*(self._is_there(name) for name in (node, *witnesses)))
+        if there is False and True in others:
+            self._state.unreached.note(node, now)
+        elif there is not False:
+            self._state.unreached.forget(node)
+
+    async def _is_there(self, node: str) -> bool | None:
+        address = self._state.address_of(node)
+        return await self._answers(address) if address else None
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

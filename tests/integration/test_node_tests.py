@@ -47,6 +47,16 @@ def test_interrupted_it_cancels_its_jobs_which_say_whose_they_are(cluster: Clust
     assert wait_until(lambda: not cluster.squeue(), 15, 0.2), cluster.squeue()
 
 
+def test_killed_it_leaves_no_job_in_the_queue(cluster: Cluster) -> None:
+    tested = TestedNodes(cluster)
+    with tested.popen(
+        "n1", "n2", "--seconds", "30", "--only", "cpu", "--at-once", "2", stderr=subprocess.DEVNULL
+    ) as process:
+        assert wait_until(lambda: len(cluster.squeue()) == 2, 30, 0.2)
+        process.kill()
+    assert wait_until(lambda: not cluster.squeue(), 20, 0.2), cluster.squeue()
+
+
 def test_a_node_in_use_is_waited_for_and_then_not_tested(cluster: Cluster) -> None:
     tested = TestedNodes(cluster)
     job = cluster.sbatch("#!/bin/sh\nsleep 60\n", "--nodelist=n1")

@@ -1,8 +1,12 @@
-"""Sets the process name and the scheduling class SCHED_BATCH."""
+"""What a process sets of itself: its name, the scheduling class SCHED_BATCH, that it ends with its parent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def set_name(name: str) -> None:
@@ -25,3 +29,8 @@ def be_unobtrusive() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError:
         pass  # not allowed here: the default class remains
+
+
+def die_with_parent() -> None:
+    """For a child, before exec: SIGTERM when we end, however that comes about (prctl(2))."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

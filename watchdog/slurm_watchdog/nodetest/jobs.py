@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.nodetest.plan import JOB_NAME, NodeJob, Placement, job_options
@@ -111,6 +112,7 @@ class Salloc:
             process = await asyncio.create_subprocess_exec(
                 *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT, env=dict(self._commands.environ), cwd="/", start_new_session=True,
+                preexec_fn=die_with_parent,
             )  # fmt: skip
         except OSError as error:
             return lines.ended("", f"salloc cannot be started: {error.strerror}")

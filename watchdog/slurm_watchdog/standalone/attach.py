@@ -25,6 +25,7 @@ import msgspec
 import yaml
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.loading import load_config
 from slurm_watchdog.config.schema import Config
@@ -44,7 +45,7 @@ from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import CommandLineListings, Listings
 from slurm_watchdog.standalone import own_runs, report
-from slurm_watchdog.standalone.run import DETECTORS_OFF, die_with_parent, free_port, page_password
+from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ import msgspec
 
 from slurm_watchdog.agent.delivery.connect import UNIX
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.config.agent_settings import Settings, settings_of, write_settings
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
@@ -43,7 +44,7 @@ from slurm_watchdog.supervisor.launcher import Launcher
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
 FINAL_WAIT_S: Final = 2.0
@@ -309,11 +310,6 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
             job.not_ours.discard(process.pid)
             log.error("the agent has ended with %d (see %s); it is started again", code, lines.name)
             await asyncio.sleep(AGENT_PAUSE_S)
-
-
-def die_with_parent() -> None:
-    """For a child, before exec: SIGTERM when we end, however that comes about (prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _tail(output: Path) -> None:

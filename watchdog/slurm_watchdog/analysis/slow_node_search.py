@@ -31,8 +31,13 @@ SAME = 0.006
 per cent (P. Sinha et al., "Not all GPUs are created equal", SC 2022, without the slow ones)."""
 ERRORS = 3.0
 """Standard errors by which a run may miss its height."""
+LIKE = 1.5
+"""Standard errors by which a slow run may miss the height of the first one and be taken for the same: of two slow
+nodes that differ by less one may pass for the other, and does little harm."""
 LEAST_HEIGHT = 0.02
 """Slower by less is not searched for: the runs of one job differ by that."""
+LOST = 2
+"""Unclear runs one after the other, after which a run on nodes above suspicion shows what fast is at this hour."""
 SKIPPED = 5
 """First steps of a run, which compile, warm caches and fill pipelines."""
 
@@ -85,8 +90,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
     """Of the newest clear run: 0 where it was fast."""
     unclear: int
     """Runs that said nothing."""
+    unclear_now: int
+    """Of these the newest, one after the other."""
     acquitted: bool
-    """A run was slow although every node that it used has been in a faster one: it is none of the nodes."""
+    """A run was slow although every node that it used has been in a faster one: it is none of the nodes, and what
+    contradicts itself names nobody."""
     uncleared: tuple[str, ...] = ()
     """Nodes that were in no fast run yet."""
 
@@ -125,12 +133,13 @@ class _Read(Struct, frozen=True):
 
 def judge(search: SlowSearch) -> Verdict:
     """What the runs say, each of the nodes that it used."""
-    clear = _read(search)
+    clear, unclear_now = _read(search)
     at_most = _at_most(clear)
     slow = [run for run in clear if run.height > 0]
     groups = [(run, _group(run, search.suspects, at_most)) for run in slow]
     groups.sort(key=lambda each: (len(each[1]), -each[0].height))
     tested = any(run.height < slow[0].height - slow[0].room for run in clear)
+    acquitted = any(not group for _, group in groups)
     doubt = sum(run.doubt for run in clear)
     named: dict[str, SlowNode] = {}
     for run, group in groups:
@@ -139,11 +148,12 @@ def judge(search: SlowSearch) -> Verdict:
             named[node] = SlowNode(node=node, percent=percent_of(run.height), confidence=max(0.0, 1 - doubt))
     left = [group for _, group in groups if group and not any(node in group for node in named)]
     return Verdict(
-        named=tuple(sorted(named.values(), key=lambda each: -each.percent)),
+        named=() if acquitted else tuple(sorted(named.values(), key=lambda each: -each.percent)),
         suspects=tuple(tuple(sorted(group)) for group in left),
         height=clear[-1].height,
         unclear=1 + len(search.runs) - len(clear),
-        acquitted=any(not group for _, group in groups),
+        unclear_now=unclear_now,
+        acquitted=acquitted,
         uncleared=tuple(node for node in search.suspects if at_most[node] >= LEAST_HEIGHT),
     )
 
@@ -164,27 +174,36 @@ def _at_most(clear: Sequence[_Read]) -> dict[str, float]:
     return found
 
 
-def _read(search: SlowSearch) -> list[_Read]:
-    """The runs that were clearly slow or clearly fast, the one in which it became slow first."""
+def _read(search: SlowSearch) -> tuple[list[_Read], int]:
+    """The runs that were clearly slow or clearly fast, the one in which it became slow first; and how many of the
+    newest are not among them."""
     height = search.slow - search.fast
     read = [_Read(search.suspects, height, max(SAME, ERRORS * search.error), 0.0)]
-    drift, spread, clear_at = 0.0, 0.0, search.at
+    drift, spread, clear_at, unclear = 0.0, 0.0, search.at, 0
+    uncleared = set(search.suspects)
     for run in search.runs:
         hours = abs(run.at - clear_at) / 3600
         spread = hypot(spread, 2 * DAY_SWING * sin(pi / 24 * min(12.0, hours)) / ERRORS)
         error = sqrt(run.error**2 + search.error**2 + spread**2)
         room, raw = max(SAME, ERRORS * error), run.level - search.fast - drift
-        if raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= LEAST_HEIGHT / 2 + room:
+        innocent = unclear > 0 and abs(raw) <= 2 * DAY_SWING and uncleared.isdisjoint(run.nodes)
+        if innocent:  # it cannot but be fast, and says what fast is at this hour
+            drift, spread, raw = drift + raw, run.error, 0.0
+        elif raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= LEAST_HEIGHT / 2 + room:
+            unclear += 1
             continue  # slower than ever: something else is wrong; or neither slow nor fast
-        is_fast = raw < LEAST_HEIGHT - room
+        unclear = 0
+        is_fast = innocent or raw < LEAST_HEIGHT - room
+        if is_fast:
+            uncleared.difference_update(run.nodes)
         doubt = erfc(abs(raw - LEAST_HEIGHT * 0.75) / max(error, 1e-9) / sqrt(2)) / 2
         read.append(_Read(run.nodes, 0.0 if is_fast else raw, room, doubt))
         off = raw if is_fast else raw - height
-        if abs(off) <= room:  # of a level that is known: so much the hour of the day has changed
+        if is_fast or abs(off) <= LIKE * error:  # of a level that is known: so much the hour of the day has changed
             gain = spread**2 / error**2 if error > 0 else 0.0
             drift, spread = drift + gain * off, spread * sqrt(1 - gain)
         clear_at = run.at
-    return read
+    return read, unclear
 
 
 def leave_out(verdict: Verdict, at_most: int, chance: random.Random) -> tuple[str, ...]:
@@ -194,7 +213,9 @@ def leave_out(verdict: Verdict, at_most: int, chance: random.Random) -> tuple[st
     in no fast run: then a slow run says that the slow node is in the half that it used, however many there are.
     """
     out = [each.node for each in verdict.named]
-    if verdict.suspects:
+    if verdict.unclear_now >= LOST:
+        out += [node for node in verdict.uncleared if node not in out]
+    elif verdict.suspects:
         group = verdict.suspects[0]
         out += chance.sample(group, max(1, len(group) // 2))
         out += [node for node in verdict.uncleared if node not in group and node not in out]

@@ -16,8 +16,8 @@ from slurm_watchdog.analysis.slow_node_search import (
 )
 from slurm_watchdog.base.structs import Struct
 
-STEPS = 120
-"""Of a run that are measured, and so many more before the search."""
+STEPS = 180
+"""Of a run that are measured, half an hour; three times as many were seen before the search."""
 STEP_S = 10.0
 RESTART_EVERY_S = 2400.0
 

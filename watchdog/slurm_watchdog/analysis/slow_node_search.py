@@ -34,6 +34,8 @@ ERRORS = 3.0
 LIKE = 1.5
 """Standard errors by which a slow run may miss the height of the first one and be taken for the same: of two slow
 nodes that differ by less one may pass for the other, and does little harm."""
+SLOW = 0.025
+"""A run that is slower by less may be so by the hour of the day: it says nothing."""
 LEAST_HEIGHT = 0.02
 """Slower by less is not searched for: the runs of one job differ by that."""
 LOST = 2
@@ -189,7 +191,7 @@ def _read(search: SlowSearch) -> tuple[list[_Read], int]:
         innocent = unclear > 0 and abs(raw) <= 2 * DAY_SWING and uncleared.isdisjoint(run.nodes)
         if innocent:  # it cannot but be fast, and says what fast is at this hour
             drift, spread, raw = drift + raw, run.error, 0.0
-        elif raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= LEAST_HEIGHT / 2 + room:
+        elif raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= max(SLOW, LEAST_HEIGHT / 2 + room):
             unclear += 1
             continue  # slower than ever: something else is wrong; or neither slow nor fast
         unclear = 0

@@ -15,6 +15,7 @@ from statistics import median
 
 from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.memo import by_identity
+from slurm_watchdog.analysis.slow_node_search import restarts_needed
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -182,7 +183,8 @@ def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
         "nodes (other ones in their "
         f"place), {' '.join(half[:16])}{' …' if len(half) > 16 else ''}. Is it fast again, the slow one "
         "is among these, else among the "
-        "others; then half of those. Or a benchmark on each, for compute, memory and links",
+        f"others; then half of those: {restarts_needed(len(nodes), len(half))} restarts at most. Sooner: "
+        "`slurm-watchdog test-nodes` on those that are idle",
     )
 
 

@@ -120,9 +120,15 @@ def print_report(report: Report, chosen: Chosen) -> None:
 
 
 def _values(report: Report, node: str, name: str) -> list[float]:
-    """All of a node for one kind of figure; of links those to its neighbours."""
+    """All of a node for one kind of figure; of links those to its neighbours, of their directions the slower one."""
     if name.startswith("pair_"):
         of = [each for each in report.pairs if node in each.name.split(" ")]
+        if name == "pair_out":
+            return [
+                min(each.figures[name], each.figures.get("pair_in", each.figures[name]))
+                for each in of
+                if name in each.figures
+            ]
     else:
         of = [each for each in report.nodes if each.name == node]
     return [value for each in of for key, value in each.figures.items() if split_key(key)[0] == name]

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.model.slurm_states import is_drained, node_words, starts_jobs
+from slurm_watchdog.model.slurm_states import HOLDS_NODES, USED, is_drained, node_words, starts_jobs
 
 DRAIN_MARK = "slurm-watchdog:"
 """Begins the reason of every drain of ours (controller/actions/tools.py)."""
-BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
 
 
 class Selection(Struct, frozen=True, kw_only=True):
@@ -42,7 +41,7 @@ def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
         if job is None or not job.nodes:
             raise ValueError(f"Slurm knows no nodes of job {asked.job}: it has not started, or is forgotten")
         names += job.nodes
-        after = asked.job if job.state in ("RUNNING", "COMPLETING", "SUSPENDED") else ""
+        after = asked.job if job.state in HOLDS_NODES else ""
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"Slurm knows no node {', '.join(unknown)}")
     nodes = [known[name] for name in dict.fromkeys(names)] if names else list(view.nodes)
@@ -66,7 +65,7 @@ def _why_not(node: SlurmNode, asked: Selection) -> str | None:
     ours = is_drained(node.state) and node.reason.startswith(DRAIN_MARK)
     if asked.drained_by_us:
         return (
-            None if ours and not node_words(node.state) & BUSY else "it is not drained by slurm-watchdog, or is in use"
+            None if ours and not node_words(node.state) & USED else "it is not drained by slurm-watchdog, or is in use"
         )
     if not starts_jobs(node.state):
         return f"Slurm starts no job there: {node.state.lower()}{f' ({node.reason})' if node.reason else ''}"

@@ -66,7 +66,7 @@ def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_
 ) -> None:
     """The dead rank is why it is restarted; that hardware broke under it is why the restart goes elsewhere."""
     place = Path(cluster.directory) / "stand-in"  # which the agents may read
-    place.mkdir()
+    place.mkdir(exist_ok=True)
     library = standin.build(place)
     scenarios = {
         node: Scenario(place / node, gpus=(Gpu(uuid=f"GPU-{node}", bus="00000000:07:00.0", minor=0, **HEALTHY),))

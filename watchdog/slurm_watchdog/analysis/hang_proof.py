@@ -38,7 +38,7 @@ from slurm_watchdog.model.observations import Role
 
 DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
 """So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
-SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 11.0, 4.0
+SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 9.0, 3.0
 """So many, over so long, before anything is done: a second look, some seconds after the verdict."""
 LIFT = 1.5
 """The longest time between two steps of the last day has to be exceeded so many times."""

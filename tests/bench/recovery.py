@@ -115,15 +115,13 @@ def run(figures: Figures, names: Sequence[str], *, write: bool) -> None:
         say(f"recovery: skipped: {reason}")
         figures.missed.append("recovery")
         return
-    done = []
     for case in CASES:
         for way in (IN_PLACE, REQUEUE):
             if not names or any(name in f"{case.name}.{way}" for name in names):
                 result = play(case, way, str(python))
                 add(figures, case, result)
-                done.append(result)
-    if write:
-        keep(done)
+                if write:
+                    keep([result])
 
 
 def play(case: Case, way: str, python: str) -> Recovery:

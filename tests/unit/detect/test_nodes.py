@@ -44,7 +44,7 @@ GONE = UnreachedNode("n0", 3, 12.0)
 def gone(unreached: UnreachedNode = GONE, state: str = "ALLOCATED", silent: int = 1, **of_job: Any) -> ClusterView:
     """n0 says nothing for 60 s, and its machine does not answer."""
     view = cluster(silent, of=4, states={"n0": state})
-    stands = {"progress": progress(58.0, read_age_s=3.0), "job": slurm_job(nodes=("n0", "n1"))}
+    stands = {"progress": progress(48.0, read_age_s=3.0), "job": slurm_job(nodes=("n0", "n1"))}
     return replace(view, unreached=(unreached,), jobs=(job(**{**stands, **of_job}),))
 
 
@@ -60,7 +60,7 @@ def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_sa
         gone(replace(GONE, tries=2)),
         gone(silent=0),
         gone(state="IDLE+POWERED_DOWN"),
-        gone(progress=progress(40.0, read_age_s=3.0)),
+        gone(progress=progress(44.0, read_age_s=3.0)),
         gone(progress=progress(58.0, read_age_s=58.0)),
         gone(progress=progress(58.0, read_age_s=None)),
         gone(progress=None),

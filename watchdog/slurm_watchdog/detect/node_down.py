@@ -27,8 +27,9 @@ broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come 
 back."""
 TRIES = 3
 """Connections in vain, 5 s apart."""
-LAST_STEPS_S = 5.0
-"""A report's interval: lines of steps that were made before may be read so much later."""
+LAST_STEPS_S = 15.0
+"""Three intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
+later, and reports are late now and then."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
 

@@ -351,7 +351,7 @@ def test_on_that_day_every_guard_of_the_policy_objected(day: tuple[Day, Outcome]
     assert any(each.verdict is Verdict.OBSERVED for each in day[1].decided)
     reasons = " ".join(each.reason for each in day[1].decided)
     assert "a storm was over only" in reasons
-    assert "not drained: 0 nodes are out already" in reasons
+    assert "not drained: out of service already: 0 nodes" in reasons
     actions = {each.action for each in day[1].decided if each.verdict is Verdict.ALLOWED}
     assert actions >= {Action.REQUEUE, Action.END_PROCESS}
     assert {each.kind for each in day[1].incidents} >= {

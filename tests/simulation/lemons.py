@@ -1,4 +1,4 @@
-"""A synthetic year of 1,000 nodes, three of them lemons: whom does the ledger suspect at a node's third event?
+"""A synthetic year of 1,000 nodes, three of them lemons: which does the ledger suspect at a node's third event?
 
 `python -m tests.simulation.lemons --years 40` prints one line of JSON. Every node fails now and then: 6.5 times in
 1,000 node-days, the rate of Meta's RSC-1 (A. Kokolis et al., arXiv:2410.21680), three times what RSC-2 has. A lemon

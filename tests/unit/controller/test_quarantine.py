@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -149,7 +148,7 @@ def test_a_node_that_was_returned_is_drained_again_only_for_something_new(cluste
     assert cluster.done[-1] == "drain n1" and len(cluster.all()) == 2
 
 
-def test_without_permission_nothing_is_drained_and_what_is_out_goes_on(cluster: Cluster) -> None:
+def test_without_permission_nothing_is_drained_and_what_is_out_is_looked_after(cluster: Cluster) -> None:
     cluster.sweep(drains=False)
     assert cluster.done == []
     cluster.sweep()
@@ -158,13 +157,24 @@ def test_without_permission_nothing_is_drained_and_what_is_out_goes_on(cluster: 
     assert cluster.done == ["drain n1", "undrain n1"]
 
 
-@pytest.mark.parametrize("change", [{"reason": "ann looks at it"}, {"reason_at": 5.0}])
-def test_a_node_whose_drain_somebody_has_changed_is_his(cluster: Cluster, change: dict[str, Any]) -> None:
+def test_a_node_with_another_reason_is_left_to_whoever_wrote_it(cluster: Cluster) -> None:
     cluster.sweep()
-    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **change)
+    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], reason="ann looks at it")
     cluster.says("test_passed")
     cluster.sweep()
     assert cluster.all()[0].state is QuarantineState.LEFT and "undrain n1" not in cluster.done
+
+
+def test_a_drain_that_a_test_lifts_for_its_reservation_and_puts_back_is_still_ours(cluster: Cluster) -> None:
+    cluster.sweep()
+    drained = cluster.slurm.nodes["n1"]
+    cluster.slurm.nodes["n1"] = replace(drained, state="IDLE+MAINT+RESERVED", reason="", reason_at=None)
+    cluster.sweep()
+    assert cluster.all()[0].state is QuarantineState.DRAINED
+    cluster.slurm.nodes["n1"] = replace(drained, reason_at=500.0)
+    cluster.says("test_passed")
+    cluster.sweep()
+    assert cluster.done == ["drain n1", "undrain n1"]
 
 
 def test_a_node_that_somebody_gave_back_without_a_test_is_left_to_him(cluster: Cluster) -> None:
@@ -237,9 +247,12 @@ def nodes(**states: str) -> list[SlurmNode]:
         (nodes(n1="ALLOCATED,gpu", n2="MIXED,gpu"), None),
         (nodes(n2="IDLE,gpu"), "knows no node"),
         (nodes(n1="IDLE+DRAIN,gpu", n2="IDLE,gpu"), "drained already: why"),
-        (nodes(n1="IDLE,gpu", n2="DOWN,gpu", n3="IDLE,gpu", n4="IDLE,gpu"), "1 nodes are out already, and 1 may be"),
+        (
+            nodes(n1="IDLE,gpu", n2="DOWN,gpu", n3="IDLE,gpu", n4="IDLE,gpu"),
+            "out of service already: 1 node; allowed: 1",
+        ),
         (nodes(n1="IDLE,gpu,big", n2="IDLE,gpu", n3="IDLE,gpu"), "last node of partition big"),
-        (nodes(n1="IDLE,gpu"), "0 nodes are out already, and 0 may be"),
+        (nodes(n1="IDLE,gpu"), "out of service already: 0 nodes; allowed: 0"),
     ],
     ids=[
         "free",

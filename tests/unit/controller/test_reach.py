@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.evidence.reach import Reach, to_port
+from slurm_watchdog.controller.evidence.reach import Reach, SlurmdPort
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.report import Report
@@ -82,9 +83,37 @@ def test_a_port_that_is_open_or_refuses_is_a_machine_that_lives_and_a_name_witho
     async def ask() -> list[bool | None]:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
-            port = bound.getsockname()[1]
-            refused = await to_port(port)("127.0.0.1")
+            answers = SlurmdPort(bound.getsockname()[1])
+            refused = await answers("127.0.0.1")
             bound.listen()
-            return [refused, await to_port(port)("127.0.0.1"), await to_port(port)("no-such-node.invalid")]
+            return [refused, await answers("127.0.0.1"), await answers("no-such-node.invalid")]
 
     assert asyncio.run(ask()) == [True, True, None]
+
+
+def test_a_controller_without_file_descriptors_says_nothing_about_the_node() -> None:
+    async def ask() -> list[bool | None]:
+        answers = SlurmdPort(1)
+        await answers("127.0.0.1")
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+        try:
+            without = await answers("127.0.0.1")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return [without, await answers("127.0.0.1")]
+
+    assert asyncio.run(ask()) == [None, True]
+
+
+def test_after_a_name_without_an_answer_none_is_looked_up_and_a_known_one_is_still_asked() -> None:
+    async def ask() -> list[bool | None]:
+        answers = SlurmdPort(1)
+        return [
+            await answers("localhost"),
+            await answers("no-such-node.invalid"),
+            await answers("127.0.0.1"),
+            await answers("localhost"),
+        ]
+
+    assert asyncio.run(ask()) == [True, None, None, True]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
 from slurm_watchdog.detect.partition_or_outage import PartitionOrOutage
 from slurm_watchdog.detect.slurm_unreachable import SlurmUnreachable
-from slurm_watchdog.model.cluster_view import ClusterView, UnreachedNode
+from slurm_watchdog.model.cluster_view import ClusterView, Progress, UnreachedNode
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import SlurmNodeView
 from tests.builders.lost_nodes import NOW, cluster
@@ -44,8 +44,13 @@ GONE = UnreachedNode("n0", 3, 12.0)
 def gone(unreached: UnreachedNode = GONE, state: str = "ALLOCATED", silent: int = 1, **of_job: Any) -> ClusterView:
     """n0 says nothing for 60 s, and its machine does not answer."""
     view = cluster(silent, of=4, states={"n0": state})
-    stands = {"progress": progress(48.0, read_age_s=3.0), "job": slurm_job(nodes=("n0", "n1"))}
+    stands = {"progress": without_a_step(48.0), "job": slurm_job(nodes=("n0", "n1"))}
     return replace(view, unreached=(unreached,), jobs=(job(**{**stands, **of_job}),))
+
+
+def without_a_step(age_s: float, **changes: Any) -> Progress:
+    """Of a run with steps of a second, whose log is still read."""
+    return progress(age_s, **{"read_age_s": 3.0, "paces_s": (1.0,) * 100, "longest_pace_s": 4.0, **changes})
 
 
 def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_says_so() -> None:
@@ -60,9 +65,11 @@ def test_a_node_that_answers_nobody_while_its_job_stands_is_down_before_slurm_sa
         gone(replace(GONE, tries=2)),
         gone(silent=0),
         gone(state="IDLE+POWERED_DOWN"),
-        gone(progress=progress(44.0, read_age_s=3.0)),
-        gone(progress=progress(58.0, read_age_s=58.0)),
-        gone(progress=progress(58.0, read_age_s=None)),
+        gone(progress=without_a_step(44.0)),
+        gone(progress=without_a_step(58.0, read_age_s=58.0)),
+        gone(progress=without_a_step(58.0, read_age_s=None)),
+        gone(progress=without_a_step(58.0, longest_pace_s=40.0)),  # as in an evaluation
+        gone(progress=without_a_step(58.0, phase="evaluating")),
         gone(progress=None),
         replace(
             gone(),

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from slurm_watchdog.analysis.held_processes import is_held, is_on_storage
 from slurm_watchdog.analysis.job_state import has_ended
-from slurm_watchdog.analysis.lateness import is_late, late_after_s
+from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
 from slurm_watchdog.analysis.progress_limit import has_just_grown
 from slurm_watchdog.analysis.rank_activity import FALLEN_POWER
 from slurm_watchdog.analysis.rank_motion import STILL_BYTES_S, STILL_CPU
@@ -40,8 +40,6 @@ DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
 """So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
 SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 9.0, 3.0
 """So many, over so long, before anything is done: a second look, some seconds after the verdict."""
-LIFT = 1.5
-"""The longest time between two steps of the last day has to be exceeded so many times."""
 MAX_OUTSIDE = 0.25
 """Share of the ranks that may stand outside; one in any case."""
 SAVED_LATELY_S = 60.0
@@ -120,7 +118,7 @@ def proof_of_hang(job: JobView) -> Proof | None:
         return None
     span_s = _row_s(row)
     began_late = progress.age_s - row.snapshots[0].age_s >= late_s - 1.0
-    if span_s < SPAN_S or not began_late or progress.age_s < LIFT * progress.longest_pace_s or _speaks_against(job):
+    if span_s < SPAN_S or not began_late or not is_unheard_of(progress) or _speaks_against(job):
         return None
     voted = vote(row.snapshots, job.ranks)
     culprits = _culprits(job, row, voted, span_s)

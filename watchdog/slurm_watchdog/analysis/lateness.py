@@ -22,6 +22,8 @@ times without memory the next one is beyond both less than once in a hundred: of
 times an hour, and EARLY_DUMPS_AN_HOUR is for that."""
 READ_S = 8.0
 """The log was read so lately, or nobody knows whether there is a step: one report every 5 s, and some slack."""
+LIFT = 1.5
+"""The longest time between two steps of the last day has to be exceeded so many times, before anything is concluded."""
 UNSEEN_SHARE = 0.5
 """Of the time since the last step so much has to be known to be without one."""
 
@@ -50,6 +52,12 @@ def due_after_s(paces_s: tuple[float, ...]) -> float | None:
 @by_identity
 def _due_s(paces_s: tuple[float, ...]) -> float:
     return sorted(paces_s)[len(paces_s) // 2]
+
+
+def is_unheard_of(progress: Progress) -> bool:
+    """Whether the run has been without a step for longer than ever in the last day: what has ended by itself before
+    may do so again."""
+    return progress.age_s >= LIFT * progress.longest_pace_s
 
 
 def is_late(job: JobView) -> bool:

@@ -1,4 +1,4 @@
-"""What the controller answers about nodes, and what it is told of them, as frozen values."""
+"""What the controller answers about nodes, and what is reported to it of them, as frozen values."""
 
 from __future__ import annotations
 

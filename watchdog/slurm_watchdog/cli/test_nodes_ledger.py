@@ -17,7 +17,7 @@ from slurm_watchdog.nodetest.judge import Verdict
 
 DEADLINE_S = 10.0
 MOST_PASSED = 200
-"""Nodes that are well of which it is told: the controller takes 2,000 events a day."""
+"""Healthy nodes that are reported to the controller: it takes 2,000 events a day."""
 
 
 def events_of(verdict: Verdict, run: str) -> list[NodeEventRequest]:

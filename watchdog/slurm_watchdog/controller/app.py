@@ -23,7 +23,7 @@ from slurm_watchdog.controller.api import listening, local_socket
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
-from slurm_watchdog.controller.evidence.reach import to_port
+from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
@@ -111,7 +111,7 @@ async def _serve(
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
     )
     notifier = make_notifier(config, journal.outbox)
-    answers = to_port(config.slurm.slurmd_port)
+    answers = SlurmdPort(config.slurm.slurmd_port)
     controller = Controller(
         config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder, answers=answers
     )

@@ -83,7 +83,7 @@ class NodeLedger:
         self._forget()
 
     def note_incident(self, incident: Incident) -> None:
-        """An incident is, or has become, something else: what it is held against whom follows it. What another
+        """An incident is, or has become, something else: the events that it made follow it. What another
         incident has once explained stays withdrawn."""
         now = self._wall()
         chain, compared = self._job_facts(incident)

@@ -50,7 +50,7 @@ STACKS_FROM_SHARE = 0.3
 SPACING = 0.25
 """Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
 EARLY_DUMPS = 2
-"""Before `grace` the newest two count: in the one before them the survivors may still have been told of the end."""
+"""Before `grace` the newest two count: in the one before them the survivors may still hear of the end."""
 PATIENCE = 10.0
 """So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
 NO_LAUNCHERS = frozenset({"bash", "sh", "dash", "srun", "slurm_script"})

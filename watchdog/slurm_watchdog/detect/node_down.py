@@ -2,7 +2,7 @@
 
 Fires: Slurm lists the node as DOWN, not responding or the like. Or, before Slurm has noticed: its agent is silent
 (`controller.agent_silent_after`), three connections to its slurmd were in vain while other nodes answered, and its job,
-whose log is still read elsewhere, has made no step since.
+whose log is still read elsewhere, has made no step since, for longer than in any pause before.
 Names: the node.
 Note: Slurm requeues the jobs of the node by itself; one with a supervisor and `--no-kill` is started again in place.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.actions import Rung
@@ -122,9 +123,9 @@ def _gone(
 
 
 def _stands(job: JobView, since_s: float) -> bool:
-    """Whether it is known that the job has made no step for so long."""
+    """Whether it is known that the job has made no step for so long, and that this is more than a pause."""
     progress = job.progress
-    if progress is None or progress.read_age_s is None or progress.read_age_s > FRESH_S:
+    if progress is None or not is_late(job) or not is_unheard_of(progress):
         return False
     return progress.age_s >= since_s - LAST_STEPS_S
 

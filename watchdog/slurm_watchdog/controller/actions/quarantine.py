@@ -17,7 +17,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.model.slurm_states import is_drained
+from slurm_watchdog.model.slurm_states import is_drained, is_only_reserved
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ async def sweep(
     tools: QuarantineTools, suspects: Sequence[tuple[str, str]], known: Sequence[SlurmNode], *, drains: bool
 ) -> None:
     """One round. `suspects`: (node, id of the incident that calls it so), `known`: Slurm's newest listing of all nodes.
-    Without `drains` nothing new is taken out, and what is out goes on to its end. Raises JournalError."""
+    Without `drains` nothing new is taken out, what is out is looked after to its end. Raises JournalError."""
     for entry in tools.journal.quarantines.open():
         await _attend(tools, entry, known)
     if not drains:
@@ -95,17 +95,19 @@ async def _drain(tools: QuarantineTools, entry: Quarantine, now: SlurmNode, know
 
 
 async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode) -> None:
+    if is_only_reserved(now.state):
+        return  # `test-nodes --drained-by-us` has lifted the drain for its reservation, and puts it back
     if not is_drained(now.state):
         said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
         _given_back(tools, entry, said, "it is back in service")
         return
-    if now.reason != entry.reason or now.reason_at != entry.reason_at:
+    if now.reason != entry.reason:  # which names our incident: after a test it has another time
         _end(tools, entry, QuarantineState.LEFT, f"somebody else has it in hand: {now.reason}")
         return
     said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
     if said is None or said.kind == NodeEventKind.TEST_FAILED:
         return
-    settled, why = await drain.undrain(tools.slurm, entry.node, entry.reason, entry.reason_at)
+    settled, why = await drain.undrain(tools.slurm, entry.node, entry.reason, now.reason_at)
     if settled:
         _given_back(tools, entry, said, why)
 

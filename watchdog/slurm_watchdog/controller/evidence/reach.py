@@ -8,11 +8,13 @@ port that refuses is a machine that lives. Nothing is sent.
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import jobs_by_node
+from slurm_watchdog.base import clock
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ClusterView
 
@@ -22,6 +24,11 @@ EVERY_S: Final = 5.0
 FIRST_TRIES, LATER_EVERY_S = 12, 60.0
 ANSWER_S: Final = 3.0
 """A second try of TCP (1 s after the first) is in it."""
+RESOLVED_S: Final = 600.0
+"""A cloud gives a name another address with each start of the node."""
+NO_NAMES_S: Final = 60.0
+"""After a name without an answer none is looked up."""
+GONE: Final = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 WITNESSES: Final = 2
 AT_ONCE: Final = 32
 
@@ -34,23 +41,49 @@ async def nobody_knows(address: str) -> bool | None:
     return None
 
 
-def to_port(port: int) -> Answers:
-    """Asks by a TCP connection to this port."""
+class SlurmdPort:
+    """Asks by a TCP connection to this port. One event loop owns it."""
 
-    async def answers(address: str) -> bool | None:
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._known: dict[str, tuple[float, str]] = {}
+        """Name -> when it was looked up, and its address."""
+        self._no_names_until = float("-inf")
+        self._one_at_a_time = asyncio.Lock()
+
+    async def __call__(self, address: str) -> bool | None:
+        number = await self._resolve(address)
+        if number is None:
+            return None
         try:
             async with asyncio.timeout(ANSWER_S):
-                _, writer = await asyncio.open_connection(address, port)
-        except ConnectionRefusedError:
+                _, writer = await asyncio.open_connection(number, self._port)
+        except (ConnectionRefusedError, ConnectionResetError):
             return True
-        except socket.gaierror:
-            return None
-        except OSError:  # a time-out is one
+        except TimeoutError:
             return False
+        except OSError as error:  # our own network, or too many open files: that says nothing about the node
+            return False if error.errno in GONE else None
         writer.close()
         return True
 
-    return answers
+    async def _resolve(self, name: str) -> str | None:
+        """A resolver that hangs holds up one thread a minute, and convicts no node."""
+        async with self._one_at_a_time:
+            now = clock.monotonic()
+            at, number = self._known.get(name, (float("-inf"), ""))
+            if now - at < RESOLVED_S:
+                return number
+            if now < self._no_names_until:
+                return None
+            try:
+                asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found = await asyncio.wait_for(asked, ANSWER_S)
+            except (OSError, TimeoutError):
+                self._no_names_until = now + NO_NAMES_S
+                return None
+            self._known[name] = now, str(found[0][4][0])
+            return self._known[name][1]
 
 
 class Reach:

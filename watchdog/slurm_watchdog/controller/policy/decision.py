@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
@@ -149,7 +150,7 @@ def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:
         names = ", ".join(nodes)
-        return (), (f"{names} not drained: {len(out)} nodes are out already, and {allowed} may be",)
+        return (), (f"{names} not drained: out of service already: {plural(len(out), 'node')}; allowed: {allowed}",)
     return nodes, ()
 
 

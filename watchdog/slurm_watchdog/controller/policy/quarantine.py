@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.ledger.counted import OWN_KINDS, strength_of
@@ -29,7 +30,7 @@ def objection_to_draining(node: str, known: Sequence[SlurmNode], most: int, perc
     out = sum(is_out(each.state) for each in known)
     allowed = min(most, int(len(known) * percent / 100))
     if out + (0 if is_out(mine.state) else 1) > allowed:
-        return f"{out} nodes are out already, and {allowed} may be"
+        return f"out of service already: {plural(out, 'node')}; allowed: {allowed}"
     for partition in mine.partitions:
         others = (each for each in known if each.name != node and partition in each.partitions)
         if not any(starts_jobs(each.state) for each in others):

@@ -92,7 +92,7 @@ def _listen(asked: dict[str, Any], token: bytes) -> socket.socket:
 
 
 def _connect(address: str, token: bytes) -> socket.socket:
-    """A connection to whom answers the token there; the other node may not listen yet."""
+    """A connection to the process that answers with the token; the other node may not listen yet."""
     until, why = clock.monotonic() + MEET_S, "it does not answer"
     pause = threading.Event()
     while clock.monotonic() < until:

@@ -24,6 +24,7 @@ from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event
+from tests.builders.silences import Given
 
 PAST = [event(days, "node0001", place=GPU, incident_id=f"i{days}") for days in (1, 4, 9)]
 """Of node0001, which is suspect."""
@@ -43,6 +44,7 @@ class FixedController:
         self.ledger = SimpleNamespace(suspicions=lambda: past, history=lambda node: by_node(PAST).get(node, []))
         self.state = SimpleNamespace(node_addresses={})
         self.journal = Remembered(incidents)
+        self.silences = Given(incidents).silences()
 
     def health(self) -> Health:
         return health(

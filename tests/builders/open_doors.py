@@ -29,6 +29,7 @@ from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
 from tests.builders.evidence_rows import add_evidence
 from tests.builders.node_past import a_ledger
+from tests.builders.silences import Given
 
 OWNER, OPERATOR, STRANGE, GROUP = 1501, 1700, 1600, 900
 """GROUP is the group of those who may use the socket, OPERATORS_GROUP that of operators."""
@@ -97,7 +98,9 @@ class Controller:
         )
         self.ledger = a_ledger(self.journal)
         self.ledger.note_incident(incident(kind=IncidentKind.GPU_FAULT, owners=(OWNER,)))
+        self.silences = Given(self.judge.incidents, clock.wall(), self.journal).silences()
         self.state = SimpleNamespace(
+            jobs={"7": slurm_job},
             job_view=lambda *_: self.view,
             node_addresses={},
             apply_job=lambda *_: None,

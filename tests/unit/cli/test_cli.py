@@ -55,7 +55,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "doctor", "run", "attach", "demo", "test-nodes",
+        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "doctor", "run", "attach", "demo", "test-nodes", "ack", "silence",
     }  # fmt: skip
 
 
@@ -435,6 +435,34 @@ def test_pause_and_resume_send_the_reason_and_say_what_it_means(controller: Fake
         "schema_version": 1,
         "paused": None,
     }
+
+
+HELD = {"id": "s1", "what": "node n1", "by": "ann", "reason": "a cable", "at": 1.0, "until": 3600.0}
+
+
+def test_silence_sends_what_is_selected_and_lists_what_holds(controller: FakeController) -> None:
+    controller.answers["POST", "/v1/silences"] = {"id": "s1", "silences": [HELD]}
+    controller.answers["GET", "/v1/silences"] = {"id": None, "silences": []}
+    controller.answers["POST", "/v1/silences/s1/end"] = {"id": None, "silences": []}
+    made = run("silence", "--node", "n[1-2]", "--for", "4h", "--reason", "a cable", socket=controller.path, TZ="UTC")
+    assert made.exit_code == 0 and made.stdout.startswith("node n1, silenced by ann until 1970-01-01")
+    assert "Nothing is silenced" in run("silence", socket=controller.path).stdout
+    assert run("silence", "--end", "s1", socket=controller.path).exit_code == 0
+    body = {"kinds": [], "jobs": [], "nodes": ["n1", "n2"], "for_s": 14400.0, "reason": "a cable"}
+    assert controller.requests == [
+        ("POST", "/v1/silences", body), ("GET", "/v1/silences", None), ("POST", "/v1/silences/s1/end", {}),
+    ]  # fmt: skip
+    wrong = run("silence", "--node", "n1", "--for", "2", socket=controller.path)
+    assert (wrong.exit_code, "a duration needs a number and a unit" in wrong.stderr) == (2, True)
+
+
+def test_ack_sends_the_reason_and_says_who_looks_after_it(controller: FakeController) -> None:
+    held = {"id": "a1", "what": "incident 7f3a", "by": "ann", "reason": "cable", "at": 1.0, "until": None}
+    controller.answers["POST", "/v1/incidents/7f3a/acknowledge"] = {"id": "a1", "silences": [held]}
+    told = run("ack", "7f3a", "cable", socket=controller.path)
+    assert (told.exit_code, told.stdout) == (0, "incident 7f3a, acknowledged by ann: cable (a1)\n")
+    controller.answers["GET", "/v1/status"] = status(silences=[HELD])
+    assert "Silenced: node n1" in run("status", socket=controller.path).stdout
 
 
 def allowed(**changes: Any) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     summary: str = ""
     summary_at: float | None = None
     """When that was judged last."""
+    quiet: str = ""
+    """Who has silenced or acknowledged it."""
 
 
 class Delivery(Answer, frozen=True, kw_only=True):
@@ -103,6 +105,24 @@ class Delivery(Answer, frozen=True, kw_only=True):
     """Since when it fails; None: it does not."""
     error: str = ""
     waiting: int = 0
+
+
+class Silence(Answer, frozen=True, kw_only=True):
+    """What people are not notified of; `until` None: an incident that somebody looks after."""
+
+    id: str
+    what: str = ""
+    reason: str = ""
+    by: str = ""
+    at: float | None = None
+    until: float | None = None
+
+
+class Silences(Answer, frozen=True, kw_only=True):
+    """Those that hold, and the id of the one that was just made."""
+
+    id: str | None = None
+    silences: tuple[Silence, ...] = ()
 
 
 class LeftOut(Answer, frozen=True, kw_only=True):
@@ -131,6 +151,7 @@ class Status(Answer, frozen=True, kw_only=True):
     jobs: tuple[Job, ...] = ()
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
+    silences: tuple[Silence, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     waiting: dict[str, str] = {}

@@ -6,14 +6,14 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from slurm_watchdog.cli.api_types import Accepted, DiagnosisProgress, Explanation, Incident, Paused, Status
+from slurm_watchdog.cli.api_types import Accepted, DiagnosisProgress, Explanation, Incident, Paused, Silences, Status
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 
 T = TypeVar("T")
@@ -133,6 +133,23 @@ class Client:
     def resume(self) -> tuple[Paused, Any]:
         """Actions are allowed again."""
         return self._ask("POST", "/v1/resume", Paused, {})
+
+    def silences(self) -> tuple[Silences, Any]:
+        """What people are not notified of."""
+        return self._ask("GET", "/v1/silences", Silences)
+
+    def silence(self, selectors: Mapping[str, list[str]], for_s: float, reason: str) -> tuple[Silences, Any]:
+        """No messages about these `kinds`, `jobs` and `nodes` for so long."""
+        return self._ask("POST", "/v1/silences", Silences, {**selectors, "for_s": for_s, "reason": reason})
+
+    def end_silence(self, silence_id: str) -> tuple[Silences, Any]:
+        """Ends a silence, or takes an acknowledgement back."""
+        return self._ask("POST", f"/v1/silences/{quote(silence_id, safe='')}/end", Silences, {})
+
+    def acknowledge(self, incident_id: str, reason: str) -> tuple[Silences, Any]:
+        """Says that the caller looks after an incident."""
+        target = f"/v1/incidents/{quote(incident_id, safe='')}/acknowledge"
+        return self._ask("POST", target, Silences, {"reason": reason})
 
     def restart(self, job_id: str, exclude: list[str], reason: str, now: bool = False) -> tuple[Accepted, Any]:
         """Asks for a restart, graceful unless `now`; the answer says whether policy allows it."""

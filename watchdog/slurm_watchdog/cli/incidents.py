@@ -22,6 +22,7 @@ from slurm_watchdog.cli.options import (
     operator_options,
     print_json,
     reported_errors,
+    seconds_of,
 )
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
@@ -48,7 +49,9 @@ COLUMN_PRIORITY = [
     help="Only incidents in this state; may be repeated.",
 )
 @click.option("--user", metavar="USER", help="Only incidents of this user's jobs: a name or a uid.")
-@click.option("--since", metavar="TIME", help="Only those that began in the last TIME (2h, 7d).")
+@click.option(
+    "--since", "since_s", metavar="TIME", callback=seconds_of, help="Only those that began in the last TIME (2h, 7d)."
+)
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
 @journal_option
 @operator_options
@@ -57,7 +60,7 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
     kind: tuple[str, ...],
     state: tuple[str, ...],
     user: str | None,
-    since: str | None,
+    since_s: float | None,
     limit: int | None,
     journal: str | None,
     socket_path: str | None,
@@ -73,7 +76,7 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
-    wanted = IncidentFilter(kind, state, _uid(user), _seconds(since), limit)
+    wanted = IncidentFilter(kind, state, _uid(user), since_s, limit)
     with reported_errors(as_json):
         client = choose_or_journal(socket_path, config_file, journal)
         both = client.incidents(job_id)
@@ -128,15 +131,6 @@ def _uid(user: str | None) -> int | None:
         raise click.BadParameter(
             f"no user {user!r} on this machine; give the uid: --user 1000", param_hint="--user"
         ) from None
-
-
-def _seconds(since: str | None) -> float | None:
-    from slurm_watchdog.config.types import parse_duration
-
-    try:
-        return None if since is None else parse_duration(since)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--since") from None
 
 
 def is_wrong(each: Incident) -> bool:

@@ -26,6 +26,7 @@ from slurm_watchdog.cli.restart import restart
 from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
 from slurm_watchdog.cli.scan_log import scan_log
+from slurm_watchdog.cli.silence import ack, silence
 from slurm_watchdog.cli.status import status
 from slurm_watchdog.cli.test_nodes import test_nodes
 
@@ -66,6 +67,8 @@ for _command in (
     incidents,
     explain,
     nodes,
+    ack,
+    silence,
     doctor,
     pause,
     resume,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ JSON_SCHEMA_VERSION: Final = 1
 DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
+
+NODE_SET: Final = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 
@@ -182,6 +185,31 @@ def journal_option(command: F) -> F:
         help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, "
         "where no controller answers and none is configured]",
     )(command)
+
+
+def seconds_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A callback of an option: the seconds of a duration such as `2h`. Raises click.BadParameter."""
+    from slurm_watchdog.config.types import parse_duration
+
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
+    """A callback of an option: the names in `n7` and `n[1-3,7]`. Raises click.BadParameter."""
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+    nodes: list[str] = []
+    for each in value:
+        if not NODE_SET.fullmatch(each):
+            raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
+        try:
+            nodes.extend(str(node) for node in NodeSet(each, resolver=RESOLVER_NOGROUP))
+        except NodeSetException as error:
+            raise click.BadParameter(f"{each!r} names no nodes: {error}") from error
+    return list(dict.fromkeys(nodes))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any, Final
 
@@ -15,27 +14,20 @@ from slurm_watchdog.cli.api_types import Accepted, ActionRun, Operation
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.explain import ENDS, describe_end
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options, print_json
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_UNKNOWN,
+    expand_nodes,
+    fail,
+    operator_options,
+    print_json,
+)
 from slurm_watchdog.cli.terminal import clean, moment, sentence
 
 FOLLOW_INTERVAL_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues the action."""
-NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
-
-
-def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    nodes: list[str] = []
-    for each in value:
-        if not NODE_SET.fullmatch(each):
-            raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
-        try:
-            nodes.extend(str(node) for node in NodeSet(each, resolver=RESOLVER_NOGROUP))
-        except NodeSetException as error:
-            raise click.BadParameter(f"{each!r} names no nodes: {error}") from error
-    return list(dict.fromkeys(nodes))
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
@@ -45,7 +37,7 @@ def _expand_nodes(context: click.Context, parameter: click.Parameter, value: tup
     multiple=True,
     metavar="NODE",
     shell_complete=complete.nodes,
-    callback=_expand_nodes,
+    callback=expand_nodes,
     help="Restart without this node; repeatable.",
 )
 @click.option("--reason", default="", metavar="TEXT", help="Kept in the journal and shown by `explain`.")

@@ -24,6 +24,7 @@ from slurm_watchdog.cli.api_types import (
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
 from slurm_watchdog.cli.options import EXIT_UNKNOWN, operator_options, print_json, reported_errors, versioned
+from slurm_watchdog.cli.silence import silence_words
 from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, shown, table
 
 if TYPE_CHECKING:
@@ -115,7 +116,11 @@ def _print(answer: Status) -> None:
     sentence(_headline(answer), LEVEL_STYLES[exit_code(answer)])
     for found in answer.open[:MAX_OPEN]:
         if found.state == "firing":
-            sentence(f"- {found.summary}{_as_of(found)} (slurm-watchdog explain {found.id})")
+            quiet = f" [{found.quiet}]" if found.quiet else ""
+            sentence(f"- {found.summary}{_as_of(found)}{quiet} (slurm-watchdog explain {found.id})")
+    for silence in answer.silences[:MAX_OPEN]:
+        if silence.until is not None:
+            sentence(f"Silenced: {silence_words(silence)}.")
     ranked = sorted(answer.jobs, key=lambda job: LEVEL_ORDER.get(health_of(job).level, 0))
     table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=COLUMN_PRIORITY)
     for job in [job for job in ranked if health_of(job).reason][:MAX_JOB_REASONS]:

@@ -197,7 +197,8 @@ def frame(
 def incident_line(incident: OpenIncident, wall: float) -> str:
     """`FIRING collective_hang 3 min 7f3a: sentence`."""
     age = duration(max(0.0, wall - incident.opened_at)) if incident.opened_at is not None else "-"
-    return f"{incident.state.upper():8} {incident.kind} {age} {incident.id[:8]}: {incident.summary}"
+    quiet = f" [{incident.quiet}]" if incident.quiet else ""
+    return f"{incident.state.upper():8} {incident.kind} {age} {incident.id[:8]}{quiet}: {incident.summary}"
 
 
 def watch(look: Callable[[], RenderableType], every_s: float) -> None:

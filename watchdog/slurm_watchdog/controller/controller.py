@@ -19,6 +19,7 @@ from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.health.unreadable import UnreadableRows
 from slurm_watchdog.controller.incident_news import IncidentNews
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
@@ -34,6 +35,7 @@ from slurm_watchdog.controller.ports.given import (
     TickChunks,
 )
 from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -41,7 +43,6 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.ledger.hang_place import REMEMBERED_S
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.slurm.client import SlurmClient, SlurmUnavailable
 from slurm_watchdog.trace import records
@@ -96,8 +97,7 @@ class Controller:
         self._newest: Health | None = None
         """Of the newest tick: all nodes may ask for it in one moment."""
         self.slurm_error: str | None = None
-        self._unreadable: frozenset[str] = frozenset()
-        """What of the newest listing could not be read."""
+        self._unreadable = UnreadableRows(metrics)
         self.writer = JournalWriter(journal, self.state.left_out)
         # The monotonic clock of the controller that wrote the open incidents means nothing here.
         left_open = [
@@ -168,11 +168,16 @@ class Controller:
             chunks,
         )
         self._paths = OwnedPaths(config.jobs, self.state)
+        self.silences = Silences(journal, self.writer, notifier, lambda: self.judge.incidents)
         notifier.attach(
             IncidentSources(
                 job_of=lambda job_id: self.state.jobs.get(job_id),  # noqa: PLW0108 - each listing replaces the dictionary
-                firing=lambda: [each for each in self.judge.incidents if is_announced(each)],
-                acting=self.actions.acting,
+                firing=lambda: [
+                    each for each in self.judge.incidents if is_announced(each) and not self.silences.silence_of(each)
+                ],
+                acting=lambda: self.actions.acting() | self.silences.acknowledged(),
+                silence_of=self.silences.silence_of,
+                acknowledged_by=self.silences.acknowledged_by,
                 gpus_of=metrics.gpu_time.gpus_of,
                 pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
                 count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(number),
@@ -227,23 +232,11 @@ class Controller:
             log.info("Slurm answers again")
         self.slurm_error = None
         now = clock.monotonic()
-        self._count_unreadable(view)
+        self._unreadable.count(view)
         self.state.apply_slurm(view, now, clock.wall())
         self.ledger.note_drains(view.nodes)
         if self.recorder is not None:
             self.recorder.record(view, now)
-
-    def _count_unreadable(self, view: SlurmView) -> None:
-        """What of the listing cannot be read is counted each time, and logged when it begins."""
-        odd = {f"job {job.job_id}: {name}": name for job in view.jobs for name in job.unreadable}
-        odd |= {f"node {node.name}: {name}": name for node in view.nodes for name in node.unreadable}
-        odd |= dict.fromkeys(view.dropped, "row")
-        odd |= {view.partial: "partial"} if view.partial and not view.dropped else {}
-        for what, name in odd.items():
-            self.metrics.slurm_unreadable.labels(name).inc()
-            if what not in self._unreadable:
-                log.warning("Slurm's listing: not known: %s", what[:300])
-        self._unreadable = frozenset(odd)
 
     def slurm_notes(self) -> list[str]:
         """What people should know of how Slurm is seen: less than everything, in another way than wanted, or
@@ -294,7 +287,11 @@ class Controller:
             yield from self.news.report(changes, now)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
-            self.metrics.show(self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations())
+            self.silences.expire()
+            self.metrics.show(
+                self.judge.view, self.judge.limits_s, self.judge.incidents, self.actions.operations(),
+                lambda incident: self.silences.silence_of(incident) is not None,
+            )  # fmt: skip
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
             self.metrics.show_crowds(self.crowds.update(self.state.left_out.lately(now), now))

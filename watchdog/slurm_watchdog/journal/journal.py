@@ -22,6 +22,7 @@ from slurm_watchdog.journal.hang_places import SqlHangPlaces
 from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.quarantines import SqlQuarantines
+from slurm_watchdog.journal.silences import SqlSilences
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
@@ -89,6 +90,7 @@ class Journal:
         self.hang_places = SqlHangPlaces(self._database)
         self.quarantines = SqlQuarantines(self._database)
         self.node_events = SqlNodeEvents(self._database)
+        self.silences = SqlSilences(self._database)
         try:
             with self._database.transaction() as sql:
                 prepare(sql, self._database.where)

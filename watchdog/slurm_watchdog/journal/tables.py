@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -183,6 +183,17 @@ QUARANTINES = sa.Table(
 )
 """Suspect nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
 
+SILENCES = sa.Table(
+    "silences",
+    META,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("id", sa.String(64), nullable=False, unique=True),
+    sa.Column("document", sa.Text, nullable=False),
+    sa.Column("ended_at", sa.Float, index=True),
+    sa.Column("ended_why", sa.Text, nullable=False),
+)
+"""What people are not notified of, one row a silence or acknowledgement: see slurm_watchdog.model.silence."""
+
 
 def _to_2(sql: sa.Connection) -> None:
     """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
@@ -218,8 +229,13 @@ def _to_7(sql: sa.Connection) -> None:
     QUARANTINES.create(sql, checkfirst=True)
 
 
+def _to_8(sql: sa.Connection) -> None:
+    """Silences."""
+    SILENCES.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7}
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

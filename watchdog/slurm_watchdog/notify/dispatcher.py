@@ -19,6 +19,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
+from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.delivery import (
     FORGET_AFTER_S,
@@ -71,7 +72,11 @@ class IncidentSources:
     """Incidents that fire and are announced."""
     pulses: Callable[[], Sequence[JobPulse]] = tuple
     acting: Callable[[], frozenset[str]] = frozenset
-    """Ids of the incidents on which an action is under way."""
+    """Ids of the incidents on which an action is under way, or that somebody looks after."""
+    silence_of: Callable[[Incident], Silence | None] = lambda incident: None
+    """The silence that holds for an incident."""
+    acknowledged_by: Callable[[Incident], str] = lambda incident: ""
+    """Who looks after it; empty: nobody."""
     gpus_of: Callable[[str], int] = lambda job_id: 0
     """How many GPUs a job has; 0: not known."""
     count: Count = lambda channel, outcome, number: None
@@ -157,6 +162,11 @@ class Notifier:
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.RESOLVED, incident)
 
+    def noted(self, incident: Incident, sentence: str) -> None:
+        """Announce what a person has done about an announced incident; a silence does not quiet this."""
+        if incident.fired_at is not None and incident.inhibited_by is None:
+            self._add(Topic.NOTED, incident, said=(sentence,))
+
     def _forget_held(self, incident: Incident) -> None:
         for key in [key for key in self._held if key[0] == incident.id]:
             del self._held[key]
@@ -182,7 +192,7 @@ class Notifier:
         run: ActionRun | None = None,
         said: tuple[str, ...] = (),
     ) -> None:
-        if not any(topic in channel.topics for channel in self._channels):
+        if not any(topic in channel.topics for channel in self._channels) or self._is_quiet(topic, incident):
             return
         at = self._wall()
         jobs = job_notes(map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]), self.sources.gpus_of)
@@ -196,12 +206,19 @@ class Notifier:
                 said=said,
                 jobs=jobs,
                 caller=self._caller,
+                acknowledged_by=self.sources.acknowledged_by(incident),
             )
         )
         for worker in self._workers:
             if topic in worker.channel.topics:
                 self._outbox.add(worker.channel.name, incident.id, row, at)
                 worker.wake()
+
+    def _is_quiet(self, topic: Topic, incident: Incident) -> bool:
+        """Whether a silence holds. The end of what was announced before it is announced, too."""
+        silence = None if topic is Topic.NOTED else self.sources.silence_of(incident)
+        before = silence is not None and incident.fired_at is not None and incident.fired_at < silence.at
+        return silence is not None and not (topic is Topic.RESOLVED and before)
 
     # -- sending
 

@@ -38,6 +38,8 @@ class Topic(StrEnum):
     ENDED = "ended"
     """An action, well or not."""
     RESOLVED = "resolved"
+    NOTED = "noted"
+    """A person has silenced or acknowledged it."""
 
 
 class Caller(StrEnum):
@@ -86,10 +88,14 @@ class Notice(Struct, frozen=True, kw_only=True):
     """Findings of a diagnosis, a sentence each."""
     jobs: tuple[JobNote, ...] = ()
     caller: Caller = Caller.SERVICE
+    acknowledged_by: str = ""
+    """The person who looks after it already."""
 
     @property
     def needs_person(self) -> bool:
         """Whether a person has to respond to a critical incident: an action has failed, or none is done."""
+        if self.acknowledged_by:
+            return False
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:
             return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said

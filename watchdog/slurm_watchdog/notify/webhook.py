@@ -84,6 +84,7 @@ def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
         "text": message_of(notice).sentence,
         "urgent": notice.urgent,
         "needs_person": notice.needs_person,
+        "acknowledged_by": notice.acknowledged_by,
         "links": {
             "page": places.incident_url(notice.incident.id),
             "runbook": places.runbook(notice.incident.kind),
@@ -92,5 +93,5 @@ def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
         "jobs": msgspec.to_builtins(notice.jobs),
         "decision": None if notice.decision is None else msgspec.to_builtins(notice.decision),
         "action": None if notice.run is None else msgspec.to_builtins(notice.run),
-        "said": list(notice.said[1:]),
+        "said": list(notice.said if notice.topic is Topic.NOTED else notice.said[1:]),
     }

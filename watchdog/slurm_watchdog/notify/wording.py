@@ -36,6 +36,8 @@ def message_of(notice: Notice) -> Message:
         return decision_message(incident, notice.decision, notice.caller)
     if notice.topic is Topic.ENDED and notice.run is not None:
         return outcome_message(incident, notice.run, notice.caller)
+    if notice.topic is Topic.NOTED:
+        return Message(sentence=with_subject(incident, "; ".join(notice.said)), evidence=(f"Is: {incident.summary}",))
     if notice.topic is Topic.DIAGNOSED:
         return diagnosis_message(incident, notice.said)
     return resolved_message(incident) if notice.topic is Topic.RESOLVED else opened_message(incident)

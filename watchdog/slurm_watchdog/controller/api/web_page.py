@@ -22,7 +22,8 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.local_socket import LocalApi, RequestRefused
+from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources, PageSources
@@ -145,8 +146,9 @@ class Page:
         made_at, body = self._overview
         if now - made_at > FRESH_S:
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
-            sees = self.api.sees(request)
+            sees = self.api.who.sees(request)
             document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
+            c.silences.show_in(document, whole=self.api.who.is_operator(request))
             document["cluster"] = c.config.cluster_name
             document["mode"] = c.config.mode
             document["slurm_seen"] = c.judge.view.slurm_age_s is not None
@@ -164,7 +166,7 @@ class Page:
             raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
         limit_s, may_see = (
             self._controller.judge.limits_s.get(job_id),
-            self.api.may_see_job(request, found.job),
+            self.api.who.may_see_job(request, found.job),
         )
         return web.json_response(job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see))
 

@@ -33,6 +33,8 @@ Series = tuple[Gauge, tuple[str, ...]]
 MAX_OPERATIONS = 200
 MAX_LOG_ERRORS = 500
 """Series, of whichever jobs come first."""
+SILENCED = "silenced"
+"""In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
 NO_OPERATIONS: Mapping[str, str] = MappingProxyType({})
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
@@ -55,7 +57,7 @@ class ControllerMetrics:
         self._step_s = gauge("job_step_seconds", "Median of the recent times of one step", "job_id")
         self._limit = gauge("job_stall_limit_seconds", "Progress age at which the job counts as hanging", "job_id")
         self._phase = gauge("job_phase", "1 for the phase a job is in", "job_id", "phase")
-        self._incidents = gauge("incidents", "Open incidents", "kind", "state")
+        self._incidents = gauge("incidents", "Open incidents; those that fire and are silenced apart", "kind", "state")
         self.incidents_total = _new(Counter, self._counters, "incidents_total", "Incidents that fired", "kind")
         self.decisions = counter("decisions_total", "Decisions", "action", "verdict", "by")
         self.actions = counter("actions_total", "Actions that ended", "action", "outcome")
@@ -135,7 +137,7 @@ class ControllerMetrics:
         self._tallies = {
             (kind, state): self._incidents.labels(kind, state)
             for kind in KINDS
-            for state in (IncidentState.PENDING, IncidentState.FIRING)
+            for state in (IncidentState.PENDING, IncidentState.FIRING, SILENCED)
         }
         self._show_zeros()
 
@@ -187,6 +189,7 @@ class ControllerMetrics:
         limits_s: dict[str, float],
         open_incidents: Iterable[Incident],
         operations: Mapping[str, str] = NO_OPERATIONS,
+        is_silenced: Callable[[Incident], bool] = lambda incident: False,
     ) -> None:
         """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where
         an action on it is.
@@ -205,7 +208,10 @@ class ControllerMetrics:
         self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
         _show_only(self._of_jobs, values)
         self._without_series.set(len(view.jobs) - len(jobs))
-        tally = Tally((incident.kind, incident.state) for incident in open_incidents)
+        tally = Tally(
+            (each.kind, SILENCED if each.state is IncidentState.FIRING and is_silenced(each) else each.state)
+            for each in open_incidents
+        )
         for key, series in self._tallies.items():
             series.set(tally[key])
         self._nodes.labels("reporting").set(len(view.reporting_nodes))

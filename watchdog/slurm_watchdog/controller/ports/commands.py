@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_watchdog.controller.ports.judged import JudgedView
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.model.actions import Decision
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.node_events import NodeEvent
+    from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.notify.notification import Delivery
     from slurm_watchdog.slurm.client import SlurmReads
@@ -61,6 +62,18 @@ class NodePast(Protocol):
     def history(self, node: str) -> list[Counted]: ...
 
 
+class Silencing(Protocol):
+    """What people are not notified of: see slurm_watchdog.controller.silences."""
+
+    def listed(self) -> tuple[Silence, ...]: ...
+
+    def add(self, silence: Silence) -> None: ...
+
+    def end(self, silence: Silence, why: str) -> None: ...
+
+    def show_in(self, document: dict[str, Any], *, whole: bool) -> None: ...
+
+
 class Deliveries(Protocol):
     """How messages fare."""
 
@@ -78,6 +91,9 @@ class PageSources(Protocol):
 
     @property
     def judge(self) -> JudgedView: ...
+
+    @property
+    def silences(self) -> Silencing: ...
 
     @property
     def last_tick(self) -> float | None:

@@ -101,6 +101,7 @@ function incidentCard(each) {
   return make("div", { class: `card ${each.severity}` },
     make("p", {}, link(each.kind, "incident", each.id), ` ${each.state}`, ...(each.job_ids || []).flatMap((job) => [" · job ", link(job, "job", job)]), ` · since ${clock(each.opened_at)}`),
     make("p", {}, each.summary),
+    each.quiet ? make("p", { class: "faint" }, each.quiet) : null,
     each.inhibited_by ? make("p", { class: "faint" }, "explained by ", link(each.inhibited_by, "incident", each.inhibited_by)) : null);
 }
 
@@ -130,6 +131,7 @@ function cluster(all) {
     make("h2", {}, "What is wrong"),
     ...(open.length ? open.map(incidentCard) : [make("p", {}, all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
+    ...all.silences.filter((each) => each.until).map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),

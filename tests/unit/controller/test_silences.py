@@ -1,0 +1,217 @@
+"""Silences: what they cover, what they quiet, how they end, and that a crash forgets none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Culprit, IncidentState
+from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.notify.alertmanager import alerts_json
+from slurm_watchdog.notify.dispatcher import IncidentSources
+from slurm_watchdog.notify.notification import Notice, Topic, from_row
+from slurm_watchdog.notify.webhook import WebhookChannel, event_json
+from slurm_watchdog.notify.wording import message_of
+from tests.builders.notices import FAILED, INCIDENT, OVER, Ticking, incident, replace
+from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
+from tests.builders.silences import Given
+
+HOUR = Silence(id="s1", by="ann", at=1000.0, until=4600.0, jobs=("7",))
+ACK = Silence(id="a1", by="bob", at=1000.0, incident_id="i1")
+TWO_NODES = replace(INCIDENT, culprits=(Culprit(node="n1"), Culprit(node="n2")))
+
+
+def named(**selectors: tuple[str, ...]) -> Silence:
+    return replace(HOUR, jobs=selectors.pop("jobs", ()), **selectors)
+
+
+@pytest.mark.parametrize(
+    ("silence", "of", "covered"),
+    [
+        (named(jobs=("7",)), INCIDENT, True),
+        (named(jobs=("8",)), INCIDENT, False),
+        (named(jobs=("7",)), replace(INCIDENT, job_ids=("7", "8")), False),
+        (named(jobs=("7", "8")), replace(INCIDENT, job_ids=("7", "8")), True),
+        (named(jobs=("7",)), replace(INCIDENT, job_ids=("7_3",)), True),
+        (named(jobs=("7_3",)), replace(INCIDENT, job_ids=("7_4",)), False),
+        (named(jobs=("7",)), replace(INCIDENT, job_ids=()), False),
+        (named(nodes=("n1",)), INCIDENT, True),
+        (named(nodes=("n1",)), TWO_NODES, False),
+        (named(nodes=("n1", "n2")), TWO_NODES, True),
+        (named(nodes=("n1",)), replace(INCIDENT, exclude_nodes=("n9",)), False),
+        (named(nodes=("n1",)), replace(INCIDENT, culprits=()), False),
+        (named(nodes=("n4",)), replace(INCIDENT, culprits=(), subject="node:n4"), True),
+        (named(kinds=("collective_hang",)), INCIDENT, True),
+        (named(kinds=("gpu_fault",)), INCIDENT, False),
+        (named(kinds=("collective_hang",), jobs=("8",)), INCIDENT, False),
+        (ACK, INCIDENT, True),
+        (ACK, incident(2), False),
+    ],
+)
+def test_a_silence_covers_an_incident_that_is_about_nothing_else(silence: Silence, of: Any, covered: bool) -> None:
+    assert silence.covers(of) is covered
+
+
+def test_a_silence_outlasts_a_crash_and_what_still_fires_at_its_end_is_announced_once() -> None:
+    given = Given([INCIDENT, incident(8)])
+    given.silences().add(replace(HOUR, reason="firmware"))
+    assert given.news.said == [("i1", "silenced by ann until 1970-01-01 01:16 UTC (silence s1): firmware")]
+    again = given.silences()  # killed, and started again
+    assert again.silence_of(INCIDENT) is not None and again.silence_of(incident(8)) is None
+    given.now = 4599.0
+    again.expire()
+    assert again.listed() and len(given.news.said) == 1
+    given.now = 4600.0
+    again.expire()
+    for _ in range(2):
+        assert given.silences().listed() == ()
+    assert given.news.said[1:] == [("i1", "opened")]
+    assert [text for _, text in given.journal.timeline("i1")][-1] == "silence s1 is over: its time is over"
+
+
+def test_a_journal_that_fails_at_the_end_leaves_the_silence_until_the_next_tick(tmp_path: Path) -> None:
+    given = Given([INCIDENT], journal=Journal(f"sqlite:///{tmp_path}/journal.sqlite"))
+    silences = given.silences()
+    silences.add(HOUR)
+    given.now = 5000.0
+    with given.journal._database.engine.begin() as sql:
+        sql.exec_driver_sql("ALTER TABLE silences RENAME TO gone")
+    silences.expire()
+    assert silences.listed() == (HOUR,)
+    with given.journal._database.engine.begin() as sql:
+        sql.exec_driver_sql("ALTER TABLE gone RENAME TO silences")
+    silences.expire()
+    assert silences.listed() == ()
+
+
+def test_an_acknowledgement_ends_with_its_incident_and_announces_nothing_then() -> None:
+    given = Given([INCIDENT])
+    silences = given.silences()
+    silences.add(ACK)
+    assert silences.acknowledged() == {"i1"} and silences.acknowledged_by(INCIDENT) == "bob"
+    assert silences.silence_of(INCIDENT) is None, "its messages go on, and mention nobody"
+    silences.expire()
+    assert silences.listed()
+    given.incidents.clear()
+    silences.expire()
+    assert silences.listed() == () and [words for _, words in given.news.said] == ["acknowledged by bob"]
+
+
+def topics_of(silence: Silence | None, *, by: str = "") -> list[Notice]:
+    journal = Journal("sqlite://")
+    notifier = Ticking(journal, [WebhookChannel("x", "", 1.0, "a")]).notifier
+    notifier.attach(IncidentSources(silence_of=lambda _: silence, acknowledged_by=lambda _: by))
+    notifier.opened(INCIDENT)
+    notifier.ended(INCIDENT, FAILED)
+    notifier.noted(INCIDENT, "silenced by ann")
+    notifier.resolved(OVER)
+    return [from_row(item.payload) for item in journal.outbox.pending(10)]
+
+
+def test_a_silenced_incident_is_not_spoken_of_and_the_end_of_one_that_was_announced_is() -> None:
+    """INCIDENT fired at 160."""
+    assert [each.topic for each in topics_of(None)] == ["opened", "ended", "noted", "resolved"]
+    assert [each.topic for each in topics_of(replace(HOUR, at=150.0))] == ["noted"]
+    assert [each.topic for each in topics_of(replace(HOUR, at=170.0))] == ["noted", "resolved"]
+
+
+def test_an_acknowledged_incident_needs_nobody_else_and_its_alert_is_a_ticket() -> None:
+    failed, noted = topics_of(None, by="bob")[1:3]
+    assert failed.urgent and not failed.needs_person
+    assert event_json(failed)["acknowledged_by"] == "bob"
+    assert message_of(noted).sentence == "job 7: silenced by ann"
+    assert event_json(noted)["said"] == ["silenced by ann"]
+    (alert,) = alerts_json(Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT), "a", {"i1"})
+    assert alert["labels"]["severity"] == "ticket"
+
+
+def test_prometheus_sees_a_silenced_incident_apart_from_those_that_fire() -> None:
+    metrics = ControllerMetrics()
+    pending = incident(9, state=IncidentState.PENDING)
+    metrics.show(ClusterView(now=0.0), {}, [INCIDENT, incident(8), pending], is_silenced=lambda each: each.id != "i8")
+    text = metrics.text().decode()
+    for state in ("firing", "silenced", "pending"):
+        assert f'slurm_watchdog_incidents{{kind="collective_hang",state="{state}"}} 1.0' in text
+
+
+def asked(controller: Any, person: Person, *requests: tuple[str, str, Any]) -> list[tuple[int, Any]]:
+    """What this person is answered, one request after the other: (status, document)."""
+
+    async def ask() -> list[tuple[int, Any]]:
+        async with TestClient(TestServer(make_app(controller, lambda _: person))) as client:
+            answers = []
+            for method, path, body in requests:
+                answer = await client.request(method, path, data=None if body is None else json.dumps(body))
+                answers.append((answer.status, await answer.json()))
+            return answers
+
+    return asyncio.run(ask())
+
+
+NODE = {"nodes": ["n1"], "for_s": 60.0, "reason": "a cable"}
+
+
+def test_an_operator_silences_lists_and_ends(tmp_path: Path) -> None:
+    controller = Controller(tmp_path)
+    (_, made), (_, told), (_, seen) = asked(
+        controller, Person(OPERATOR), ("POST", "/v1/silences", NODE), ("GET", "/v1/silences", None),
+        ("GET", "/v1/status", None),
+    )  # fmt: skip
+    (one,) = told["silences"]
+    assert (one["id"], one["what"], one["reason"]) == (made["id"], "node n1", "a cable")
+    assert seen["silences"] == told["silences"]
+    assert [each["quiet"].partition(" until ")[0] for each in seen["open"]] == [f"silenced by uid {OPERATOR}"]
+    (status, left), (again, _) = asked(
+        controller,
+        Person(0),
+        ("POST", f"/v1/silences/{made['id']}/end", {}),
+        ("POST", f"/v1/silences/{made['id']}/end", {}),
+    )
+    assert (status, left["silences"], again) == (200, [], 404)
+
+
+@pytest.mark.parametrize(
+    ("person", "path", "body", "status", "words"),
+    [
+        (0, "/v1/silences", {"for_s": 60.0}, 400, "name what is silenced"),
+        (0, "/v1/silences", {"nodes": ["n1"]}, 400, "lasts longer than 0 s"),
+        (0, "/v1/silences", NODE | {"for_s": 1e9}, 400, "at most 30 days"),
+        (0, "/v1/silences", NODE | {"for_s": True}, 400, "lasts longer than 0 s"),
+        (0, "/v1/silences", {"kinds": ["gpu_falt"], "for_s": 1.0}, 400, "'gpu_falt' is no kind of incident; known:"),
+        (0, "/v1/silences", {"jobs": ["x; rm"], "for_s": 1.0}, 400, "is no job id"),
+        (0, "/v1/silences", {"kinds": "gpu_fault", "for_s": 1.0}, 400, "kinds has to be a list"),
+        (STRANGE, "/v1/silences", NODE, 403, "may silence this"),
+        (OWNER, "/v1/silences", NODE, 403, "may silence this"),
+        (OWNER, "/v1/silences", {"jobs": ["7"], "for_s": 1.0}, 200, ""),
+        (OWNER, "/v1/silences", {"jobs": ["7", "8"], "for_s": 1.0}, 403, "may silence this"),
+        (STRANGE, "/v1/silences", {"jobs": ["7"], "for_s": 1.0}, 403, "may silence this"),
+        (OWNER, "/v1/incidents/abc123/acknowledge", {}, 200, ""),
+        (STRANGE, "/v1/incidents/abc123/acknowledge", {}, 403, "may acknowledge the incident"),
+        (0, "/v1/incidents/def456/acknowledge", {}, 409, "does not fire"),
+        (0, "/v1/incidents/nothing/acknowledge", {}, 404, "there is no incident"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_and_who_may_not_is_said(
+    tmp_path: Path, person: int, path: str, body: Any, status: int, words: str
+) -> None:
+    ((answered, document),) = asked(Controller(tmp_path), Person(person), ("POST", path, body))
+    assert (answered, words in document.get("error", "")) == (status, True), document
+
+
+def test_a_second_person_is_told_who_looks_after_it_already(tmp_path: Path) -> None:
+    path, controller = "/v1/incidents/abc123/acknowledge", Controller(tmp_path)
+    ((_, first),) = asked(controller, Person(OPERATOR), ("POST", path, {}))
+    ((_, again),) = asked(controller, Person(OPERATOR), ("POST", path, {}))
+    ((status, second),) = asked(controller, Person(OWNER), ("POST", path, {}))
+    assert first["id"] == again["id"]
+    assert (status, f"acknowledged by uid {OPERATOR} already" in second["error"]) == (409, True)

@@ -1,0 +1,100 @@
+"""`slurm-watchdog silence` and `slurm-watchdog ack`: who is not notified of what, and who looks after an incident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.api_types import Silence, Silences
+from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.options import expand_nodes, operator_options, print_json, reported_errors, seconds_of
+from slurm_watchdog.cli.terminal import clean, moment, sentence
+
+DEFAULT_FOR = "2h"
+
+
+def silence_words(each: Silence) -> str:
+    """One of them: what, until when, by whom, why."""
+    until = f" until {moment(each.until)}" if each.until is not None else ""
+    verb = "silenced" if until else "acknowledged"
+    why = f": {each.reason}" if each.reason else ""
+    return clean(f"{each.what}, {verb} by {each.by}{until}{why} ({each.id})")
+
+
+@click.command(short_help="Says that you look after an incident.")
+@click.argument("incident_id", metavar="ID", shell_complete=complete.incidents)
+@click.argument("reason", default="")
+@operator_options
+def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+    """Says that you look after an incident: its further messages mention nobody, its alert pages nobody.
+
+    It holds until the incident is over, or `slurm-watchdog silence --end ID`, and is shown by `status`, `explain` and
+    the page, and said in Slack. Nothing changes in what the watchdog does: `pause` stops actions.
+
+    \b
+    Example:
+      slurm-watchdog ack 7f3a "changing the cable"
+    """
+    client = choose(socket_path, config_file)
+    with reported_errors(as_json):
+        found = client.acknowledge(incident_id, reason)
+    _print(*found, as_json)
+
+
+@click.command(short_help="No messages about a kind, a job or a node, for a while.")
+@click.option("--for", "for_s", default=DEFAULT_FOR, show_default=True, metavar="TIME", callback=seconds_of,
+              help="For so long, at most 30d.")  # fmt: skip
+@click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Incidents of this kind; may be repeated.")
+@click.option("--job", "jobs", multiple=True, metavar="J", shell_complete=complete.jobs,
+              help="Incidents of this job alone, or of this array; may be repeated.")  # fmt: skip
+@click.option("--node", "nodes", multiple=True, metavar="NODE", shell_complete=complete.nodes, callback=expand_nodes,
+              help="Incidents that name this node and no other, or n[1-3]; may be repeated.")  # fmt: skip
+@click.option("--reason", default="", metavar="TEXT", help="Shown with it everywhere.")
+@click.option("--end", "end_id", metavar="ID", help="End a silence, or take an acknowledgement back.")
+@operator_options
+def silence(  # noqa: PLR0913 - click hands each option over by itself
+    for_s: float,
+    kinds: tuple[str, ...],
+    jobs: tuple[str, ...],
+    nodes: list[str],
+    reason: str,
+    end_id: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """No messages and no alerts for a while about incidents of a kind, a job or a node; several options have to match
+    together. Without any of them it lists what holds.
+
+    It hides nothing that is also about something else, and changes nothing in what the watchdog judges, shows and does:
+    `pause` stops actions. What still fires when it ends is announced then. It outlasts restarts of the controller.
+
+    \b
+    Examples:
+      slurm-watchdog silence --node n[1-3] --for 4h --reason "new firmware"
+      slurm-watchdog silence --kind slow_job --job 4711
+      slurm-watchdog silence
+      slurm-watchdog silence --end 3f2a9c11
+    """
+    selectors = {"kinds": list(kinds), "jobs": list(jobs), "nodes": nodes}
+    client = choose(socket_path, config_file)
+    with reported_errors(as_json):
+        if end_id is not None:
+            found = client.end_silence(end_id)
+        elif any(selectors.values()):
+            found = client.silence(selectors, for_s, reason)
+        else:
+            found = client.silences()
+    _print(*found, as_json)
+
+
+def _print(found: Silences, document: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+        return
+    for each in found.silences:
+        sentence(silence_words(each), "bold" if each.id == found.id else "")
+    if not found.silences:
+        sentence("Nothing is silenced or acknowledged.")

@@ -1,0 +1,169 @@
+"""Who asks the controller, what that person may do, and how requests are read: for everything that answers people."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from slurm_watchdog.base.redact import mask_cut
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees
+from slurm_watchdog.controller.api.operators import operators_of
+from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+
+SO_PEERGROUPS: Final = 59
+"""asm-generic/socket.h; Python's `socket` has no name for it."""
+MAX_GROUPS: Final = 256
+"""What Python's getsockopt takes: 1024 bytes."""
+MAX_REASON: Final = 300
+UNKNOWN_CALLER: Final = "who is asking is not known"
+_JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class Right:
+    """Who may use a command, beside root and the controller's user."""
+
+    what: str
+    """What it does, after "may"."""
+    owner: bool = False
+    """The owner of all that it is about."""
+    operators: bool = False
+    """Those of `security.operators`."""
+
+
+RIGHTS: Final = {
+    "pause": Right("pause and resume actions"),
+    "restart": Right("restart the job", owner=True),
+    "silence": Right("silence this", owner=True, operators=True),
+    "acknowledge": Right("acknowledge the incident", owner=True, operators=True),
+}
+
+
+class RequestRefused(Exception):
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to
+    do than to read it."""
+
+    def __init__(self, status: int, sentence: str, code: str = ""):
+        self.status, self.code = status, code
+        super().__init__(sentence)
+
+
+def peer_person(request: web.Request) -> Person:
+    """The process at the other end with its groups, as the kernel tells it."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None:
+        raise RequestRefused(403, UNKNOWN_CALLER)
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, gid = struct.unpack("3i", credentials)
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * struct.calcsize("i"))
+    except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
+        raw = b""
+    return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
+
+
+class Who:
+    """Knows those who ask. `person_of` says who that is."""
+
+    def __init__(self, config: Config, person_of: Callable[[web.Request], Person] = peer_person):
+        self.person = person_of
+        self.operators = operators_of(config.security.operators)
+
+    def is_operator(self, request: web.Request) -> bool:
+        """Whether all evidence may be shown."""
+        return self.operators.include(self.person(request))
+
+    def sees(self, request: web.Request) -> Sees:
+        """Whether the person who asks may see an incident's evidence."""
+        person = self.person(request)
+        return lambda incident: may_see_incident(incident, person, self.operators)
+
+    def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
+        """Whether the person who asks may see the evidence of a job."""
+        return may_see((job.uid,), self.person(request), self.operators)
+
+    def require_sight(self, request: web.Request, job: SlurmJob) -> None:
+        """Raises RequestRefused unless the person who asks may see the evidence of a job."""
+        if not self.may_see_job(request, job):
+            raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
+
+    def name(self, request: web.Request) -> str:
+        """The person who asks. Raises RequestRefused where nobody knows who that is."""
+        uid = self.person(request).uid
+        if uid is None:
+            raise RequestRefused(403, UNKNOWN_CALLER)
+        try:
+            return pwd.getpwuid(uid).pw_name
+        except KeyError:
+            return f"uid {uid}"
+
+    def require(self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "") -> str:
+        """The name of the person who asks. Raises RequestRefused if this person may not use a command of RIGHTS on what
+        belongs to `owners`; `about` says whose it is."""
+        name, person, right = self.name(request), self.person(request), RIGHTS[command]
+        if person.uid in (0, os.geteuid()) or (right.operators and self.operators.include(person)):
+            return name
+        if right.owner and set(owners) == {person.uid}:
+            return name
+        who = ["root", "the user that the controller runs as"]
+        who += ["its owner"] * right.owner + ["security.operators"] * right.operators
+        raise RequestRefused(403, f"{about + ': ' if about else ''}only {', '.join(who)} may {right.what}")
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """The JSON object of a request. Raises RequestRefused."""
+    raw = await request.read()
+    body = json.loads(raw) if raw else {}
+    if not isinstance(body, dict):
+        raise RequestRefused(400, "the request's body has to be a JSON object")
+    return body
+
+
+def reason_of(body: dict[str, Any]) -> str:
+    """Why a person wants it, in the person's words, without the secrets that were pasted with them."""
+    return mask_cut(str(body.get("reason", "")), MAX_REASON)
+
+
+def job_id_of(body: dict[str, Any]) -> str:
+    """The job that a request is about. Raises RequestRefused."""
+    return checked_job(body.get("job_id", ""))
+
+
+def checked_job(given: object) -> str:
+    """A job's id. Raises RequestRefused."""
+    if not _JOB.fullmatch(job_id := str(given)):
+        raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+    return job_id
+
+
+@web.middleware
+async def errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure that a person can do something about, as a sentence with its status."""
+    try:
+        return await handler(request)
+    except RequestRefused as error:
+        more = {"code": error.code} if error.code else {}
+        return web.json_response({"error": str(error), **more}, status=error.status)
+    except JournalError as error:
+        return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
+    except SlurmRefused as error:
+        return web.json_response({"error": str(error)}, status=409)
+    except SlurmUnavailable as error:
+        return web.json_response({"error": f"Slurm: {error}"}, status=503)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return web.json_response({"error": "the request's body is no JSON"}, status=400)

@@ -1,0 +1,111 @@
+"""Silences and acknowledgements, as people make, list and end them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final
+
+from aiohttp import web
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.api import journal_view
+from slurm_watchdog.controller.api.asking import RequestRefused, Who, checked_job, read_body, reason_of
+from slurm_watchdog.controller.api.restart_api import nodes_of
+from slurm_watchdog.controller.ports.commands import CommandSources
+from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.model.silence import Silence
+
+MAX_SILENCES: Final = 500
+"""Each is looked at for each message."""
+MAX_NAMED: Final = 1000
+"""Kinds, jobs or nodes of one silence."""
+LONGEST_S: Final = 30 * 86400.0
+"""What is to be quiet for longer is a matter of the configuration: a silence of a year is forgotten, not wanted."""
+
+
+class SilenceApi:
+    """The handlers; each answers JSON."""
+
+    def __init__(self, controller: CommandSources, who: Who):
+        self._controller, self._who = controller, who
+
+    async def listed(self, request: web.Request) -> web.Response:
+        """Those that hold."""
+        return self._answer(request)
+
+    async def add(self, request: web.Request) -> web.Response:
+        """Quiets messages about some kinds, jobs or nodes."""
+        body, now = await read_body(request), clock.wall()
+        for_s = body.get("for_s")
+        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 < for_s <= LONGEST_S:
+            raise RequestRefused(400, f"a silence lasts longer than 0 s and at most {LONGEST_S / 86400:.0f} days")
+        kinds, jobs = _words(body, "kinds"), tuple(map(checked_job, _words(body, "jobs")))
+        unknown = [each for each in kinds if each not in KINDS]
+        if unknown:
+            raise RequestRefused(400, f"{unknown[0][:60]!r} is no kind of incident; known: {', '.join(KINDS)}")
+        nodes = nodes_of(body.get("nodes", []))
+        if not (kinds or jobs or nodes):
+            raise RequestRefused(400, "name what is silenced: --kind, --job or --node")
+        known = [self._controller.state.jobs.get(each) for each in jobs]
+        owners = {each.uid for each in known if each is not None} if None not in known else set()
+        name = self._who.require(request, "silence", owners)
+        if len(self._controller.silences.listed()) >= MAX_SILENCES:
+            raise RequestRefused(429, f"there are {MAX_SILENCES} silences already: end some")
+        return self._add(
+            request, Silence(
+                id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), until=now + for_s,
+                kinds=kinds, jobs=jobs, nodes=nodes,
+            )
+        )  # fmt: skip
+
+    async def acknowledge(self, request: web.Request) -> web.Response:
+        """A person looks after an incident."""
+        body = await read_body(request)
+        try:
+            found = journal_view.find(
+                self._controller.journal, request.match_info["id"], self._controller.judge.incidents
+            )
+        except journal_view.NotFound as error:
+            raise RequestRefused(error.status, str(error)) from error
+        incident = self._controller.judge.incidents.get(found.id)
+        name = self._who.require(request, "acknowledge", found.owners)
+        if incident is None or incident.state is not IncidentState.FIRING:
+            raise RequestRefused(409, f"incident {found.id} does not fire (any more): there is nothing to look after")
+        for each in self._controller.silences.listed():
+            if each.incident_id == found.id:
+                if each.by == name:
+                    return self._answer(request, each.id)
+                raise RequestRefused(409, f"incident {found.id} is acknowledged by {each.by} already")
+        now = clock.wall()
+        return self._add(
+            request, Silence(id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), incident_id=found.id)
+        )
+
+    async def end(self, request: web.Request) -> web.Response:
+        """Ends a silence, or takes an acknowledgement back."""
+        given = request.match_info["id"]
+        found = next((each for each in self._controller.silences.listed() if each.id == given), None)
+        if found is None:
+            raise RequestRefused(404, f"no silence {given[:40]!r} holds; `slurm-watchdog silence` lists them")
+        name = self._who.name(request)
+        if name != found.by:
+            name = self._who.require(request, "silence", about=f"silence {found.id} was made by {found.by}")
+        self._controller.silences.end(found, f"ended by {name}")
+        return self._answer(request)
+
+    def _add(self, request: web.Request, silence: Silence) -> web.Response:
+        self._controller.silences.add(silence)
+        return self._answer(request, silence.id)
+
+    def _answer(self, request: web.Request, made: str | None = None) -> web.Response:
+        document: dict[str, Any] = {"open": []}
+        self._controller.silences.show_in(document, whole=self._who.is_operator(request))
+        return web.json_response({"id": made, "silences": document["silences"]})
+
+
+def _words(body: dict[str, Any], key: str) -> tuple[str, ...]:
+    value = body.get(key, [])
+    if not isinstance(value, list) or len(value) > MAX_NAMED or not all(isinstance(each, str) for each in value):
+        raise RequestRefused(400, f"{key} has to be a list of at most {MAX_NAMED} words")
+    return tuple(dict.fromkeys(value))

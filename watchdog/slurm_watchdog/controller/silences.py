@@ -1,0 +1,124 @@
+"""Silences and acknowledgements while they hold: who is not notified of what, and what is said when one ends.
+
+A silence quiets messages and alerts. It changes nothing in what is judged, shown or done: a pause stops actions.
+One event loop owns this; the journal has each silence before it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.health.cluster import is_announced
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.silence import Silence
+
+
+class SilenceNews(Protocol):
+    """Who announces."""
+
+    def opened(self, incident: Incident) -> None: ...
+
+    def noted(self, incident: Incident, sentence: str) -> None: ...
+
+
+class Silences:
+    """See the module. Raises JournalError where it says so."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        writer: JournalWriter,
+        news: SilenceNews,
+        incidents: Callable[[], Iterable[Incident]],
+        wall: Callable[[], float] = clock.wall,
+    ):
+        """`incidents`: the open ones. Raises JournalError."""
+        self._journal, self._writer, self._news, self._incidents, self._wall = journal, writer, news, incidents, wall
+        self._open = journal.silences.open()
+
+    def listed(self) -> tuple[Silence, ...]:
+        """Those that hold, oldest first."""
+        return tuple(self._open)
+
+    def silence_of(self, incident: Incident) -> Silence | None:
+        """The silence that holds for an incident."""
+        return next((each for each in self._open if not each.incident_id and each.covers(incident)), None)
+
+    def acknowledged_by(self, incident: Incident) -> str:
+        """Who looks after an incident; empty: nobody said so."""
+        return next((each.by for each in self._open if each.incident_id == incident.id), "")
+
+    def acknowledged(self) -> frozenset[str]:
+        """The incidents that somebody looks after."""
+        return frozenset(each.incident_id for each in self._open if each.incident_id)
+
+    def add(self, silence: Silence) -> None:
+        """It holds from now on, and whoever was notified of what it covers is notified of it. Raises JournalError."""
+        verb = "acknowledged" if silence.incident_id else "silenced"
+        until = "" if silence.until is None else f" until {_date(silence.until)} (silence {silence.id})"
+        sentence = f"{verb} by {silence.by}{until}{f': {silence.reason}' if silence.reason else ''}"
+        with self._journal.together():
+            self._journal.silences.add(silence)
+            for incident in self._covered(silence):
+                self._journal.add_note(incident.id, silence.at, sentence)
+                self._news.noted(incident, sentence)
+        self._open.append(silence)
+
+    def end(self, silence: Silence, why: str) -> None:
+        """It holds no longer; what it covered and still fires is announced, with its end or not at all. Raises
+        JournalError."""
+        now = self._wall()
+        self._open.remove(silence)
+        try:
+            with self._journal.together():
+                self._journal.silences.end(silence.id, now, why)
+                for incident in self._covered(silence):
+                    self._journal.add_note(incident.id, now, f"silence {silence.id} is over: {why}")
+                    if not silence.incident_id and is_announced(incident):
+                        self._news.opened(incident)
+        except JournalError:
+            self._open.append(silence)
+            raise
+
+    def expire(self) -> None:
+        """Ends those that are over: by their date, or with the incident that was acknowledged. A journal that
+        fails is asked again with the next tick."""
+        now, there = self._wall(), {each.id for each in self._incidents()} if self.acknowledged() else set()
+        for each in self.listed():
+            why = ""
+            if each.until is not None and now >= each.until:
+                why = "its time is over"
+            elif each.incident_id and each.incident_id not in there:
+                why = "its incident is over"
+            if why and not self._writer.write(lambda each=each, why=why: self.end(each, why)):  # type: ignore[misc]
+                return
+
+    def show_in(self, document: dict[str, Any], *, whole: bool) -> None:
+        """Adds them to a status, and to each of its open incidents who quieted it. `whole`: with the reasons, which
+        are words of users."""
+        document["silences"] = [
+            {"id": each.id, "what": each.words, "reason": each.reason if whole else "", "by": each.by, "at": each.at,
+             "until": each.until}
+            for each in self._open
+        ]  # fmt: skip
+        by_id = {each.id: each for each in self._incidents()} if self._open else {}
+        for row in document["open"]:
+            incident = by_id.get(row["id"])
+            silence = None if incident is None else self.silence_of(incident)
+            acknowledged = "" if incident is None else self.acknowledged_by(incident)
+            words = (f"silenced by {silence.by} until {_date(silence.until)}" if silence and silence.until else "",
+                     f"acknowledged by {acknowledged}" if acknowledged else "")  # fmt: skip
+            row["quiet"] = ", ".join(filter(None, words))
+
+    def _covered(self, silence: Silence) -> list[Incident]:
+        return [each for each in self._incidents() if silence.covers(each)]
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")

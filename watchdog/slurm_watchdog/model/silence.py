@@ -1,0 +1,46 @@
+"""Silences: what people are not notified of for a while; an acknowledgement is one of a single incident. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.incidents import Incident
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """Of the selectors each that is given has to match; none of them matches a part of an incident."""
+
+    id: str
+    by: str
+    at: float
+    """Date."""
+    reason: str = ""
+    until: float | None = None
+    """Date of its end; None: an acknowledgement, which lasts as long as its incident."""
+    kinds: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    incident_id: str = ""
+    """The one that is acknowledged."""
+
+    @property
+    def words(self) -> str:
+        """What it is about: `kind gpu_fault, node n1,n2`."""
+        if self.incident_id:
+            return f"incident {self.incident_id}"
+        named = (("kind", self.kinds), ("job", self.jobs), ("node", self.nodes))
+        return ", ".join(f"{name} {','.join(values)}" for name, values in named if values)
+
+    def covers(self, incident: Incident) -> bool:
+        """Whether all that the incident is about is within the selectors: of two jobs the silence of one hides
+        nothing. An array's id stands for its elements."""
+        if self.incident_id:
+            return incident.id == self.incident_id
+        if self.kinds and incident.kind not in self.kinds:
+            return False
+        jobs = {job if job in self.jobs else job.partition("_")[0] for job in incident.job_ids}
+        if self.jobs and not (jobs and jobs.issubset(self.jobs)):
+            return False
+        named = {each.node for each in incident.culprits if each.node} | set(incident.exclude_nodes)
+        if incident.subject.startswith("node:"):
+            named.add(incident.subject.removeprefix("node:"))
+        return not self.nodes or bool(named and named.issubset(self.nodes))

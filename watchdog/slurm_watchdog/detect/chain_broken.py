@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.memory_kills import Kills, kills_in_run, memory_kills
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -45,8 +47,11 @@ class ChainBroken:
 
 def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
+    kills = memory_kills(view) if view.ended else {}
     return [
-        _chain_finding(ended, view.now, settings.grace) for ended in view.ended if ended.preceded_by or _went_on(ended)
+        _chain_finding(ended, view.now, settings.grace, kills)
+        for ended in view.ended
+        if ended.preceded_by or _went_on(ended)
     ]
 
 
@@ -57,7 +62,7 @@ def _went_on(ended: EndedJob) -> bool:
     return first is not None and bool(before) and first > min(before)
 
 
-def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
+def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
     finding = replace(SPEC.about(f"chain:{job.job_id}", "", job.job_id), duration_s=age_s)
     if ended.succeeded_by:
@@ -76,9 +81,11 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float) -> Finding:
         if ended.preceded_by
         else f"it had gone on from {len(ended.past)} earlier runs of its own"
     )
+    killed = () if ended.run is None else kills_in_run(kills, job, ended.run)
+    why = f"{describe(killed[0].culprit)} was {killed[0].words}" if killed else BROKE[job.state]
     name = f" ({job.name} of {job.user})" if job.name else ""
     return finding.bad(
-        f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({BROKE[job.state]}) "
+        f"The chain of job {job.job_id}{name} is broken: it ended {job.state}{at} ({why}) "
         f"{age_s:.0f} s ago, and nothing is queued behind it.",
         facts=(
             evidence,

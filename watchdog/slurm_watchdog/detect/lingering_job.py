@@ -31,6 +31,7 @@ from slurm_watchdog.analysis.job_state import (
     last_words,
 )
 from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
@@ -80,10 +81,11 @@ class LingeringJob:
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_job_finding(job, view.now, settings, limits) for job in view.jobs]
+    kills = memory_kills(view)
+    return [_job_finding(job, view.now, settings, limits, kills) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings) -> Finding:
+def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings, kills: Kills) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     ranks = job.ranks
@@ -101,9 +103,10 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
-    if not survivors:
-        return _nobody_left(job, finding, dead, now)
     first = dead[0]
+    killed = how_killed(kills, job, first, now)
+    if not survivors:
+        return _nobody_left(job, finding, dead, now, killed)
     progress = job.progress
     if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
         return finding.unknown(f"job {job_id} has made its last step and is ending")
@@ -126,7 +129,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     waiting = _waiting(job, now, limits, job.snapshots[-EARLY_DUMPS:] if early else job.snapshots)
     if early and not waiting.all_wait:
         return finding.unknown(ended)
-    return _bad_finding(job, finding, dead, survivors, waiting, settings.grace, now)
+    return _bad_finding(job, finding, dead, survivors, waiting, settings.grace, now, killed)
 
 
 def _ends_by_nobody(job: JobView) -> bool:
@@ -191,6 +194,7 @@ def _bad_finding(
     waiting: _Waiting,
     grace_s: float,
     now: float,
+    killed: str,
 ) -> Finding:
     """The grace is over: BAD if the survivors are seen to wait without moving; acted on only if their stacks
     say so.
@@ -210,7 +214,7 @@ def _bad_finding(
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     last_lines = last_words(job, first)
-    how = how_they_ended(job, [rank.process.rank for rank in with_it], now)
+    how = killed or how_they_ended(job, [rank.process.rank for rank in with_it], now)
     error = last_error_before_end(job, first.process.rank, now)
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
@@ -244,7 +248,7 @@ def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     )
 
 
-def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float) -> Finding:
+def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float, killed: str) -> Finding:
     """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted
     a step."""
     job_id, progress = job.job.job_id, job.progress
@@ -269,7 +273,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
         else "no process of it is left"
     )
     culprits = _named(dead)
-    how = how_they_ended(job, [rank.process.rank for rank in dead], now)
+    how = killed or how_they_ended(job, [rank.process.rank for rank in dead], now)
     error = last_error_before_end(job, first.process.rank, now)
     return finding.bad(
         f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "

@@ -243,7 +243,7 @@ HINTS: tuple[HintRow, ...] = (
          "The model, its activations or one unusually long batch does not fit.",
          "A smaller micro batch, activation checkpointing, sharding; if it came late in a run: the longest batch, or what is kept from step to step.",
          "PyTorch, Understanding CUDA Memory Usage"),
-    _row("out_of_host_memory", "oom_kill host_oom killed",
+    _row("out_of_host_memory", "oom_kill host_oom killed memory_kill",
          "The job used more memory than its cgroup or the node has: DataLoader workers, loading a checkpoint on every rank at once, a leak.",
          "seff or sacct --format=MaxRSS; fewer workers; load with mmap=True or one rank at a time; --mem.",
          "cgroup.conf, ConstrainRAMSpace"),

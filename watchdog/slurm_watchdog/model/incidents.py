@@ -31,6 +31,7 @@ class IncidentKind(StrEnum):
     LOSS_SPIKE = "loss_spike"
     LOSS_NAN = "loss_nan"
     LOG_ERROR = "log_error"
+    MEMORY_KILL = "memory_kill"
     CRASH_LOOP = "crash_loop"
     CHAIN_BROKEN = "chain_broken"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"

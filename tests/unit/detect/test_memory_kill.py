@@ -1,0 +1,139 @@
+"""memory_kill: the rank that the kernel killed, before any cascade; nobody of another job, and nothing that did not
+matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.detect import chain_broken, lingering_job
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.memory_kill import MemoryKills, detect
+from slurm_watchdog.detect.registry import causes_of
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.node_view import NodeView, SeenEvent
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent, Role
+from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
+from tests.builders.ended_jobs import ended
+from tests.builders.views import cluster, job, process, progress, seen, slurm_job
+
+NOW = 10_000.0
+GROUP = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/slurm/uid_1000/job_{job},"
+    "task_memcg=/slurm/uid_1000/job_{job}/step_0/task_1,task=python3,pid={pid},uid=1000"
+)
+KILLED = (
+    "Memory cgroup out of memory: Killed process {pid} (python3) total-vm:75228kB, anon-rss:16777216kB, "
+    "file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:184kB oom_score_adj:0"
+)
+NODE = "Out of memory: Killed process {pid} (python3) total-vm:75228kB, anon-rss:1048576kB, file-rss:0kB, shmem-rss:0kB"
+
+
+def said(line: str, age_s: float = 12.0) -> SeenEvent:
+    fact = parse_kernel_line(line)
+    assert fact is not None and fact.name == "oom_kill"
+    event = NodeEvent(
+        source="kernel_log", name=fact.name, severity=FaultSeverity.ERROR, age_s=0.0, line=fact.message, pid=fact.pid,
+        process=fact.process,
+    )  # fmt: skip
+    return SeenEvent(at=NOW - age_s, event=event)
+
+
+def kill(pid: int = 103, job_id: str = "7", age_s: float = 12.0) -> tuple[SeenEvent, ...]:
+    return tuple(said(line.format(pid=pid, job=job_id), age_s) for line in (GROUP, KILLED))
+
+
+def view(events: tuple[SeenEvent, ...], node: str = "n2", **changes: Any) -> ClusterView:
+    given: dict[str, Any] = {
+        "processes": (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=10.0)),
+        "progress": progress(15.0, total_steps=1000),
+    }
+    nodes = tuple(NodeView(name=n, reported_at=NOW - 2, events=events if n == node else ()) for n in ("n1", "n2", "n9"))
+    return cluster(job(**{**given, **changes}), nodes=nodes)
+
+
+WRONG = view(kill())
+
+
+def found(seen_: ClusterView) -> Finding:
+    (finding,) = detect(seen_, MemoryKills(), CollectiveHang())
+    return finding
+
+
+def test_rank_that_the_kernel_killed_is_named_with_what_it_held() -> None:
+    finding = found(WRONG)
+    assert finding.truth is Truth.BAD and finding.subject == "run:7.0"
+    assert [(c.rank, c.node, c.pid) for c in finding.culprits] == [(3, "n2", 103)]
+    assert finding.summary == (
+        "Rank 3 (pid 103 on n2) of job 7 was killed by the kernel for memory: it held 16.0 GiB, and its job had none "
+        "left, 12 s ago."
+    )
+    assert {"dead_rank", "log_error"} <= {
+        kind for kind in ("dead_rank", "log_error") if "memory_kill" in causes_of(kind)
+    }
+
+
+def test_node_without_memory_is_said_to_be_the_place() -> None:
+    assert "it held 1.0 GiB, and n2 had none left" in found(view((said(NODE.format(pid=103)),))).summary
+
+
+def test_process_that_was_never_seen_is_known_by_its_control_group_and_waited_for() -> None:
+    unseen = {"processes": tuple(seen(r) for r in range(4))}
+    assert found(view(kill(9999), **unseen)).truth is Truth.UNKNOWN
+    assert found(view(kill(9999, age_s=300.0), **unseen, progress=progress(400.0))).truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    ("seen_", "truth"),
+    [
+        (view(kill(job_id="8")), Truth.OK),
+        (view((said(NODE.format(pid=9999)),)), Truth.OK),
+        (view(kill(), node="n9"), Truth.OK),
+        (view(kill(), progress=progress(1.0)), Truth.OK),
+        (view(kill(age_s=700.0)), Truth.OK),
+        (view(()), Truth.OK),
+        (view((), silent_nodes=("n2",)), Truth.UNKNOWN),
+        (
+            view(kill(110), processes=(*(seen(r) for r in range(4)), seen(3, pid=110, role=Role.WORKER, gone_s=9.0))),
+            Truth.UNKNOWN,
+        ),
+    ],
+    ids=["another job's", "nobody's", "another node", "steps since", "long ago", "nothing", "silent", "a worker"],
+)
+def test_what_is_of_another_job_or_did_not_matter_accuses_nobody(seen_: ClusterView, truth: Truth) -> None:
+    finding = found(seen_)
+    assert finding.truth is truth and not finding.culprits
+
+
+def test_job_that_ended_with_the_kill_is_reported_and_its_chain_says_why() -> None:
+    over = ended("OUT_OF_MEMORY", job=slurm_job(job_id="9", state="OUT_OF_MEMORY", nodes=("n1", "n2")))
+    assert over.run is not None
+    over = replace(over, ended_at=NOW - 130.0, run=replace(over.run, ended_at=NOW - 130.0, nodes=("n1", "n2")))
+    node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=135.0))
+    whole = cluster(ended=(over,), nodes=(node,))
+    finding = found(whole)
+    assert finding.truth is Truth.BAD and finding.culprits[0].node == "n2"
+    (broken,) = chain_broken.detect(whole, chain_broken.ChainBroken())
+    assert "killed by the kernel for memory" in broken.summary
+
+
+def test_ranks_that_linger_after_it_are_reported_with_the_cause() -> None:
+    lingers = view(
+        kill(age_s=400.0), processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=398.0)), progress=progress(402.0)
+    )
+    (finding,) = lingering_job.detect(lingers, lingering_job.LingeringJob(), CollectiveHang())
+    assert finding.truth is Truth.BAD and "was killed by the kernel for memory: it held 16.0 GiB" in finding.summary
+
+
+def test_no_incident_open_and_no_kill_says_nothing() -> None:
+    quiet = replace(view(()), asked=frozenset())
+    assert detect(quiet, MemoryKills(), CollectiveHang()) == []
+
+
+def test_pid_of_an_array_element_is_known_by_slurms_plain_number() -> None:
+    element = {"job": slurm_job(job_id="7_3", raw_id="12"), "processes": (seen(0), seen(1, gone_s=9.0))}
+    finding = found(view(kill(101, "12"), node="n1", **element))
+    assert finding.job_ids == ("7_3",) and finding.culprits[0].rank == process(1).rank

@@ -1,0 +1,153 @@
+"""Processes that the kernel killed for memory, and which rank of which run each was. Pure.
+
+The kernel names the process by its number, and the control group that had no memory left; a step that ends with the
+kill has no counter any more by the next look. Who it was is known by the number, else by Slurm's place in the path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.node_view import NodeView
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.past_runs import PastRun
+from slurm_watchdog.model.slurm import SlurmJob
+
+OOM_KILL = "oom_kill"
+SLACK_S = 30.0
+"""A run may be seen to end, and the next one to begin, so much earlier or later than it did: two listings of Slurm
+and a report (15 s by default)."""
+SAME_S = 2.0
+"""Two lines about one process within this time are one kill: the kernel writes both at once."""
+_GROUP = re.compile(
+    r"constraint=CONSTRAINT_MEMCG,.*,task_memcg=(?:/[^,/]+)*?"
+    r"/(?:slurm(?:_[^,/]+)?/uid_\d+|[^,/]+\.slice/(?:[^,/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)[,/]"
+)
+"""Slurm's own places, as in slurm_watchdog.agent.proc.process_facts; version 1 and 2."""
+_HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
+
+
+class MemoryKill(Struct, frozen=True, kw_only=True):
+    """One process that the kernel killed for memory."""
+
+    node: str
+    pid: int
+    at: float
+    """On the clock of `ClusterView.now`."""
+    comm: str = ""
+    process_job: str | None = None
+    """The job that its control group names; None: the kernel did not say."""
+    limited: bool | None = None
+    """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
+    held_bytes: int | None = None
+    """What it had in memory itself."""
+    lines: tuple[str, ...] = ()
+    rank: int | None = None
+    role: Role | None = None
+    """None: it is not known what it was to its job."""
+
+    @property
+    def culprit(self) -> Culprit:
+        """It, with the reason for which it is named."""
+        worker = self.role is Role.WORKER
+        return Culprit(node=self.node, rank=self.rank, pid=self.pid, reason=f"was {self.words}", is_worker=worker)
+
+    @property
+    def words(self) -> str:
+        """`killed by the kernel for memory: …`, as far as it is known."""
+        who = {True: "its job", False: self.node, None: "its job or its node"}[self.limited]
+        held = "" if self.held_bytes is None else f"it held {_gib(self.held_bytes)}, and "
+        return f"killed by the kernel for memory: {held}{who} had none left"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.0f} MiB"
+
+
+Kills = Mapping[str, tuple[MemoryKill, ...]]
+"""Node -> the kills there that are remembered, oldest first."""
+
+
+def memory_kills(view: ClusterView) -> Kills:
+    """Of all nodes that have something to tell."""
+    return {node.name: found for node in nodes_to_judge(view) if (found := _of_node(node))}
+
+
+def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
+    found: list[MemoryKill] = []
+    for seen in node.events:
+        event = seen.event
+        if event.name != OOM_KILL or event.pid is None:
+            continue
+        line, group = event.line, _GROUP.search(event.line)
+        held = sum(int(size) for size in _HELD.findall(line)[-3:]) * 1024
+        limited = True if "CONSTRAINT_MEMCG" in line or line.startswith("Memory cgroup") else None
+        limited = False if "constraint=CONSTRAINT_NONE" in line or line.startswith("Out of memory") else limited
+        kill = MemoryKill(
+            node=node.name, pid=event.pid, at=seen.at, comm=event.process or "", limited=limited, lines=(line,),
+            process_job=None if group is None else group["job"], held_bytes=held or None,
+        )  # fmt: skip
+        same = next((n for n, old in enumerate(found) if old.pid == kill.pid and kill.at - old.at <= SAME_S), None)
+        if same is None:
+            found.append(kill)
+        else:
+            found[same] = _joined(found[same], kill)
+    return tuple(found)
+
+
+def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:
+    return replace(
+        one,
+        lines=(*one.lines, *other.lines),
+        process_job=one.process_job or other.process_job,
+        limited=other.limited if one.limited is None else one.limited,
+        held_bytes=one.held_bytes or other.held_bytes,
+    )
+
+
+def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ...]:
+    """Those of the present run of a job, with what each process was to it, ranks first."""
+    there = [name for name in job.job.nodes if name in kills]
+    if not there:
+        return ()
+    known = {(each.node, each.process.pid): each.process for each in job.processes if each.node in there}
+    who = {key: (each.rank, each.role) for key, each in known.items()}
+    return _of_run(kills, job.job, there, now - job.run_age_s, now, who)
+
+
+def how_killed(kills: Kills, job: JobView, rank: ProcessView, now: float) -> str:
+    """`was killed by the kernel for memory: …`, of this rank; empty where the kernel did not say so."""
+    for each in kills_in_job(kills, job, now):
+        if (each.node, each.pid) == (rank.node, rank.process.pid):
+            return f"was {each.words},"
+    return ""
+
+
+def kills_in_run(kills: Kills, job: SlurmJob, run: PastRun) -> tuple[MemoryKill, ...]:
+    """Those of a run that is over."""
+    there = [name for name in run.nodes or job.nodes if name in kills]
+    who: dict[tuple[str, int], tuple[int | None, Role | None]] = {
+        (seat.node, seat.pid): (seat.rank, Role.RANK) for seat in run.seats
+    }
+    return _of_run(kills, job, there, run.began_at, run.ended_at + SLACK_S, who)
+
+
+def _of_run(
+    kills: Kills, job: SlurmJob, there: list[str], since: float, until: float,
+    who: Mapping[tuple[str, int], tuple[int | None, Role | None]],
+) -> tuple[MemoryKill, ...]:  # fmt: skip
+    found = []
+    for each in (each for node in there for each in kills[node] if each.at <= until):
+        rank, role = who.get((each.node, each.pid), (None, None))
+        if role is None and (each.process_job is None or each.at < since):
+            continue
+        if each.process_job in (None, job.process_id):
+            found.append(replace(each, rank=rank, role=role))
+    return tuple(sorted(found, key=lambda each: (each.role is not Role.RANK, each.at, each.node, each.pid)))

@@ -1,0 +1,129 @@
+"""`memory_kill`: the kernel killed a process of a job for memory. What follows from it (a rank that is gone, ranks
+that lost it, errors in the log) is explained by it.
+
+Fires: the kernel's log names a process of the job that it killed for memory: a rank at once; another process where
+the run ended within 5 min, or is beyond the limit of a step. Not once a step was made since.
+Names: the rank, what it held, and whether its job had no memory left or the node.
+Note: a restart with the same memory often ends in the same way: nothing is done by itself. `lingering_job`
+follows, if Slurm does not end the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
+from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills
+from slurm_watchdog.analysis.progress_limit import progress_limit
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import describe_all
+from slurm_watchdog.diagnose.logs.root_cause import work_lost
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.past_runs import PastRun
+from slurm_watchdog.model.slurm import SlurmJob
+
+ENDS_WITHIN_S = 300.0
+"""A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
+of a data loader comes at once."""
+NAMED = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryKills:
+    """The kernel killed a process of a job for memory. Never acted on."""
+
+    recent: float = span(600.0, "A kill is reported for so long, or until the run makes steps again.")
+
+
+def detect(view: ClusterView, settings: MemoryKills, limits: LimitSettings) -> list[Finding]:
+    """One finding for each run in which the kernel killed a process, or of which an incident is open."""
+    kills = memory_kills(view)
+    return [
+        finding
+        for job, run, found in _runs(view, kills)
+        if (finding := _finding(view, job, run, found, settings, limits)) is not None
+    ]
+
+
+def _runs(view: ClusterView, kills: Kills) -> Iterator[tuple[SlurmJob, JobView | PastRun, tuple[MemoryKill, ...]]]:
+    for job in view.jobs:
+        yield job.job, job, kills_in_job(kills, job, view.now) if kills else ()
+    for each in (*view.jobs, *view.waiting):
+        for run in each.past:
+            yield each.job, run, kills_in_run(kills, each.job, run) if kills else ()
+    for ended in view.ended:
+        if ended.run is not None:
+            yield ended.job, ended.run, kills_in_run(kills, ended.job, ended.run) if kills else ()
+
+
+def _finding(
+    view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], settings: MemoryKills,
+    limits: LimitSettings,
+) -> Finding | None:  # fmt: skip
+    restarts = job.restarts if isinstance(run, JobView) else run.restarts
+    finding = SPEC.about(
+        f"run:{job.job_id}.{restarts}", f"the kernel killed no process of job {job.job_id}", job.job_id
+    )
+    recent = tuple(each for each in kills if view.now - each.at <= settings.recent)
+    if not recent:
+        if view.asked is not None and finding.subject not in view.asked:
+            return None
+        unheard = set(job.nodes) - {node.name for node in view.nodes}
+        if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < settings.recent)):
+            return finding.unknown(f"not every node of job {job.job_id} reports, or has for long enough")
+        return finding.ok(finding.summary)
+    counts = _counts(run, recent, view.now, limits)
+    if counts is not True:
+        return finding.ok(counts) if counts else finding.unknown(f"{_who(recent)} was {recent[0].words}")
+    first, age_s = recent[0], view.now - min(each.at for each in recent)
+    lost = () if isinstance(run, JobView) else work_lost(run)
+    return replace(finding, duration_s=max(0.0, age_s)).bad(
+        f"{_who(recent)} of job {job.job_id} was {first.words}, {age_s:.0f} s ago.",
+        culprits=tuple(each.culprit for each in recent[:NAMED]),
+        facts=(*(f"the kernel of {each.node}: {line}" for each in recent[:4] for line in each.lines), *lost),
+    )
+
+
+def _who(kills: tuple[MemoryKill, ...]) -> str:
+    words = describe_all([each.culprit for each in kills])
+    name = f" `{kills[0].comm}`" if kills[0].role is not Role.RANK and kills[0].comm else ""
+    return f"{words[0].upper()}{words[1:]}{name}"
+
+
+def _counts(run: JobView | PastRun, kills: tuple[MemoryKill, ...], now: float, limits: LimitSettings) -> bool | str:
+    """True where it is why the run ended, or stands; a sentence where it did not matter; False while nobody knows."""
+    at = max(each.at for each in kills)
+    if isinstance(run, PastRun):
+        if run.touched_at is not None and run.touched_at < at:
+            return "the run was being ended by slurm-watchdog"
+        return run.ended_at - at <= ENDS_WITHIN_S or "the run did not end with it"
+    progress = run.progress
+    rose_s = None if progress is None else progress.last_increase_age_s
+    if rose_s is not None and now - rose_s > at + PROGRESS_SLACK_S:
+        return f"job {run.job.job_id} has made steps since"
+    if kills[0].role is Role.RANK:
+        return True
+    return progress is not None and progress.age_s >= progress_limit(run, limits).seconds
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.MEMORY_KILL,
+    detect=detect,
+    settings=MemoryKills,
+    takes=(MemoryKills, CollectiveHang),
+    subject=Subject.RUN,
+    severity=Severity.CRITICAL,
+    sentence="The kernel killed a process for memory",
+    steps_continue=True,
+    explained_by=(IncidentKind.CRASH_LOOP,),
+    explains=(IncidentKind.DEAD_RANK, IncidentKind.LOG_ERROR),
+    why_no_action="with the same memory a restart often ends in the same way",
+    alerts=("SlurmWatchdogRankLost",),
+)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -18,6 +20,8 @@ SETTINGS = FilesystemStall(blocked_for=60.0)
 YES = MountAnswer(responding=True, age_s=5.0, seconds=0.1)
 NO = MountAnswer(responding=False, age_s=5.0, seconds=12.0)
 STUCK = job(progress=progress(200.0))
+LATE: dict[str, Any] = {"paces_s": (1.0,) * 100, "longest_pace_s": 2.0, "read_age_s": 2.0}
+"""Of a job that makes a step a second, and whose log is still read."""
 
 
 def stuck(rank: int, seconds: float = 70.0, **changes):
@@ -128,6 +132,53 @@ def test_a_process_in_d_for_a_moment_is_ok_and_from_half_the_limit_on_others_are
         ("n1", "n2", "n3"),
         "/shared",
     )
+
+
+def urgent(**changes: Any) -> dict[IncidentKind, Finding]:
+    """After 22 s, of a job with a supervisor that makes a step a second; its node fails, and two others answer."""
+    given = {
+        "answers": [("n1", NO), ("n2", YES), ("n3", YES)],
+        "known": ("n1",),
+        "jobs": (job(supervised=True, progress=progress(22.0, **LATE)),),
+        "processes": (stuck(0, 22.0),),
+    }
+    given |= changes
+    return judge(*given.pop("processes"), **given)
+
+
+def test_a_job_with_a_supervisor_whose_step_is_late_does_not_wait_for_a_node_that_alone_fails() -> None:
+    stall = urgent()[IncidentKind.FILESYSTEM_STALL]
+    assert (stall.truth, stall.actionable, stall.exclude_nodes) == (Truth.BAD, True, ("n1",))
+    assert "other nodes (n2, n3) get an answer" in stall.summary
+    early = urgent(processes=(stuck(0, 6.0),), answers=())[IncidentKind.FILESYSTEM_STALL]
+    assert (early.truth, bool(early.wanted)) == (Truth.OK, True), "they are asked before"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"processes": (stuck(0, 18.0),)},
+        {"processes": (seen(0, blocked=blocked(22.0, syscall="fsync")),)},
+        {"processes": (stuck(0, 22.0, role=Role.WORKER),)},
+        {"answers": [("n1", NO), ("n2", YES)]},
+        {"answers": [("n2", YES), ("n3", YES)]},
+        {"answers": [("n1", YES), ("n2", YES), ("n3", YES)]},
+        {"processes": (stuck(0, 22.0), seen(1, node="n2", blocked=blocked(22.0)))},
+        {"jobs": (job(progress=progress(22.0, **LATE)),)},
+        {"jobs": (job(supervised=True, progress=progress(22.0)),)},
+        *(
+            {"jobs": (job(supervised=True, progress=progress(22.0, **LATE | paces), **changes),)}
+            for paces, changes in (
+                ({"longest_pace_s": 20.0}, {}),
+                ({}, {"saving_age_s": 20.0}),
+                ({}, {"growing_age_s": 40.0}),
+                ({"read_age_s": 20.0}, {}),
+            )
+        ),
+    ],
+)
+def test_without_all_of_that_it_has_the_time_that_all_have(changes: dict[str, Any]) -> None:
+    assert Truth.BAD not in truths(urgent(**changes))
 
 
 def test_while_nobody_has_answered_nothing_is_said_and_then_nothing_is_done() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_watchdog.analysis.held_processes import is_held, is_on_storage
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
-from slurm_watchdog.analysis.progress_limit import has_just_grown
+from slurm_watchdog.analysis.progress_limit import saves_now
 from slurm_watchdog.analysis.rank_activity import FALLEN_POWER
 from slurm_watchdog.analysis.rank_motion import STILL_BYTES_S, STILL_CPU
 from slurm_watchdog.base.structs import Struct
@@ -42,8 +42,6 @@ SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 9.0, 3.0
 """So many, over so long, before anything is done: a second look, some seconds after the verdict."""
 MAX_OUTSIDE = 0.25
 """Share of the ranks that may stand outside; one in any case."""
-SAVED_LATELY_S = 60.0
-"""A checkpoint that was seen to grow so lately may still be written: agents look every 30 s."""
 LEAST_UNANIMOUS = 3
 """So many ranks in one collective, and one alone in another."""
 OTHERS_CPU = 0.1
@@ -137,8 +135,7 @@ def _speaks_against(job: JobView) -> bool:
     unknown = job.silent_nodes or job.unlisted or not ranks or not all(rank.alive for rank in ranks)
     if unknown or not job.every_rank_known or {rank.node for rank in ranks} < set(job.job.nodes):
         return True
-    saves = has_just_grown(job, SAVED_LATELY_S) or any(each.writing for each in job.checkpoints_on_disk)
-    if saves or (job.saving_age_s is not None and job.saving_age_s < SAVED_LATELY_S):
+    if saves_now(job):
         return True
     held = any(each.alive and (is_on_storage(each) or is_held(each)) for each in job.processes)
     return held or has_ended(job) or job.renewed

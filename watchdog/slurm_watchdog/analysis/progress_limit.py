@@ -17,6 +17,8 @@ from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
+SAVED_LATELY_S = 60.0
+"""A checkpoint that was seen to grow so lately may still be written: agents look every 30 s."""
 STACKS_FROM_SHARE = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
 TIMEOUT_STACKS_FROM_SHARE = 0.7
@@ -124,6 +126,12 @@ def has_just_grown(view: JobView, seconds: float) -> bool:
     """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop
     is not expected to turn, and then the step after them takes its time."""
     return view.growing_age_s is not None and view.growing_age_s < seconds
+
+
+def saves_now(view: JobView) -> bool:
+    """Whether a checkpoint is written, as far as its files or the log show, or was a moment ago."""
+    saving = view.saving_age_s is not None and view.saving_age_s < SAVED_LATELY_S
+    return saving or has_just_grown(view, SAVED_LATELY_S) or any(each.writing for each in view.checkpoints_on_disk)
 
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:

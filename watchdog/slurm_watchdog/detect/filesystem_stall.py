@@ -3,6 +3,8 @@ filesystem.
 
 Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing.
 From half of that time on, the node itself and a few other nodes are asked to write and read back there.
+After 20 s already where the job has a supervisor, which starts it again in its allocation: then its step has to be
+late by its own measure, nothing may be saved, the node itself has to fail when it is asked, and two others to answer.
 `fsync`, `close` and similar calls have 30 min while the node itself reaches the filesystem: a checkpoint is
 flushed.
 Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
+from slurm_watchdog.analysis.progress_limit import saves_now
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.filesystem import (
@@ -31,7 +35,7 @@ from slurm_watchdog.diagnose.filesystem import (
     probes_wanted,
 )
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.observations import Role
 
@@ -49,6 +53,10 @@ PROBE_PATIENCE_S = 15.0
 report interval of 5 s."""
 
 
+EAGER_FROM_S = 5.0
+"""From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
+WITNESSES = 2
+
 MAX_CONSEQUENCES = 8
 
 
@@ -57,14 +65,53 @@ class FilesystemStall:
     """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
 
     blocked_for: float = span(60.0, "Time in the same call on the same file.")
+    supervised_blocked_for: float = span(
+        20.0,
+        "The same for a job under `slurm-watchdog run`, whose step is late, where this node fails to answer and two "
+        "others answer.",
+    )
 
 
 def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
     """One finding for each filesystem in trouble: BAD if it is the trouble of one node or one file."""
-    return [
-        filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, settings.blocked_for)
-        for filesystem in view.filesystems
-    ]
+    return [_finding(view, filesystem, settings) for filesystem in view.filesystems]
+
+
+def _finding(view: ClusterView, filesystem: FilesystemView, settings: FilesystemStall) -> Finding:
+    limit_s = settings.blocked_for
+    urgent = [job for job in view.jobs if _is_urgent(filesystem, job)]
+    if any(_is_proven(filesystem, job, settings.supervised_blocked_for) for job in urgent):
+        limit_s = min(limit_s, settings.supervised_blocked_for)
+    finding = filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, limit_s)
+    return replace(finding, wanted=probes_wanted(view, filesystem)) if urgent else finding
+
+
+def blocked_limit_s(view: ClusterView, job: JobView, settings: FilesystemStall) -> float:
+    """So long a process of this job may be blocked on a filesystem before somebody is accused."""
+    limit_s = settings.supervised_blocked_for
+    proven = any(_is_urgent(each, job) and _is_proven(each, job, limit_s) for each in view.filesystems)
+    return min(settings.blocked_for, limit_s) if proven else settings.blocked_for
+
+
+def _is_urgent(filesystem: FilesystemView, job: JobView) -> bool:
+    """Whether a rank of the job is blocked, not in a flush, which is late by its own measure, saves nothing, and would
+    be started again in its allocation."""
+    if not job.supervised or not _blocked_ranks(filesystem, job, EAGER_FROM_S) or not is_late(job):
+        return False
+    return job.progress is not None and is_unheard_of(job.progress) and not saves_now(job)
+
+
+def _is_proven(filesystem: FilesystemView, job: JobView, limit_s: float) -> bool:
+    """Whether a rank of it has been blocked for so long on a node that fails when it is asked, while others answer."""
+    state = assess(filesystem, limit_s)
+    failing = set(state.unanswering).issuperset(p.node for p in long_blocked(filesystem, limit_s))
+    alone = state.scope is Scope.ONE_NODE and len(state.answering) >= WITNESSES
+    return alone and failing and bool(_blocked_ranks(filesystem, job, limit_s))
+
+
+def _blocked_ranks(filesystem: FilesystemView, job: JobView, blocked_s: float) -> list[ProcessView]:
+    mine = [p for p in long_blocked(filesystem, blocked_s) if p.process.job_id == job.job.job_id]
+    return [p for p in mine if p.process.role is Role.RANK and blocked_call(p).syscall not in FLUSH_CALLS]
 
 
 def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str, blocked_for_s: float) -> Finding:

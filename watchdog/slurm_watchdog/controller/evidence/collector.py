@@ -37,7 +37,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     gathered_of,
     main_call,
 )
-from slurm_watchdog.detect.filesystem_stall import FilesystemStall
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.diagnose.filesystem import probes_wanted
@@ -103,7 +103,7 @@ class Collector:
         self._spread_s = config.controller.evidence_spread
         self._limit_s = config.ladder.evidence_limit
         self._interval_s = config.agent.interval
-        self._blocked_for_s = config.detectors.of(FilesystemStall).blocked_for
+        self._filesystem_stall = config.detectors.of(FilesystemStall)
         self._known: dict[str, Collected] = {}
         self._of_run: dict[tuple[str, int], list[Collected]] = {}
         """(job, restarts) -> those of them that are of this run, the newest last."""
@@ -355,11 +355,12 @@ class Collector:
 
     def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
         gathered = gathered_of(found, view, now)
+        cluster = self._view(now)
         return diagnose(
-            self._view(now),
+            cluster,
             view,
             gathered,
-            blocked_for_s=self._blocked_for_s,
+            blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
             limit_s=self._judgement.limits_s.get(found.job.job_id),
         )
 

@@ -12,6 +12,7 @@ from tests.bench import (
     at_scale,
     bad_nodes,
     churn,
+    collectives,
     commands,
     drift,
     hostile_load,
@@ -46,6 +47,7 @@ def main() -> int:
         "kernel": _kernel,
         "scan": _scan,
         "ledger": _ledger,
+        "collectives": _collectives,
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
@@ -142,6 +144,10 @@ def _logs(figures: Figures, options: argparse.Namespace) -> None:
 
 def _scan(figures: Figures, options: argparse.Namespace) -> None:
     scan.run(figures)
+
+
+def _collectives(figures: Figures, options: argparse.Namespace) -> None:
+    collectives.run(figures)
 
 
 def _ledger(figures: Figures, options: argparse.Namespace) -> None:

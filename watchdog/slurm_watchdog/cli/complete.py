@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr
@@ -65,4 +66,11 @@ def _check_job_id(context: click.Context, parameter: click.Parameter, value: str
     return value
 
 
+def _check_job_or_directory(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    return value if os.path.isdir(value) else _check_job_id(context, parameter, value)
+
+
 job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=jobs)
+job_or_directory = click.argument(
+    "job_id", metavar="JOB|DIRECTORY", callback=_check_job_or_directory, shell_complete=jobs
+)

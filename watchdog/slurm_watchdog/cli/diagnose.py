@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -17,6 +18,7 @@ from slurm_watchdog.cli.api_types import DiagnosisProgress, NodeRow
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
 from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.flight_dumps import diagnose_dumps
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options, print_json
 from slurm_watchdog.cli.terminal import clean, count, screen, sentence
 
@@ -32,11 +34,14 @@ Show = Callable[[DiagnosisProgress], None]
 
 
 @click.command(short_help="All ranks of a running job, now: where they stand, who is odd.")
-@complete.job_argument
+@complete.job_or_directory
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20
     s, and says in one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
+
+    Given a directory with dumps of PyTorch's Flight Recorder instead, one of each rank, it matches these: who has not
+    entered which collective, who called another one. They are pickles, and are read without executing anything.
 
     Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no
     answer, the job is unknown, or its ranks could not be asked.
@@ -45,7 +50,10 @@ def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_j
     Examples:
       slurm-watchdog diagnose 4711
       slurm-watchdog diagnose 4711 --json | jq .culprits
+      slurm-watchdog diagnose /shared/dumps/
     """
+    if Path(job_id).is_dir():
+        diagnose_dumps(Path(job_id), as_json=as_json)
     client = choose(socket_path, config_file)
     try:
         started, _ = client.start_diagnosis(job_id)

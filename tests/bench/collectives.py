@@ -1,0 +1,62 @@
+"""What ranks recorded of their collectives, of 1,024 ranks in 129 communicators: from 1,024 dumps, and from records that
+the nodes have read already."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import time
+from typing import Any
+
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from tests.bench.figures import Figures
+
+RANKS, ENTRIES, ABSENT = 1024, 100, 341
+LONG_ENTRIES = 2000
+"""As docs recommend for TORCH_FR_BUFFER_SIZE."""
+
+STACKS = [[{"name": f"f{n}", "filename": f"/opt/m{n}.py", "line": each} for n in range(12)] for each in range(8)]
+"""Of eight places in a training loop: a dump has each stack once, as real ones do."""
+
+
+def run(figures: Figures) -> None:
+    """All figures."""
+    gc.disable()  # as the command does
+    bodies = [_dump(rank, ENTRIES) for rank in range(RANKS)]
+    began = time.process_time()
+    records = [parse_flight_recorder(body, rank) for rank, body in enumerate(bodies)]
+    read_s = time.process_time() - began
+    found = order_of(records)
+    all_s = time.process_time() - began
+    assert [each.rank for each in found.odd] == [ABSENT], found
+    figures.add("collectives.1024_dumps", all_s, "s", at_most=2.0)
+    figures.add("collectives.1024_records", all_s - read_s, "s", at_most=0.2)
+    long = _dump(0, LONG_ENTRIES)
+    began = time.process_time()
+    parse_flight_recorder(long, 0)
+    figures.add("collectives.dump_of_2000_entries", time.process_time() - began, "s", at_most=0.5)
+    gc.enable()
+
+
+def _dump(rank: int, entries: int) -> bytes:
+    """As PyTorch writes one with NCCL: tensor parallel by eight, data parallel by all, twelve frames an entry."""
+    tensor = rank // 8 * 8
+    made = [_entry(index, ("0", "default_pg") if index % 2 else (f"t{tensor}", "tp")) for index in range(entries)]
+    if rank != ABSENT:
+        made.append(_entry(entries + 1, ("0", "default_pg"), state="started", retired=False))
+    groups = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(RANKS)))},
+        f"t{tensor}": {"name": "t", "desc": "tp", "ranks": str(list(range(tensor, tensor + 8)))},
+    }
+    return pickle.dumps({"version": "2.10", "entries": made, "pg_config": groups, "pg_status": {}}, protocol=2)
+
+
+def _entry(number: int, group: tuple[str, str], **more: Any) -> dict[str, Any]:
+    return {
+        "frames": STACKS[number % len(STACKS)], "record_id": number, "pg_id": len(group[0]), "process_group": group, "is_p2p": False,
+        "collective_seq_id": 1000 + number // 2, "p2p_seq_id": 0, "op_id": number, "profiling_name": "nccl:all_reduce",
+        "time_created_ns": 10**18 + number, "input_sizes": [[8, 1024]], "output_sizes": [[8, 1024]],
+        "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": "completed", "retired": True,
+        "time_discovered_started_ns": 1, "time_discovered_completed_ns": 2, "timeout_ms": 600_000,
+    } | more  # fmt: skip

@@ -1,0 +1,29 @@
+"""`diagnose` of a directory with dumps of the Flight Recorder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+DUMPS = Path(__file__).parents[2] / "captures" / "flight_recorder"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: it limits its memory."""
+    command = [sys.executable, "-c", "from slurm_watchdog.cli.main import main; main()", "diagnose", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_dumps_of_all_ranks_name_the_one_that_did_not_come() -> None:
+    result = run(str(DUMPS / "missing"))
+    first = "Rank 2 has not entered all_reduce 7 of default_pg; 3 of 4 ranks wait."
+    assert (result.returncode, result.stdout.splitlines()[0]) == (1, first)
+    assert json.loads(run(str(DUMPS / "missing_json"), "--json").stdout)["odd"][0]["rank"] == 2
+
+
+def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    result = run(str(tmp_path))
+    assert (result.returncode, "trace_0: no dump" in result.stderr) == (3, True)

@@ -1,0 +1,113 @@
+"""Dumps of the Flight Recorder: real ones of gloo, those that NCCL would write, and those that want to run something."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.model.collective_records import Call, CollectiveRecord
+from slurm_watchdog.parse.flight_recorder import MAX_BYTES, parse_flight_recorder
+
+CAPTURES = Path(__file__).parents[2] / "captures" / "flight_recorder"
+
+
+def entry(seq: int, name: str = "all_reduce", **more: Any) -> dict[str, Any]:
+    return {
+        "process_group": ("0", "default_pg"), "profiling_name": f"nccl:{name}", "collective_seq_id": seq, "pg_id": 0,
+        "state": "scheduled", "retired": False, "input_sizes": [[2, 4]], "input_dtypes": ["Float"], "frames": [],
+    } | more  # fmt: skip
+
+
+def read(*entries: dict[str, Any], rank: int = 0, completed: int = -1) -> CollectiveRecord:
+    dump = {
+        "version": "2.10", "entries": list(entries), "pg_config": {"0": {"name": "0", "ranks": "[0, 1, 4, 5]"}},
+        "pg_status": {"0": {"last_enqueued_collective": -1, "last_completed_collective": completed}},
+    }  # fmt: skip
+    return parse_flight_recorder(pickle.dumps(dump, protocol=2), rank)
+
+
+def test_a_real_dump_is_the_collective_that_its_rank_has_not_finished() -> None:
+    record = parse_flight_recorder((CAPTURES / "missing" / "trace_0").read_bytes(), 0)
+    (group,) = record.communicators
+    assert (group.label, group.entered, group.members) == ("default_pg", 7, (0, 1, 2, 3))
+    assert group.waits == (Call(seq=7, name="all_reduce", elements=8, types=("Float",)),)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_json_of_a_rank_says_what_its_pickle_says(rank: int) -> None:
+    pickled = parse_flight_recorder((CAPTURES / "missing" / f"trace_{rank}").read_bytes(), rank)
+    assert parse_flight_recorder((CAPTURES / "missing_json" / f"trace_{rank}.json").read_bytes(), rank) == pickled
+
+
+def test_parts_of_a_coalesced_operation_are_finished_when_it_is() -> None:
+    parts = [entry(5), entry(5), entry(5, "ALLGATHER_coalesced", state="completed"), entry(6)]
+    (group,) = read(*parts).communicators
+    assert [call.seq for call in group.waits] == [6]
+
+
+def test_what_the_status_of_its_group_says_is_complete_is_finished() -> None:
+    (group,) = read(entry(5), entry(6), completed=6).communicators
+    assert (group.waits, group.entered) == ((), 6)
+
+
+def test_who_receives_waits_for_the_rank_of_the_job_that_is_meant() -> None:
+    record = read(entry(3, "recv 0<-2", is_p2p=True))
+    assert (record.busy, record.peers) == (True, (4,))
+    assert record.communicators[0].waits == ()
+
+
+class Runs:
+    """A pickle of it calls os.system when it is read."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_that_would_run_something_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    body = pickle.dumps({"version": "2.10", "entries": [Runs(tmp_path / "ran")]}, protocol=protocol)
+    with pytest.raises(ValueError, match=r"it names (posix|nt)\.system, and a dump names nothing"):
+        parse_flight_recorder(body, 0)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"cos\nsystem\n(S'touch /nowhere'\ntR.",
+        b"(S'true'\nios\nsystem\n.",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x02(cos\nsystem\nS'true'\no.",
+        b"\x82\x01.",
+        b"P7\n.",
+        b"}}b.",
+        b"\x80\x05\x97.",
+        b"]" * 100_000 + b"a" * 99_999 + b".",
+        b"[" * 100_000,
+        b"",
+        b"{}",
+        b'{"version":"1.0","entries":[{"seq_id":1}]}',
+        b"\x80\x02}q\x00X\x07\x00\x00\x00versionq\x01h\x00s.",
+        b" " * (MAX_BYTES + 1),
+    ],
+)
+def test_what_is_no_dump_is_refused_with_a_reason(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"no dump|bytes"):
+        parse_flight_recorder(body, 0)
+
+
+def test_thousands_of_spoilt_dumps_are_read_or_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.dumps", "3000", "--seed", "1"], cwd=Path(__file__).parents[3],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,207 @@
+"""Which rank keeps the others waiting, from what all ranks recorded of their collectives. Pure.
+
+A rank waits for each member of the communicator that has not entered the collective which it has. Who is waited for,
+and waits for nobody itself, keeps the others waiting; so does one alone in another collective, or with another size,
+than all the rest. A rank without a record is never named, and neither is anybody where half of the ranks would be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
+
+MAX_ODD = 0.25
+"""Share of the ranks of a communicator that may be called odd (as hang_proof.MAX_OUTSIDE); one in any case, beside
+LEAST_AGREEING."""
+LEAST_AGREEING = 2
+MAX_NAMED = 32
+MAX_FACTS = 8
+
+
+class OddRank(Struct, frozen=True, kw_only=True):
+    """A rank that keeps others waiting."""
+
+    rank: int
+    reason: str
+    """`has not entered all_reduce 61 of default_pg`."""
+
+
+class CollectiveOrder(Struct, frozen=True, kw_only=True):
+    """What the records of all ranks say together."""
+
+    ranks: int
+    """Of which there is a record."""
+    waiting: tuple[int, ...] = ()
+    """Ranks with a collective that they have not finished."""
+    odd: tuple[OddRank, ...] = ()
+    facts: tuple[str, ...] = ()
+    """Communicator by communicator: how far all are, who did not come, who called something else."""
+    unclear: str = ""
+    """Why nobody is named, although ranks wait."""
+    missing: tuple[int, ...] = ()
+    """Ranks of communicators in which others wait, and of which there is no record."""
+
+
+class _Front(Struct, frozen=True, kw_only=True):
+    """One collective in which ranks wait."""
+
+    label: str
+    calls: Mapping[int, Call]
+    """By rank."""
+    behind: tuple[int, ...]
+    """Members that have not entered it."""
+    missing: tuple[int, ...]
+
+    @property
+    def words(self) -> str:
+        name, _ = Counter(call.name for call in self.calls.values()).most_common(1)[0]
+        return f"{name} {next(iter(self.calls.values())).seq} of {self.label}"
+
+
+def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
+    """The verdict of all records of one moment, one for each rank at most."""
+    of_rank = {record.rank: record for record in records}
+    fronts = _fronts(of_rank)
+    waiting = {r.rank for r in of_rank.values() if r.busy or any(each.waits for each in r.communicators)}
+    # Who has begun to talk to a rank that talks to nobody waits for it.
+    spoken_to = {peer for record in of_rank.values() for peer in record.peers if peer in of_rank}
+    awaited = {rank for front in fronts for rank in front.behind} | spoken_to
+    roots = sorted(awaited - waiting)
+    odd = [odd for front in fronts for odd in _other_calls(front)]
+    facts = [fact for front in fronts for fact in _facts(front)][:MAX_FACTS]
+    missing = tuple(sorted({rank for front in fronts for rank in front.missing}))
+    found = CollectiveOrder(
+        ranks=len(of_rank), waiting=tuple(sorted(waiting)), facts=tuple(dict.fromkeys(facts)), missing=missing
+    )
+    if not waiting:
+        return found
+    if odd:
+        return _with(found, odd[:MAX_NAMED])
+    if len(roots) > max(1, MAX_ODD * len(of_rank)) or len(roots) >= len(waiting):
+        few = _few(sorted(waiting))
+        return _without(found, f"more ranks did not come than wait: {few} may have called what the others never do")
+    if roots:
+        return _with(found, [OddRank(rank=rank, reason=_why(rank, fronts)) for rank in roots[:MAX_NAMED]])
+    if missing:
+        return _without(found, f"there is no record of rank {_few(missing)}")
+    if any(_disagree(front) for front in fronts):
+        return _without(found, "ranks called different collectives, and no side has a clear majority")
+    if awaited:
+        return _without(
+            found, "ranks wait for one another in a circle: they use their communicators in different order"
+        )
+    return _without(found, "every rank has entered what it waits for: it is the network, a GPU, or still under way")
+
+
+def words_of(order: CollectiveOrder) -> str:
+    """One sentence."""
+    recorded = f"{order.ranks} rank{'' if order.ranks == 1 else 's'}"
+    if not order.waiting:
+        return f"No collective is unfinished on any of {recorded} that left a record."
+    wait = f"{len(order.waiting)} of {recorded} {'waits' if len(order.waiting) == 1 else 'wait'}"
+    if not order.odd:
+        return f"{wait}, and nobody is named: {order.unclear}."
+    first, more = order.odd[0], len(order.odd) - 1
+    return f"Rank {first.rank} {first.reason}{f', and so {more} more' if more else ''}; {wait}."
+
+
+def _with(found: CollectiveOrder, odd: Sequence[OddRank]) -> CollectiveOrder:
+    once = {each.rank: each for each in reversed(odd)}
+    ordered = tuple(once[rank] for rank in sorted(once))
+    return CollectiveOrder(
+        ranks=found.ranks, waiting=found.waiting, odd=ordered, facts=found.facts, missing=found.missing
+    )
+
+
+def _without(found: CollectiveOrder, why: str) -> CollectiveOrder:
+    return CollectiveOrder(
+        ranks=found.ranks, waiting=found.waiting, facts=found.facts, unclear=why, missing=found.missing
+    )
+
+
+def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
+    """Every collective that is the first which a rank has not finished."""
+    groups: dict[str, dict[int, Communicator]] = {}
+    for rank, record in of_rank.items():
+        for each in record.communicators:
+            groups.setdefault(each.key, {})[rank] = each
+    return [front for _, places in sorted(groups.items()) for front in _of_group(places, of_rank)]
+
+
+def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[_Front]:
+    """Those of one communicator."""
+    members = next((each.members for each in places.values() if each.members), tuple(sorted(places)))
+    first: dict[int, dict[int, Call]] = {}
+    for rank, place in places.items():
+        if place.waits:
+            first.setdefault(place.waits[0].seq, {})[rank] = place.waits[0]
+    entered = {
+        rank: places[rank].entered if rank in places else 0
+        for rank in members
+        if rank in places or (rank in of_rank and of_rank[rank].whole)
+    }
+    label = next(iter(places.values())).label
+    missing = tuple(rank for rank in members if rank not in of_rank)
+    for seq in sorted(first):
+        behind = tuple(rank for rank, at in entered.items() if at < seq)
+        yield _Front(label=label, calls=first[seq], behind=behind, missing=missing)
+
+
+def _signature(call: Call) -> tuple[str, int | None, tuple[str, ...]]:
+    return call.name, call.elements, call.types
+
+
+def _disagree(front: _Front) -> bool:
+    return len({_signature(call) for call in front.calls.values()}) > 1
+
+
+def _other_calls(front: _Front) -> list[OddRank]:
+    """The few that called something else than all the rest."""
+    sides = Counter(_signature(call) for call in front.calls.values()).most_common()
+    usual, agreeing = sides[0]
+    others = len(front.calls) - agreeing
+    if len(sides) < 2 or agreeing < LEAST_AGREEING or others > max(1, MAX_ODD * len(front.calls)):
+        return []
+    return [
+        OddRank(rank=rank, reason=f"called {_call_words(call, usual)} as number {call.seq} of {front.label}")
+        for rank, call in sorted(front.calls.items())
+        if _signature(call) != usual
+    ]
+
+
+def _call_words(call: Call, usual: tuple[str, int | None, tuple[str, ...]]) -> str:
+    name, elements, types = usual
+    if call.name != name:
+        return f"{call.name} where the others called {name}"
+    if call.elements != elements:
+        return f"{call.name} with {call.elements} elements where the others have {elements}"
+    return f"{call.name} of {'/'.join(call.types)} where the others have {'/'.join(types)}"
+
+
+def _why(rank: int, fronts: Sequence[_Front]) -> str:
+    front = min((each for each in fronts if rank in each.behind), key=lambda each: len(each.behind), default=None)
+    return f"has not entered {front.words}" if front else "does not answer a rank that sends to it or receives from it"
+
+
+def _facts(front: _Front) -> Iterable[str]:
+    ranks = len(front.calls)
+    yield (
+        f"{ranks} rank{' waits' if ranks == 1 else 's wait'} in {front.words}"
+        + (f"; not entered by rank {_few(front.behind)}" if front.behind else "")
+        + (f"; no record of rank {_few(front.missing)}" if front.missing else "")
+    )
+    if _disagree(front):
+        sides: dict[str, list[int]] = {}
+        for rank, call in sorted(front.calls.items()):
+            what = call.name if call.elements is None else f"{call.name} of {call.elements} {'/'.join(call.types)}"
+            sides.setdefault(what, []).append(rank)
+        yield f"{front.label} {next(iter(front.calls.values())).seq}: " + ", ".join(
+            f"{what} on rank {_few(sides[what])}" for what in sorted(sides)
+        )
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

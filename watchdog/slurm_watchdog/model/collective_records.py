@@ -1,0 +1,47 @@
+"""What ranks recorded of their collectives, as PyTorch's Flight Recorder or NCCL's RAS tells: of all that they did, how
+far each is, and what it has not finished."""
+
+from __future__ import annotations
+
+from slurm_watchdog.base.structs import Struct
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """One collective that a rank has entered and not finished."""
+
+    seq: int
+    """Number of the collective in its communicator, the same on all ranks."""
+    name: str
+    """`all_reduce`, without the backend."""
+    elements: int | None = None
+    """Of its input, where all ranks have to hand in as many; None: they need not, or it is not known."""
+    types: tuple[str, ...] = ()
+    """Of its input, where they have to be the same on all ranks."""
+
+
+class Communicator(Struct, frozen=True, kw_only=True):
+    """How far one rank is in one communicator."""
+
+    key: str
+    """The same on all its ranks, and on no rank of another."""
+    label: str
+    """As people know it: `default_pg`, `dp`, `group 3`."""
+    entered: int
+    """Number of the last collective that this rank has entered; 0: none."""
+    waits: tuple[Call, ...] = ()
+    """The first of those that it has not finished."""
+    members: tuple[int, ...] = ()
+    """Its ranks in the job, where `waits` has any and that is known."""
+
+
+class CollectiveRecord(Struct, frozen=True, kw_only=True):
+    """All that one rank recorded, at one moment."""
+
+    rank: int
+    communicators: tuple[Communicator, ...] = ()
+    whole: bool = True
+    """False: it has more communicators than are in it; of one that is not, nothing is known."""
+    peers: tuple[int, ...] = ()
+    """Ranks with which it has begun to send or receive, and has not finished."""
+    busy: bool = False
+    """It has such an operation, also where the peer is not known."""

@@ -62,6 +62,7 @@ policy:
     - {match: {job_name: drained}, kinds: [gpu_fault], drain: true}
     - {match: {job_name: eager}, kinds: [gpu_fault], cooldown: 0s, exclude_nodes: false}
     - {match: {job_name: watched}, mode: observe}
+    - {match: {job_name: asleep}, no_action: ['00:00-24:00']}
 """
 
 
@@ -226,6 +227,7 @@ def noon(day: Day) -> None:
         day.runs("8", is_batch=False),
         day.runs("9", excluded=("elsewhere",)),
         day.runs("10", name="watched"),
+        day.runs("10a", name="asleep"),
     ):
         day.loses(job, seconds=20)
         day.ends(job)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from slurm_watchdog.model.incidents import IncidentKind
-from tests.behaviour.story import QUICK, Story
+from tests.behaviour.cluster import EPOCH
+from tests.behaviour.story import ACT, QUICK, Story
 
 Tell = Callable[..., Story]
 
@@ -176,4 +178,16 @@ def test_given_a_wish_that_nobody_can_understand_then_the_job_is_left_alone_and_
 def test_given_a_comment_that_is_no_wish_then_it_changes_nothing(tell: Tell, comment: str) -> None:
     story = tell(GRACEFUL)
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, comment=comment))
+    assert story.decided(hang) == ("allowed", "collective_hang")
+
+
+def test_given_a_time_at_which_nothing_is_done_then_it_is_decided_when_that_is_over(tell: Tell) -> None:
+    """The story begins at EPOCH; a window around it ends an hour later."""
+    begin = datetime.fromtimestamp(EPOCH, tz=UTC).astimezone()
+    window = f"{begin - timedelta(hours=1):%H:%M}-{begin + timedelta(hours=1):%H:%M}"
+    story = tell(ACT.replace("cooldown: 1min", f"cooldown: 1min, no_action: ['{window}']"))
+    job = story.job(hangs=True)
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
+    assert story.decided(hang) == ("suppressed", "hours")
+    story.passes(minutes=70)
     assert story.decided(hang) == ("allowed", "collective_hang")

@@ -52,6 +52,8 @@ def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
     assert is_final(decision)
 
 
+ALWAYS = "00:00-24:00"
+
 OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "paused": [{"paused": "maintenance"}, {"paused": ""}],
     "blind": [{"blind": "just started"}],
@@ -83,6 +85,13 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
     "job_hangs": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "hang": "i9"}],
+    "hours": [
+        {
+            "rule": Rule(
+                mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", no_action=(ALWAYS,)
+            )
+        },
+    ],
     "cooldown": [{"recent": (done(899),)}],
     "budget": [
         {"recent": tuple(done(10, f"{n}") for n in range(20, 24))},

@@ -73,6 +73,8 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
         ("overrides: [{mode: act}]", "policy.overrides[0].match", "required"),
         ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
         ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
+        ("no_action: ['22-7']", "policy.no_action[0]", "no time of the week"),
+        ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is no day"),
         ("overrides: [{match: {users: a}}]", "policy.overrides[0].match.users", "unknown key"),
     ],
 )  # fmt: skip
@@ -168,6 +170,10 @@ def test_a_ladder_has_the_name_of_what_it_comes_to(
         ("watchdog: kill_switch=/a/{job_id}/k,ladder=kill_switch+requeue; other: 3",
          OwnerDirectives(source="--comment", kill_switch="/a/{job_id}/k", ladder=(Rung.KILL_SWITCH, Rung.REQUEUE))),
         ("watchdog: checkpoint-dir={workdir}/c", OwnerDirectives(source="--comment", checkpoint_dir="{workdir}/c")),
+        ("watchdog: stall_after=20m", OwnerDirectives(source="--comment", stall_after_s=1200.0)),
+        ("watchdog: stall_after=2 h, ladder=none", OwnerDirectives(source="--comment", stall_after_s=7200.0, ladder=())),
+        ("watchdog: stall_after=soon", OwnerDirectives(source="--comment", problem="stall_after: 'soon' is no time such as 20m or 2h, at most 7d")),
+        ("watchdog: stall_after=8d", OwnerDirectives(source="--comment", problem="stall_after: '8d' is no time such as 20m or 2h, at most 7d")),
         ("watchdog: ladder=none", OwnerDirectives(source="--comment", ladder=())),
     ],
 )  # fmt: skip
@@ -185,6 +191,11 @@ def test_the_environment_says_the_same_and_the_comment_wins() -> None:
     both = directives_of("watchdog: kill_switch=/comment/k", variables)
     assert (both.kill_switch, both.ladder) == ("/comment/k", (Rung.REQUEUE,))
     assert directives_of("watchdog: ladder=requeue", {"SLURM_WATCHDOG": "off"}).leave_alone
+    patient = directives_of("watchdog: stall_after=1h", {"SLURM_WATCHDOG_STALL_AFTER": "2h"})
+    assert (patient.stall_after_s, directives_of("", {"SLURM_WATCHDOG_STALL_AFTER": "2h"}).stall_after_s) == (
+        3600,
+        7200,
+    )
 
 
 @pytest.mark.parametrize("path", ["k", "~/k", "/a/../b", "/a\n/b", "/{node}/k", "/" + "x" * 2000])

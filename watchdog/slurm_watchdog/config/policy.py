@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from slurm_watchdog.base.hours import parse_hours
+from slurm_watchdog.config.job_match import Match
 from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.detect.spec import Subject
@@ -20,12 +22,15 @@ def _rung(value: Any) -> Any:
     raise ValueError(f"no rung of a ladder; known: {', '.join(Rung)}")
 
 
-def _globs(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 Rungs = list[Annotated[Rung, BeforeValidator(_rung), PlainSerializer(str)]]
-Globs = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_globs)]
+
+
+def _hours(value: str) -> str:
+    parse_hours(value)
+    return value
+
+
+Hours = list[Annotated[str, AfterValidator(_hours)]]
 
 
 class Treatment(Section):
@@ -55,6 +60,7 @@ class Treatment(Section):
     )
     cooldown: Seconds | None = Field(None, description="In place of `policy.cooldown`, for decisions about this kind.")
     attempts: Count | None = Field(None, description="In place of `policy.attempts`.")
+    no_action: Hours | None = Field(None, description="In place of `policy.no_action`; [] = at any time.")
     kill_switch_limit: Span | None = Field(None, description="In place of `ladder.kill_switch_limit`.")
     checkpoint_limit: Span | None = Field(None, description="In place of `ladder.checkpoint_limit`.")
     signal_limit: Span | None = Field(None, description="In place of `ladder.signal_limit`.")
@@ -65,21 +71,6 @@ class Treatment(Section):
         problem = problem_of(tuple(self.ladder)) if self.ladder is not None else None
         if problem is not None:
             raise ValueError(f"ladder {problem}")
-        return self
-
-
-class Match(Section):
-    """Which jobs: names or globs (*, ?, [abc]), one or a list; what is left out matches every job."""
-
-    partition: Globs = Field([], description="Of Slurm.")
-    account: Globs = Field([], description="Of Slurm.")
-    user: Globs = Field([], description="Its owner's name.")
-    job_name: Globs = Field([], description="As in --job-name.")
-
-    @model_validator(mode="after")
-    def _something(self) -> Match:
-        if not (self.partition or self.account or self.user or self.job_name):
-            raise ValueError("names no partition, account, user or job_name: for all jobs use policy.kinds")
         return self
 
 
@@ -94,6 +85,11 @@ class Policy(Section):
     """What may be done, and how often. Each limit can only take an action away."""
 
     cooldown: Seconds = Field(900.0, description="Time between two actions on the same job.")
+    no_action: Hours = Field(
+        [],
+        description="Times at which nothing is done by itself, by this machine's time zone, such as ['22:00-07:00', "
+        "'sat,sun 00:00-24:00']: all is reported, and what still fires afterwards is decided then.",
+    )
     attempts: Count = Field(3, description="Actions on one job before a person has to look.")
     budget: Count = Field(
         4,

@@ -19,6 +19,7 @@ from slurm_watchdog.config.node_tests import NodeTests
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.security import LOOPBACK, Security, problems_of
+from slurm_watchdog.config.thresholds import Threshold
 from slurm_watchdog.config.types import Mode, Seconds, Section, Span, split_address
 from slurm_watchdog.knowledge.site_rows import SiteText
 
@@ -95,6 +96,11 @@ class Config(Section):
     detectors: Detectors = Detectors()
     policy: Policy = Policy()
     ladder: Ladder = Ladder()
+    thresholds: list[Threshold] = Field(
+        [],
+        description="Options of detectors that are different for some jobs; the first that matches a job holds: "
+        "[{match: {partition: debug}, detectors: {collective_hang: {floor: 2min}}}].",
+    )
     notify: Notify = Notify()
     knowledge: Knowledge = Knowledge()
     node_tests: NodeTests = NodeTests()

@@ -107,7 +107,9 @@ class Controller:
         self.state.require_node_ownership = True
         self.ledger = ledger_of(config, journal, self.writer, self.state)
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
-        self.judge = Judge(config, self.state, left_open, _new_id, self._count_failure, self.ledger, hangs)
+        self._paths = OwnedPaths(config.jobs, self.state)
+        failed, patience_of = self._count_failure, self._paths.patience_s
+        self.judge = Judge(config, self.state, left_open, _new_id, failed, self.ledger, hangs, patience_of)
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
@@ -167,7 +169,6 @@ class Controller:
             ),
             chunks,
         )
-        self._paths = OwnedPaths(config.jobs, self.state)
         self.silences = Silences(journal, self.writer, notifier, lambda: self.judge.incidents)
         notifier.attach(
             IncidentSources(

@@ -29,6 +29,10 @@ class OwnedPaths:
         problem = problem_of_path(fill(wish.kill_switch, job), self._jobs.kill_switch_prefixes)
         return wish if problem is None else replace(wish, problem=f"kill_switch: {problem}")
 
+    def patience_s(self, job: SlurmJob) -> float:
+        """How long it has to make no step before it is said to stand, as its owner wants it; 0: nothing is said."""
+        return self.directives_of(job).stall_after_s or 0.0
+
     def kill_switch(self, job: SlurmJob) -> str:
         """The kill switch of one run: where its owner wants it, else where the site has it."""
         wish = self.directives_of(job)

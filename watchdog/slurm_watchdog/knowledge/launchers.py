@@ -26,6 +26,7 @@ LOCAL_RANK_VARIABLES = tuple(dict.fromkeys(local for _, local, _ in RANK_SOURCES
 WORLD_SIZE_VARIABLES = tuple(dict.fromkeys(size for _, _, size in RANK_SOURCES))
 WISH_VARIABLES = (
     "SLURM_WATCHDOG", "SLURM_WATCHDOG_KILL_SWITCH", "SLURM_WATCHDOG_CHECKPOINT_DIR", "SLURM_WATCHDOG_LADDER",
+    "SLURM_WATCHDOG_STALL_AFTER",
 )  # fmt: skip
 """With which a job's owner says what he wants of the watchdog."""
 ENVIRONMENT = (

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
+from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
@@ -81,7 +82,8 @@ class TracePlayer:
             report_lifetime_s=max(config.controller.report_lifetime, SILENT_REPORTS * interval_s),
             partitions=config.jobs.partitions,
         )
-        self.judge = Judge(config, self.state, (), new_id, self._count_failure)
+        patience_of = OwnedPaths(config.jobs, self.state).patience_s
+        self.judge = Judge(config, self.state, (), new_id, self._count_failure, patience_of=patience_of)
         self._decisions = ReplayDecisions(
             config,
             self.state,

@@ -6,7 +6,7 @@ from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.state import LadderLimits
 from slurm_watchdog.controller.policy.policy_input import GuardLimits
-from slurm_watchdog.controller.policy.rules import Match, Override, RuleBook, RuleChange
+from slurm_watchdog.controller.policy.rules import Override, RuleBook, RuleChange
 from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.detect.registry import KINDS
 
@@ -60,12 +60,13 @@ def rule_book_of(config: Config) -> RuleBook:
         kinds={kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()},
         overrides=tuple(
             Override(
-                match=Match(**{name: tuple(globs) for name, globs in override.match}),
+                match=override.match.value(),
                 kinds=tuple(override.kinds),
                 change=_change(override, f"policy.overrides[{index}]"),
             )
             for index, override in enumerate(policy.overrides)
         ),
+        no_action=tuple(policy.no_action),
     )
 
 
@@ -78,5 +79,6 @@ def _change(treatment: Treatment, source: str) -> RuleChange:
         **{name: getattr(treatment, name) for name in SAME_IN_A_RULE},
         ladder=None if treatment.ladder is None else tuple(treatment.ladder),
         cooldown_s=treatment.cooldown,
+        no_action=None if treatment.no_action is None else tuple(treatment.no_action),
         rung_limits=tuple(sorted(limits.items())),
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.thresholds import settings_by_job
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
     CorrelateSettings,
@@ -22,19 +23,22 @@ from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
+from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
-from slurm_watchdog.model.cluster_view import ClusterView, NoData
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
 from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
 
 log = logging.getLogger(__name__)
 
 
+BY_LIMIT: Final = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
+"""Kinds that say that a job stands, by the time that it has made no step."""
 MAX_SETTLED = 1000
 """Incidents that ended lately and are remembered."""
 
@@ -101,9 +105,11 @@ class Judge:
         on_failure: Callable[[str], None] = lambda kind: None,
         past: NodePast | None = None,
         hangs: Iterable[HangPlace] = (),
+        patience_of: Callable[[SlurmJob], float] = lambda job: 0.0,
     ):
         """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed.
-        `past`: what is remembered of nodes; None: nothing. `hangs`: where jobs hung before."""
+        `past`: what is remembered of nodes; None: nothing. `hangs`: where jobs hung before.
+        `patience_of`: how long a job has to make no step before it is said to stand."""
         self._past = past
         self.hangs = HangMemory(hangs)
         self.config = config
@@ -112,6 +118,8 @@ class Judge:
         self._new_id = new_id
         self._on_failure = on_failure
         self._settings = config.detectors.settings()
+        self._of_some_jobs = settings_by_job(config.thresholds, config.detectors)
+        self._patience_of = patience_of
         self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
         self._holds_s = config.detectors.holds_s()
         self._settled: list[Incident] = []
@@ -157,10 +165,14 @@ class Judge:
         if self._past is not None:
             self.view = replace(self.view, suspects=self._past.suspects())
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
-        settings = self._settings[CollectiveHang]
+        groups = self._by_settings(newest)
         there = {job.job.job_id for job in self.view.jobs}
         self.limits_s = {job_id: limit for job_id, limit in self.limits_s.items() if job_id in there}
-        self.limits_s |= {job.job.job_id: progress_limit(job, settings).seconds for job in newest.jobs}
+        self.limits_s |= {
+            job.job.job_id: max(progress_limit(job, own[CollectiveHang]).seconds, self._patience_of(job.job))
+            for group, own in groups
+            for job in group.jobs
+        }
         findings: list[Finding] = []
         fresh = self._slurm_is_fresh()
         for spec in self._watched:
@@ -168,7 +180,9 @@ class Judge:
                 continue
             try:
                 if spec.subject is Subject.JOB:
-                    found = findings_of(spec, newest, self._settings)
+                    found = [each for group, own in groups for each in findings_of(spec, group, own)]
+                    if spec.kind in BY_LIMIT:
+                        found = self._patient(found, newest)
                     found = self._join(spec.kind, found, looked_at, there)
                 else:
                     found = findings_of(spec, self.view, self._settings)
@@ -179,6 +193,30 @@ class Judge:
                 log.exception("detector %s failed", spec.kind)
                 self._on_failure(spec.kind)
         return findings
+
+    def _by_settings(self, view: ClusterView) -> list[tuple[ClusterView, Settings]]:
+        """The jobs of a view by the settings that hold for them."""
+        if not self._of_some_jobs:
+            return [(view, self._settings)]
+        groups: dict[int, list[JobView]] = {}
+        for job in view.jobs:
+            own = (n for n, (match, _) in enumerate(self._of_some_jobs) if match.matches(job.job))
+            groups.setdefault(next(own, -1), []).append(job)
+        return [
+            (replace(view, jobs=tuple(jobs)), self._settings if number < 0 else self._of_some_jobs[number][1])
+            for number, jobs in groups.items()
+        ]
+
+    def _patient(self, found: Sequence[Finding], view: ClusterView) -> list[Finding]:
+        """The findings; of a job whose owner wants more patience, and that made a step since, that it is not known."""
+        jobs, kept = {job.job.job_id: job for job in view.jobs}, []
+        for each in found:
+            job = jobs[each.job_ids[0]]
+            wanted_s = self._patience_of(job.job) if each.truth is Truth.BAD else 0.0
+            age_s = job.run_age_s if job.progress is None else job.progress.age_s
+            why = f"job {job.job.job_id} has made no step for {age_s:.0f} s; its owner allows {wanted_s:.0f} s"
+            kept.append(each.unknown(why) if age_s < wanted_s else each)
+        return kept
 
     def _join(self, kind: str, found: Sequence[Finding], looked_at: frozenset[str], there: set[str]) -> list[Finding]:
         """What was just found, and of the jobs whose turn it is not, what was said when it was."""

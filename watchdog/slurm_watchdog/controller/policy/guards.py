@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
@@ -118,6 +119,11 @@ def _job_hangs(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | Non
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
+def _hours(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
+    now = next((each for each in s.rule.no_action if is_within(each, s.now_wall)), None)
+    return f"nothing is done by itself at this time (no_action: {now})" if now is not None else None
+
+
 def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     cooldown_s = limits.cooldown_s if s.rule.cooldown_s is None else s.rule.cooldown_s
@@ -223,6 +229,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("storage", _storage),
     ("busy", _busy),
     ("job_hangs", _job_hangs),
+    ("hours", _hours),
     ("cooldown", _cooldown),
     ("budget", _budget),
     ("storm", _storm),

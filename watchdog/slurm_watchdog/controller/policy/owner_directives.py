@@ -3,6 +3,7 @@
     #SBATCH --comment="watchdog: off"
     #SBATCH --comment="watchdog:
     kill_switch=/scratch/run7/stop,checkpoint_dir=/scratch/run7/ckpt,ladder=kill_switch+requeue"
+    #SBATCH --comment="watchdog: stall_after=20m"
     export SLURM_WATCHDOG="off"        or the same words as after `watchdog:`
 
 A wish that cannot be understood leaves the job alone: somebody meant something by it.
@@ -25,10 +26,14 @@ VARIABLES: dict[str, str] = {
     "SLURM_WATCHDOG_KILL_SWITCH": "kill_switch",
     "SLURM_WATCHDOG_CHECKPOINT_DIR": "checkpoint_dir",
     "SLURM_WATCHDOG_LADDER": "ladder",
+    "SLURM_WATCHDOG_STALL_AFTER": "stall_after",
 }
 """Variables of the job's processes that say one thing each; SLURM_WATCHDOG itself holds words as the comment does."""
 PLACEHOLDERS = frozenset({"job_id", "restarts", "user", "workdir"})
 MAX_PATH = 1024
+MAX_PATIENCE_S = 7 * 86400
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_PATIENCE = re.compile(r"(\d{1,6})\s*(s|m|min|h|d)")
 _BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
 _END = re.compile(r"[;|\n\r]")
 """Where the wish ends and something else that the comment holds begins."""
@@ -44,6 +49,8 @@ class OwnerDirectives(Struct, frozen=True, kw_only=True):
     """Template of a path; see `problem_of_path`."""
     checkpoint_dir: str | None = None
     ladder: tuple[Rung, ...] | None = None
+    stall_after_s: float | None = None
+    """The job is not said to stand before it has made no step for so long."""
     problem: str = ""
     """Why it cannot be understood."""
 
@@ -61,6 +68,7 @@ def directives_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirec
         kill_switch=said.kill_switch or meant.kill_switch,
         checkpoint_dir=said.checkpoint_dir or meant.checkpoint_dir,
         ladder=said.ladder if said.ladder is not None else meant.ladder,
+        stall_after_s=meant.stall_after_s if said.stall_after_s is None else said.stall_after_s,
         problem=problem,
     )
 
@@ -113,9 +121,15 @@ def _apply_pair(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
         if unknown:
             return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is no rung; known: {', '.join(Rung)}")
         return replace(wish, ladder=tuple(Rung(name) for name in names if name != "none"))
+    if key == "stall_after":
+        found = _PATIENCE.fullmatch(value.lower())
+        seconds = int(found[1]) * _UNITS_S[found[2]] if found is not None else 0
+        if not 0 < seconds <= MAX_PATIENCE_S:
+            return replace(wish, problem=f"stall_after: {value[:40]!r} is no time such as 20m or 2h, at most 7d")
+        return replace(wish, stall_after_s=float(seconds))
     if key == "mode" and value.lower() in OFF | ON | {"act"}:
         return replace(wish, leave_alone=value.lower() in OFF)
-    return replace(wish, problem=f"{key[:40]!r} is not known; known: off, kill_switch, checkpoint_dir, ladder")
+    return replace(wish, problem=f"{key[:40]!r} is not known; known: off, {', '.join(VARIABLES.values())}")
 
 
 def problem_of_path(template: str) -> str | None:

@@ -7,7 +7,6 @@ A later layer replaces single fields of the ones before. The job's owner can onl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
 from slurm_watchdog.model.actions import Action, Rung
+from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -33,6 +33,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     lose_work: bool = False
     cooldown_s: float | None = None
     attempts: int | None = None
+    no_action: tuple[str, ...] = ()
+    """Times of the week at which nothing is done by itself: see slurm_watchdog.base.hours."""
     rung_limits: tuple[tuple[str, float], ...] = ()
     refused: str = ""
     """Why the job's owner wants nothing done; a guard says it."""
@@ -50,22 +52,14 @@ class RuleChange(Struct, frozen=True, kw_only=True):
     lose_work: bool | None = None
     cooldown_s: float | None = None
     attempts: int | None = None
+    no_action: tuple[str, ...] | None = None
     rung_limits: tuple[tuple[str, float], ...] = ()
-
-
-class Match(Struct, frozen=True, kw_only=True):
-    """Globs (`*`, `?`, `[abc]`); an empty tuple matches every job. All four have to match."""
-
-    partition: tuple[str, ...] = ()
-    account: tuple[str, ...] = ()
-    user: tuple[str, ...] = ()
-    job_name: tuple[str, ...] = ()
 
 
 class Override(Struct, frozen=True, kw_only=True):
     """What is different for some jobs, and for these kinds (none named: all)."""
 
-    match: Match
+    match: JobMatch
     kinds: tuple[str, ...] = ()
     change: RuleChange
 
@@ -77,6 +71,7 @@ class RuleBook(Struct, frozen=True, kw_only=True):
     """Kind -> mode by the general setting and the detector's own."""
     kinds: Mapping[str, RuleChange] = {}
     overrides: tuple[Override, ...] = ()
+    no_action: tuple[str, ...] = ()
 
 
 def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
@@ -84,33 +79,22 @@ def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
     rule = Rule(
         mode=book.modes.get(kind, "observe"),
         ladder=spec_of(kind).ladder,
+        no_action=book.no_action,
         source=f"what is shipped for {kind}",
     )
     if kind in book.kinds:
         rule = _change(rule, book.kinds[kind])
-    override = next((each for each in book.overrides if job is not None and _matches(each, kind, job)), None)
+    of_kind = (each for each in book.overrides if not each.kinds or kind in each.kinds)
+    override = next((each for each in of_kind if job is not None and each.match.matches(job)), None)
     return rule if override is None else _change(rule, override.change)
-
-
-def _matches(override: Override, kind: str, job: SlurmJob) -> bool:
-    wanted = override.match
-    pairs = (
-        # A job that waits may name several partitions.
-        (wanted.partition, job.partition.split(",")),
-        (wanted.account, [job.account]),
-        (wanted.user, [job.user]),
-        (wanted.job_name, [job.name]),
-    )
-    return (not override.kinds or kind in override.kinds) and all(
-        not globs or any(fnmatchcase(value, glob) for glob in globs for value in values) for globs, values in pairs
-    )
 
 
 def _change(rule: Rule, change: RuleChange) -> Rule:
     fields = {
         name: value
         for name in (
-            "mode", "ladder", "exclude_nodes", "drain", "signal_to", "lose_work", "cooldown_s", "attempts"
+            "mode", "ladder", "exclude_nodes", "drain", "signal_to", "lose_work", "cooldown_s", "attempts",
+            "no_action",
         )
         if (value := getattr(change, name)) is not None
     }  # fmt: skip

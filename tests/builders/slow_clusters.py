@@ -6,8 +6,6 @@ import math
 import random
 
 from slurm_watchdog.analysis.slow_node_search import (
-    SearchRun,
-    SlowSearch,
     Verdict,
     judge,
     leave_out,
@@ -15,6 +13,7 @@ from slurm_watchdog.analysis.slow_node_search import (
     without,
 )
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SlowSearch
 
 STEPS = 180
 """Of a run that are measured, half an hour; three times as many were seen before the search."""
@@ -71,3 +70,16 @@ def search_cluster(
         )  # fmt: skip
     after, who = first or (None, frozenset())
     return Searched(verdict, restarts, after, frozenset(slow), who)
+
+
+def job_search(nodes: str, *runs: tuple[str, float]) -> JobSearch:
+    """Job 7 became slower by 0.07 (on logarithms) on these nodes, and ran again on others, slower by so much."""
+    found = tuple(
+        SearchRun(nodes=tuple(used.split()), level=2.0 + height, error=0.001, at=1800.0 * number)
+        for number, (used, height) in enumerate(runs, 1)
+    )
+    search = SlowSearch(suspects=tuple(nodes.split()), fast=2.0, slow=2.07, error=0.001, at=0.0, runs=found)
+    return JobSearch(
+        job_id="7", chain="", incident_id="s1", opened_at=0.0, updated_at=0.0, restarts=0, step_id="0", step=9,
+        batch=None, logged=True, search=search,
+    )  # fmt: skip

@@ -8,13 +8,12 @@ import random
 import pytest
 
 from slurm_watchdog.analysis.slow_node_search import (
-    SearchRun,
-    SlowSearch,
     judge,
     leave_out,
     measure,
     restarts_needed,
 )
+from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
 from tests.builders.slow_clusters import search_cluster
 from tests.builders.step_noise import noisy
 

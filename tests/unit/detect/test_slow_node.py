@@ -10,7 +10,7 @@ import pytest
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.nodes import RISE_BREAK_S, Nodes
-from slurm_watchdog.detect import slow_job, slow_node
+from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Truth
@@ -136,12 +136,6 @@ def test_slow_node_attributes_signs_of_three_cards_to_the_node() -> None:
 def test_a_job_on_one_node_has_nobody_to_compare_with() -> None:
     one = job(job=slurm_job(nodes=("n1",)), step_times=times(SLOWER), gpus=cards()[:2])
     assert slow_node.detect(cluster(one), SlowJob()) == []
-
-
-def test_without_a_signal_the_slow_job_says_how_to_find_the_node() -> None:
-    (finding,) = slow_job.detect(view(series=[10.0] * 60 + [10.7] * 100), SlowJob())
-    assert finding.truth is Truth.BAD
-    assert any("leave out half of the nodes" in fact and "n1 n2." in fact for fact in finding.facts)
 
 
 def test_a_counter_rises_since_the_first_of_its_rises_without_a_long_break() -> None:

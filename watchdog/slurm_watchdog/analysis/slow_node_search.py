@@ -21,6 +21,7 @@ from statistics import fmean
 from slurm_watchdog.analysis.level_shift import DAY_SWING
 from slurm_watchdog.base.midmean import midmean
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.slow_search import SlowSearch
 
 BATCH = 10
 """Steps of one batch (see level_shift)."""
@@ -42,33 +43,6 @@ LOST = 2
 """Unclear runs one after the other, after which a run on nodes above suspicion shows what fast is at this hour."""
 SKIPPED = 5
 """First steps of a run, which compile, warm caches and fill pipelines."""
-
-
-class SearchRun(Struct, frozen=True, kw_only=True):
-    """One run of the job: which nodes it used and how fast it was."""
-
-    nodes: tuple[str, ...]
-    level: float
-    """Logarithm of the seconds of a step."""
-    error: float
-    """Standard error of `level`."""
-    at: float
-    """Seconds; when it was measured."""
-
-
-class SlowSearch(Struct, frozen=True, kw_only=True):
-    """A job that became slow, and its runs since then."""
-
-    suspects: tuple[str, ...]
-    """Nodes that it used when it became slow."""
-    fast: float
-    """Logarithm of the seconds of a step before that."""
-    slow: float
-    error: float
-    """Standard error of both."""
-    at: float
-    runs: tuple[SearchRun, ...] = ()
-    """On other nodes, oldest first."""
 
 
 class SlowNode(Struct, frozen=True, kw_only=True):
@@ -110,7 +84,11 @@ class Verdict(Struct, frozen=True, kw_only=True):
 def measure(seconds: Sequence[float]) -> tuple[float, float] | None:
     """(level, standard error) of the steps of a run that can be compared; None: they are too few."""
     logs = [log(value) for value in seconds[SKIPPED:] if value > 0]
-    means = [midmean(logs[at : at + BATCH]) for at in range(0, len(logs) - BATCH + 1, BATCH)]
+    return level_of([midmean(logs[at : at + BATCH]) for at in range(0, len(logs) - BATCH + 1, BATCH)])
+
+
+def level_of(means: Sequence[float]) -> tuple[float, float] | None:
+    """The same of the means of batches, on logarithms."""
     if len(means) < LEAST_BATCHES:
         return None
     level = fmean(means)

@@ -129,6 +129,14 @@ class Policy(Section):
         description="Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough "
         "others are free now; exclude, where enough others are there.",
     )
+    slow_search: Literal["off", "free", "active"] = Field(
+        "free",
+        description="Search for the node that makes a job slow: free, with restarts that happen anyway, which leave "
+        "out half of the suspects; active, also with restarts of its own, by kill switch, in mode act.",
+    )
+    slow_search_restarts: Count = Field(
+        4, description="With slow_search active: such restarts a day, of all jobs together."
+    )
     quarantine: bool = Field(
         False,
         description="Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), "

@@ -36,6 +36,7 @@ from slurm_watchdog.controller.ports.given import (
 )
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.silences import Silences
+from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -108,8 +109,12 @@ class Controller:
         self.ledger = ledger_of(config, journal, self.writer, self.state)
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
         self._paths = OwnedPaths(config.jobs, self.state)
-        failed, patience_of = self._count_failure, self._paths.patience_s
-        self.judge = Judge(config, self.state, left_open, _new_id, failed, self.ledger, hangs, patience_of)
+        self.searches = SlowSearches(config, journal, self.writer, self.ledger.record, clock.wall)
+        self.judge = Judge(
+            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, self.ledger, hangs,
+            self._paths.patience_s,
+        )  # fmt: skip
+        self.judge.searches = self.searches.all
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
@@ -126,17 +131,9 @@ class Controller:
             ),
         )
         self.news = IncidentNews(
-            journal,
-            self.writer,
-            notifier,
-            metrics,
-            self.judge,
-            self.state,
-            self.collector,
-            chunks,
-            self.ledger,
+            journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunks, self.ledger,
             self._record_request,
-        )
+        )  # fmt: skip
         self.actions = Actions(
             config,
             ActionPorts(
@@ -286,6 +283,7 @@ class Controller:
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
+            self.searches.update(self.judge.view, self.judge.incidents, self.state.jobs)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
             self.silences.expire()
@@ -390,7 +388,3 @@ class Controller:
             what = "Slurm's answer cannot be used" if self.state.slurm_problem else "Slurm does not answer"
             return False, f"{what}: {self.slurm_error or 'no listing yet'}"
         return True, "watching"
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex[:12]

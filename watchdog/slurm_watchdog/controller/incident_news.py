@@ -157,7 +157,7 @@ class IncidentNews:
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """An action has ended: reports it, and what it showed of the nodes that the job was kept from."""
         if run.end is not None and run.end.ok and run.end.resumed_at_step is not None:
-            self.ledger.note_restart(incident, run.decision.avoid or run.decision.exclude)
+            self.ledger.note_restart(incident, run.decision.blamed)
         self.notifier.ended(incident, run)
 
     def journal_failed(self, error: JournalError) -> None:

@@ -4,29 +4,30 @@ much.
 Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes at least; in a noisier log only
 larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much.
-Note: step times alone name no node.
+Note: step times alone name no node; where no signal names one either, the node is searched for by the speed of the
+job's next runs on other nodes: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with
+the job as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from msgspec.structs import replace
+
 from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.memo import by_identity
-from slurm_watchdog.analysis.slow_node_search import restarts_needed
+from slurm_watchdog.analysis.run_speed import comparable
+from slurm_watchdog.analysis.search_words import is_first_run, search_facts, speed_now
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.slow_search import JobSearch
 
-LEAST_UNLOGGED_S = 30.0
-"""Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
-compared so."""
-SKIPPED = 3
-"""First steps of a run, which compile, warm caches and fill pipelines."""
 LEAST_STEPS = 30
 """Steps that were slow before it is reported."""
 BASELINE = 20
@@ -45,7 +46,7 @@ NEWEST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class SlowJob:
-    """The steps of a job take longer than they did. Never acted on: the times alone name no node."""
+    """The steps of a job take longer than they did. Acted on with `policy.slow_search: active` alone."""
 
     percent: float = option(
         5.0,
@@ -58,38 +59,51 @@ class SlowJob:
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
-    return [slowdown_finding(job, view.now, settings.percent / 100, settings.lasts) for job in view.jobs]
+    searches = {each.job_id: each for each in view.searches}
+    return [_judge(job, view.now, settings, searches.get(job.job.job_id)) for job in view.jobs]
 
 
-def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
-    """The steps of which one may be compared with another: training, of the present batch size, exact enough."""
-    usable = [
-        t for t in times[SKIPPED:] if t.phase is None and t.seconds > 0 and (t.logged or t.seconds >= LEAST_UNLOGGED_S)
-    ]
-    if not usable:
-        return ()
-    last = usable[-1]
-    return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
+def _judge(job: JobView, now: float, settings: SlowJob, search: JobSearch | None) -> Finding:
+    """What its steps say; and while a slow node is searched for, what its runs say."""
+    finding = slowdown_finding(job, now, settings.percent / 100, settings.lasts)
+    return finding if search is None else _with_search(finding, job, search)
 
 
 def slowdown_finding(job: JobView, now: float, shift: float, least_s: float) -> Finding:
     """What the step times of one job say; `shift` is the change that is looked for, 0.05 for 5 %, and has to have
     lasted for `least_s`."""
-    job_id = job.job.job_id
+    job_id, short = job.job.job_id, 0
     finding = SPEC.about_job(job_id, f"too few steps of job {job_id} were seen")
     recent = _recent(job.step_times, shift) if job.job.state == "RUNNING" else None
     if recent is None:
         return finding
-    short: Slowdown | None = None
-    for slow in (recent.slowdown, _lasting(job.step_history, recent, shift)):
-        if slow is None:
-            continue
-        if slow.steps >= LEAST_STEPS and slow.steps * slow.after_s >= least_s:
+    for slow in _slowdowns(job, recent, shift):
+        if _is_long(slow, least_s):
             return _slow_finding(finding, job, now, slow)
-        short = slow
-    if short is not None:
-        return finding.unknown(f"job {job_id} has made {short.steps} slower steps: too few to judge its speed")
+        short = slow.steps
+    if short:
+        return finding.unknown(f"job {job_id} has made {short} slower steps: too few to judge its speed")
     return finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
+
+
+def _with_search(finding: Finding, job: JobView, search: JobSearch) -> Finding:
+    """The same; a run that has not become slow itself is compared with the job as it was."""
+    job_id, speed = job.job.job_id, speed_now(search, job)
+    if finding.truth is Truth.BAD:
+        # A run that was fast and has become slow is none of this search: see controller/slow_searches.py.
+        facts = search_facts(search) if is_first_run(search, job) else ()
+        return replace(finding, facts=(*finding.facts, *facts), actionable=bool(facts))
+    if speed is None:  # the run in which it became slow, or one that cannot be told yet
+        unknown = finding.unknown(f"the speed of job {job_id} after its restart is not known yet")
+        return finding if is_first_run(search, job) else unknown
+    if not speed.is_slow:
+        return finding.ok(f"job {job_id} is as fast as it was before step {search.step}: {speed.words}")
+    return finding.bad(
+        f"Job {job_id} is still slower than before step {search.step}: {speed.words}.",
+        facts=search_facts(search),
+        duration_s=job.run_age_s,
+        actionable=True,
+    )
 
 
 class Slowdown(Struct, frozen=True):
@@ -114,16 +128,33 @@ class Recent(Struct, frozen=True):
     slowdown: Slowdown | None
 
 
+def slowdown_of(job: JobView, shift: float, least_s: float) -> Slowdown | None:
+    """The change to slower steps that is reported of this run; None: there is none."""
+    recent = _recent(job.step_times, shift)
+    found = () if recent is None else _slowdowns(job, recent, shift)
+    return next((slow for slow in found if _is_long(slow, least_s)), None)
+
+
+def _slowdowns(job: JobView, recent: Recent, shift: float) -> Iterator[Slowdown]:
+    """By its recent steps, then by its whole history: newer changes first."""
+    if recent.slowdown is not None:
+        yield recent.slowdown
+    lasting = _lasting(job.step_history, recent, shift)
+    if lasting is not None:
+        yield lasting
+
+
+def _is_long(slow: Slowdown, least_s: float) -> bool:
+    return slow.steps >= LEAST_STEPS and slow.steps * slow.after_s >= least_s
+
+
 def _slow_finding(finding: Finding, job: JobView, now: float, slow: Slowdown) -> Finding:
     percent = 100 * (slow.after_s / slow.before_s - 1)
     return finding.bad(
         f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}: "
         f"{slow.before_s:.4g} s a step before, "
         f"{slow.after_s:.4g} s now.",
-        facts=(
-            f"{slow.steps} steps since, {slow.compared} before to compare with",
-            *_bisection(job.job.nodes),
-        ),
+        facts=(f"{slow.steps} steps since, {slow.compared} before to compare with",),
         duration_s=max(0.0, now - slow.first.at),
     )
 
@@ -173,21 +204,6 @@ def _slowdown(times: Sequence[StepTime], rise: Rise | None) -> Slowdown | None:
     return Slowdown(first, rise.before_s, rise.after_s, last.step - first.step + 1, max(1, compared))
 
 
-def _bisection(nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """How to find the node where no signal names one: the times alone never do."""
-    if len(nodes) < 2:
-        return ()
-    half = nodes[: len(nodes) // 2]
-    return (
-        "the times name no node. Where no signal does either: at the next restart leave out half of the "
-        "nodes (other ones in their "
-        f"place), {' '.join(half[:16])}{' …' if len(half) > 16 else ''}. Is it fast again, the slow one "
-        "is among these, else among the "
-        f"others; then half of those: {restarts_needed(len(nodes), len(half))} restarts at most. Sooner: "
-        "`slurm-watchdog test-nodes` on those that are idle",
-    )
-
-
 SPEC = DetectorSpec(
     kind=IncidentKind.SLOW_JOB,
     detect=detect,
@@ -198,10 +214,11 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(IncidentKind.SLOW_NODE,),
     wants_evidence=True,
+    site_may_act=True,
     alerts=("SlurmWatchdogSlow",),
     hint=Hint(
         usually="One GPU, link or node is slower than the rest, and the rest waits for it; or the storage is.",
-        try_next="Compare clocks and link widths of all nodes; else leave out a few nodes at each "
-        "restart that happens anyway until the speed is back.",
+        try_next="Compare clocks and link widths of all nodes: slurm-watchdog test-nodes on those that are idle. The "
+        "watchdog searches for the node with each restart.",
     ),
 )

@@ -9,7 +9,7 @@ chance in any large job and counts for nothing.
 
 Fires: `slow_job` fires, and one node, or few of many, differs from the others: clocks, what throttles them,
 power, heat, links, corrected errors, kernel lines since then.
-Names: the node, with the sign; where nothing tells the nodes apart, `slow_job` has a plan to find it.
+Names: the node, with the sign; where nothing tells the nodes apart, it is searched for: docs/nodes.md.
 Note: what many nodes have in common blames none of them.
 """
 

@@ -23,6 +23,7 @@ from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.journal.silences import SqlSilences
+from slurm_watchdog.journal.slow_searches import SqlSlowSearches
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
@@ -89,6 +90,7 @@ class Journal:
         self.evidence = SqlEvidence(self._database)
         self.hang_places = SqlHangPlaces(self._database)
         self.quarantines = SqlQuarantines(self._database)
+        self.slow_searches = SqlSlowSearches(self._database)
         self.node_events = SqlNodeEvents(self._database)
         self.silences = SqlSilences(self._database)
         try:

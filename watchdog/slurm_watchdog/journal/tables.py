@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -194,6 +194,15 @@ SILENCES = sa.Table(
 )
 """What people are not notified of, one row a silence or acknowledgement: see slurm_watchdog.model.silence."""
 
+SLOW_SEARCHES = sa.Table(
+    "slow_searches",
+    META,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("updated_at", sa.Float, nullable=False),
+    sa.Column("document", sa.Text, nullable=False),
+)
+"""The search for the nodes that make a job slow, with its runs: see slurm_watchdog.model.slow_search."""
+
 
 def _to_2(sql: sa.Connection) -> None:
     """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
@@ -234,8 +243,13 @@ def _to_8(sql: sa.Connection) -> None:
     SILENCES.create(sql, checkfirst=True)
 
 
+def _to_9(sql: sa.Connection) -> None:
+    """Searches for slow nodes."""
+    SLOW_SEARCHES.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8}
+MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9}
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

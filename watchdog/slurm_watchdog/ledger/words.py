@@ -20,6 +20,7 @@ KIND_WORDS: Final = {
     NodeEventKind.DRAINED: "it was drained",
     NodeEventKind.LINK_DOWN: "a network link of it was down",
     NodeEventKind.RESTART_HELPED: "a job ran well again without it",
+    NodeEventKind.SLOWED_JOB: "a job is slow with it and fast without it",
     NodeEventKind.QUARANTINED: "its quarantine began or ended",
     NodeEventKind.GPU_MOVED: "a GPU with a history came or went",
     NodeEventKind.MENDED: "it was mended",

@@ -90,6 +90,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     kill_switch: str | None = None
     kill_switch_uid: int | None = None
     kill_switch_content: str = ""
+    searched: tuple[str, ...] = ()
+    """Those of `exclude` that are left out for this one restart, to find the node that makes the job slow."""
     nodes: tuple[str, ...] = ()
     """Nodes of the run, where the kill switch is written and removed."""
     step_at_decision: int | None = None
@@ -128,6 +130,11 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Since when it has had no job, a date."""
     uid: int | None = None
     """Whose job it is; None in journals of older releases."""
+
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """The nodes that the restart avoids, for anybody to look at."""
+        return self.avoid or tuple(node for node in self.exclude if node not in self.searched)
 
     @property
     def acts(self) -> bool:

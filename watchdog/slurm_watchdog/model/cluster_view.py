@@ -17,6 +17,7 @@ from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
+from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import SlurmJob
 
 
@@ -390,6 +391,8 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """That age rests on such a stall: no answer has been seen since."""
     suspects: tuple[SuspectNode, ...] | None = None
     """Nodes with a past, the worst first; None: nobody remembers any."""
+    searches: tuple[JobSearch, ...] = ()
+    """For the nodes that make jobs slow."""
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
     asked: frozenset[str] | None = None

@@ -25,6 +25,8 @@ class NodeEventKind(StrEnum):
     """A network device of it lost its link, or died, as its kernel says."""
     RESTART_HELPED = "restart_helped"
     """A job ran well again once it was started without the node: more proof of the same incident."""
+    SLOWED_JOB = "slowed_job"
+    """The search for the node that makes a job slow has found it."""
     QUARANTINED = "quarantined"
     """We took it out of service for its past, or left it to somebody else."""
     GPU_MOVED = "gpu_moved"

@@ -203,8 +203,8 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
             f"{end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         )
         todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
-        if decision.avoid or decision.exclude:
-            todo += f". Nodes to look at: {', '.join(decision.avoid or decision.exclude)}"
+        if decision.blamed:
+            todo += f". Nodes to look at: {', '.join(decision.blamed)}"
         if end.resumed_at_step is not None:
             before = "" if decision.step_at_decision is None else f", it had come to {decision.step_at_decision}"
             evidence.append(f"Continues from step {end.resumed_at_step}{before}")

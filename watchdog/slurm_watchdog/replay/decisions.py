@@ -24,6 +24,7 @@ from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.journal import NodeEntry
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -31,6 +32,12 @@ from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended
 
 OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)
 """What a recorded controller says of itself."""
+
+
+A_DRAIN = NodeEntry(
+    id=0, node="", what="drained", job_id="", decision_id="", at=0.0, reason="", reason_at=None
+)  # fmt: skip
+"""Of which node is not recorded: drains are counted."""
 
 
 @dataclass
@@ -80,8 +87,8 @@ class ReplayJournal:
         self._works()
         return None if self.own.paused is None else (self.own.paused, "", self.own.t)
 
-    def node_entries(self, what: str) -> Sequence[object]:
-        return range(self.own.drained if what == "drained" else 0)
+    def node_entries(self, what: str, job_id: str | None = None) -> Sequence[NodeEntry]:
+        return (A_DRAIN,) * (self.own.drained if what == "drained" else 0)
 
     def _works(self) -> None:
         """Raises JournalError where the recorded controller could not write: it decided nothing then."""

@@ -23,6 +23,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     can_be_abandoned,
 )
 from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
@@ -245,7 +246,8 @@ class Driver:
         there = job.excluded_nodes if job is not None else nodes
         for node in decision.exclude:
             if node in nodes and node not in there:
-                tools.journal.node_entry(node, "excluded", decision, clock.wall())
+                why = EXCLUDED_WHY if node in decision.searched else ""
+                tools.journal.node_entry(node, "excluded", decision, clock.wall(), why)
         outcome = await requeue.exclude(tools.slurm, self.job_id, nodes)
         if outcome[0] is OperationOutcome.DONE:
             for entry in tools.journal.node_entries("excluded", self.job_id):

@@ -11,6 +11,7 @@ from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERV
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
+from slurm_watchdog.controller.policy.search_restart import to_leave_out
 from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
@@ -49,10 +50,14 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
     drain, not_drained = _to_drain(incident, situation, limits)
     suspects = _suspects(incident, situation, limits, exclude)
+    whole = (*exclude, *(node for node, _ in suspects))
+    searched = _searched(incident, situation, limits, whole) if Rung.REQUEUE in ladder else ()
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
         kept_in = () if avoid else kept_in  # the step is started again without them
         why_avoided += [f"{node} is avoided: {what}" for node, what in suspects]
+        if searched:
+            why_avoided.append(f"{', '.join(searched)} left out once, to find the node that makes the job slow")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
@@ -63,7 +68,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         reason=reason,
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
-        exclude=(*exclude, *(node for node, _ in suspects)),
+        exclude=(*whole, *searched),
+        searched=searched,
         nodes=() if job is None else in_use(job, situation.supervisor),
         process_job_id=None if job is None else job.process_id,
         step_at_decision=situation.step,
@@ -131,6 +137,13 @@ def _suspects(
     if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
         return ()
     return to_avoid(s.job, s.suspects, exclude, limits.suspects, s.nodes, limits.max_excluded_nodes)
+
+
+def _searched(incident: Incident, s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]) -> tuple[str, ...]:
+    """Nodes that this one restart leaves out to find the one that makes the job slow."""
+    if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
+        return ()
+    return to_leave_out(s.job, s.search, exclude, s.nodes, limits.max_excluded_nodes)
 
 
 def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
+from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
@@ -43,7 +44,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     rule: Rule
     """What the configuration and the job's owner say; see slurm_watchdog.controller.policy.rules."""
     job: SlurmJob | None
-    """The job as Slurm has it now, None if Slurm does not know it."""
+    """The job as Slurm has it now, but without the exclusions that its next restart ends anyway, those of an earlier
+    one for the search; None if Slurm does not know it."""
     paused: str | None
     blind: str | None
     """Why the controller cannot see well enough: just started, just woken, Slurm not answering."""
@@ -92,6 +94,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """The job's own, if one lives."""
     suspects: tuple[tuple[str, str], ...] = ()
     """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
+    search: JobSearch | None = None
+    """For the node that makes the job slow."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 

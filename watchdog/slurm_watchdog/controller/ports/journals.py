@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
+    from slurm_watchdog.journal.journal import NodeEntry
     from slurm_watchdog.model.actions import ActionRun, Decision
     from slurm_watchdog.model.incidents import Incident
 
@@ -42,5 +43,5 @@ class DecisionJournal(Protocol):
 
     def paused(self) -> tuple[str, str, float] | None: ...
 
-    def node_entries(self, what: str) -> Sequence[object]:
-        """What we did to nodes and have not taken back; it is counted."""
+    def node_entries(self, what: str, job_id: str | None = None) -> Sequence[NodeEntry]:
+        """What we did to nodes and have not taken back."""

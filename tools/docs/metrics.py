@@ -50,6 +50,8 @@ LABELS = {
     "phase": "`starting`, `training`, `evaluating`, `checkpointing`, `finishing`",
     "probe": "a kind of child of the agent, with its mount: `files:/scratch`, `nvml`",
     "rank": "a rank's number; empty for other processes of a job",
+    "part": "`some`: at least one process waited, `full`: all that had something to do",
+    "resource": "what has a limit, or is waited for: `memory`, `pids`, `files`, `shared_memory`; `cpu`, `memory`, `io`",
     "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that "
     "are not judged `log_unread`, `no_step`, `no_agent`, …",
     "field": "a field of `SlurmJob` or `SlurmNode` (watchdog/slurm_watchdog/model/slurm.py), `row` or `partial`",

@@ -202,6 +202,7 @@ NO_LOSS = {
     "idle_since": "a GPU whose utilisation is known and that does not idle works",
     "pci_bus_id": "a line about a GPU is a moment; the GPU itself answers",
     "events": "likewise",
+    "limit": "what has no limit is not near one",
     "errors": "a step was seen within its limit, and errors before a step count for nothing",
 }
 """What no sensor loses: its absence is a new observation, and may close an incident."""

@@ -14,8 +14,9 @@ from slurm_watchdog.detect.memory_kill import MemoryKills, detect
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Truth
-from slurm_watchdog.model.node_view import NodeView, SeenEvent
+from slurm_watchdog.model.node_view import NodeView, SeenEvent, SeenUsage
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent, Role
+from slurm_watchdog.model.usage import Resource, Usage
 from slurm_watchdog.parse.kernel_log.line import parse_kernel_line
 from tests.builders.ended_jobs import ended
 from tests.builders.views import cluster, job, process, progress, seen, slurm_job
@@ -74,6 +75,25 @@ def test_rank_that_the_kernel_killed_is_named_with_what_it_held() -> None:
     assert {"dead_rank", "log_error"} <= {
         kind for kind in ("dead_rank", "log_error") if "memory_kill" in causes_of(kind)
     }
+
+
+def test_kill_with_a_known_limit_says_how_much_of_it() -> None:
+    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, job_id="7")
+    nodes = tuple(replace(node, usages=(SeenUsage(at=NOW, usage=row),)) for node in WRONG.nodes)
+    finding = found(replace(WRONG, nodes=nodes))
+    assert "was killed by the kernel for memory: 16.0 GiB of 17.0 GiB, 12 s ago." in finding.summary
+
+
+def test_counter_that_rose_names_the_one_rank_that_ended_then_where_the_kernels_log_is_not_read() -> None:
+    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, refused=1, job_id="7", step_id="0")
+    rose = (SeenUsage(at=NOW - 5, usage=row, refused_at=NOW - 5),)
+    blind = view(())
+    blind = replace(blind, nodes=tuple(replace(n, usages=rose if n.name == "n2" else ()) for n in blind.nodes))
+    finding = found(blind)
+    assert finding.truth is Truth.BAD and finding.culprits[0].rank == 3
+    assert "its job had used up the 17.0 GiB that it may have there" in finding.summary
+    both = replace(blind.jobs[0], processes=(seen(0), seen(1), seen(2, gone_s=12.0), seen(3, gone_s=10.0)))
+    assert found(replace(blind, jobs=(both,))).truth is Truth.UNKNOWN
 
 
 def test_node_without_memory_is_said_to_be_the_place() -> None:

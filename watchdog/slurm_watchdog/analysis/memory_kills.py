@@ -7,23 +7,29 @@ kill has no counter any more by the next look. Who it was is known by the number
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import size
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.usage import Resource
 
 OOM_KILL = "oom_kill"
 SLACK_S = 30.0
 """A run may be seen to end, and the next one to begin, so much earlier or later than it did: two listings of Slurm
 and a report (15 s by default)."""
+ALL_OF_IT = 0.9
+"""Who held so much of the limit is the one who reached it."""
+RISE_S = 60.0
+"""A counter is read every 30 s, and in the report after that; a line about the same kill is as near."""
 SAME_S = 2.0
 """Two lines about one process within this time are one kill: the kernel writes both at once."""
 _GROUP = re.compile(
@@ -38,7 +44,8 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     """One process that the kernel killed for memory."""
 
     node: str
-    pid: int
+    pid: int | None
+    """None: a counter of its group rose, and the kernel's log was not read."""
     at: float
     """On the clock of `ClusterView.now`."""
     comm: str = ""
@@ -48,6 +55,8 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
     held_bytes: int | None = None
     """What it had in memory itself."""
+    limit_bytes: int | None = None
+    """The least that its job or step may have there."""
     lines: tuple[str, ...] = ()
     rank: int | None = None
     role: Role | None = None
@@ -63,12 +72,13 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """`killed by the kernel for memory: …`, as far as it is known."""
         who = {True: "its job", False: self.node, None: "its job or its node"}[self.limited]
-        held = "" if self.held_bytes is None else f"it held {_gib(self.held_bytes)}, and "
-        return f"killed by the kernel for memory: {held}{who} had none left"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**29 else f"{size / 2**20:.0f} MiB"
+        had = f"{who} had none left"
+        if self.limited and self.limit_bytes is not None:
+            had = f"its job had used up the {size(self.limit_bytes)} that it may have there"
+            if self.held_bytes is not None and self.held_bytes >= ALL_OF_IT * self.limit_bytes:
+                return f"killed by the kernel for memory: {size(self.held_bytes)} of {size(self.limit_bytes)}"
+        held = "" if self.held_bytes is None else f"it held {size(self.held_bytes)}, and "
+        return f"killed by the kernel for memory: {held}{had}"
 
 
 Kills = Mapping[str, tuple[MemoryKill, ...]]
@@ -99,7 +109,30 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
             found.append(kill)
         else:
             found[same] = _joined(found[same], kill)
+    found = [replace(each, limit_bytes=_limit(node, each.process_job)) for each in found]
+    for counted in _counted(node):
+        if not any(each.process_job == counted.process_job and abs(each.at - counted.at) <= RISE_S for each in found):
+            found.append(counted)
     return tuple(found)
+
+
+def _limit(node: NodeView, process_job: str | None) -> int | None:
+    rows = [seen.usage for seen in node.usages if seen.usage.resource is Resource.MEMORY and process_job is not None]
+    return min((row.limit for row in rows if row.job_id == process_job and row.limit is not None), default=None)
+
+
+def _counted(node: NodeView) -> Iterator[MemoryKill]:
+    """Jobs of which a counter of kills rose: of the step, where it tells of one, else of the job's own group."""
+    rose = {}
+    for seen in node.usages:
+        if seen.usage.resource is Resource.MEMORY and seen.usage.job_id is not None and seen.refused_at is not None:
+            rose[seen.usage.job_id] = seen.refused_at
+    for job_id, at in rose.items():
+        line = f"the count of its processes that were killed for memory rose on {node.name}"
+        yield MemoryKill(
+            node=node.name, pid=None, at=at, process_job=job_id, limited=True, lines=(line,),
+            limit_bytes=_limit(node, job_id),
+        )  # fmt: skip
 
 
 def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:
@@ -118,8 +151,24 @@ def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ..
     if not there:
         return ()
     known = {(each.node, each.process.pid): each.process for each in job.processes if each.node in there}
-    who = {key: (each.rank, each.role) for key, each in known.items()}
-    return _of_run(kills, job.job, there, now - job.run_age_s, now, who)
+    who: dict[tuple[str, int | None], tuple[int | None, Role | None]] = {
+        key: (each.rank, each.role) for key, each in known.items()
+    }
+    found = _of_run(kills, job.job, there, now - job.run_age_s, now, who)
+    return tuple(each if each.pid is not None else _with_dead(each, job, now) for each in found)
+
+
+def _with_dead(kill: MemoryKill, job: JobView, now: float) -> MemoryKill:
+    """A kill that a counter alone tells of, with the rank that ended there at that time, if it was one alone."""
+    gone = [
+        rank
+        for rank in job.ranks
+        if rank.node == kill.node and rank.gone_s is not None and abs(now - rank.gone_s - kill.at) <= RISE_S
+    ]
+    if len(gone) != 1:
+        return kill
+    process = gone[0].process
+    return replace(kill, pid=process.pid, rank=process.rank, role=Role.RANK)
 
 
 def how_killed(kills: Kills, job: JobView, rank: ProcessView, now: float) -> str:
@@ -133,7 +182,7 @@ def how_killed(kills: Kills, job: JobView, rank: ProcessView, now: float) -> str
 def kills_in_run(kills: Kills, job: SlurmJob, run: PastRun) -> tuple[MemoryKill, ...]:
     """Those of a run that is over."""
     there = [name for name in run.nodes or job.nodes if name in kills]
-    who: dict[tuple[str, int], tuple[int | None, Role | None]] = {
+    who: dict[tuple[str, int | None], tuple[int | None, Role | None]] = {
         (seat.node, seat.pid): (seat.rank, Role.RANK) for seat in run.seats
     }
     return _of_run(kills, job, there, run.began_at, run.ended_at + SLACK_S, who)
@@ -141,7 +190,7 @@ def kills_in_run(kills: Kills, job: SlurmJob, run: PastRun) -> tuple[MemoryKill,
 
 def _of_run(
     kills: Kills, job: SlurmJob, there: list[str], since: float, until: float,
-    who: Mapping[tuple[str, int], tuple[int | None, Role | None]],
+    who: Mapping[tuple[str, int | None], tuple[int | None, Role | None]],
 ) -> tuple[MemoryKill, ...]:  # fmt: skip
     found = []
     for each in (each for node in there for each in kills[node] if each.at <= until):
@@ -150,4 +199,4 @@ def _of_run(
             continue
         if each.process_job in (None, job.process_id):
             found.append(replace(each, rank=rank, role=role))
-    return tuple(sorted(found, key=lambda each: (each.role is not Role.RANK, each.at, each.node, each.pid)))
+    return tuple(sorted(found, key=lambda each: (each.role is not Role.RANK, each.at, each.node, each.pid or 0)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
+from slurm_watchdog.model.node_view import GpuView, NodeView, SeenUsage, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away
 
 
@@ -25,7 +25,20 @@ def is_quiet(node: NodeView) -> bool:
         return False
     if any(seen.probe.error is not None or not seen.probe.responding for seen in node.mounts):
         return False
+    if any(is_near(seen) for seen in node.usages) or any(each.full_ratio >= WAITS_FROM for each in node.pressures):
+        return False
     return all(_is_quiet_gpu(view) for view in node.gpus)
+
+
+NEAR_FROM = 0.8
+"""Share of a limit below which nobody asks how near it is."""
+WAITS_FROM = 0.1
+"""Share of a minute in which all that a node, or a job on it, had to do waited."""
+
+
+def is_near(seen: SeenUsage) -> bool:
+    """Whether something near its limit, or beyond it, is to be told."""
+    return seen.usage.ratio >= NEAR_FROM or seen.refused_at is not None
 
 
 def _is_quiet_gpu(view: GpuView) -> bool:

@@ -58,6 +58,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def size(value: float) -> str:
+    """`732 B`, `3.4 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
 def plural(number: int, one: str) -> str:
     """`1 job`, `5,000 jobs`."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"

@@ -24,6 +24,7 @@ from slurm_watchdog.detect import (
     loss_nan,
     loss_spike,
     memory_kill,
+    near_limit,
     node_down,
     orphan_gpu_process,
     partition_or_outage,
@@ -68,6 +69,7 @@ SPECS: tuple[DetectorSpec, ...] = (
     wedged_teardown.SPEC,
     stalled_progress.SPEC,
     checkpoint_overdue.SPEC,
+    near_limit.SPEC,
 )
 """Every detector, causes before their consequences."""
 

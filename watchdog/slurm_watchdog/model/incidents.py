@@ -32,6 +32,7 @@ class IncidentKind(StrEnum):
     LOSS_NAN = "loss_nan"
     LOG_ERROR = "log_error"
     MEMORY_KILL = "memory_kill"
+    NEAR_LIMIT = "near_limit"
     CRASH_LOOP = "crash_loop"
     CHAIN_BROKEN = "chain_broken"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"

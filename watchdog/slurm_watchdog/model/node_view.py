@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent
+from slurm_watchdog.model.usage import Pressure, Usage
 
 
 class Rise(Struct, frozen=True, kw_only=True):
@@ -55,6 +56,16 @@ class SeenMount(Struct, frozen=True, kw_only=True):
     probe: MountProbe
 
 
+class SeenUsage(Struct, frozen=True, kw_only=True):
+    """What was in use of a limit when a node was seen to have it last. A group that is gone with its job is
+    remembered for a while."""
+
+    at: float
+    usage: Usage
+    refused_at: float | None = None
+    """When its count of those who went without was last seen to rise."""
+
+
 class NodeView(Struct, frozen=True, kw_only=True):
     """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
 
@@ -70,6 +81,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     mounts: tuple[SeenMount, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
     problems: tuple[str, ...] = ()
+    usages: tuple[SeenUsage, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
     quiet: bool = False
     """There is nothing in it that a detector of GPUs, disks or holders could speak of; see
     slurm_watchdog.analysis.slurm_nodes."""

@@ -23,6 +23,7 @@ from slurm_watchdog.model.observations import (
 )
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.supervisor import JobSupervisor
+from slurm_watchdog.model.usage import Pressure, Usage
 
 
 class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -150,6 +151,13 @@ class SupervisorSection(Struct, frozen=True, kw_only=True):
     supervisors: tuple[JobSupervisor, ...] = ()
 
 
+class UsageSection(Struct, frozen=True, kw_only=True):
+    """What is in use of what has a limit, and what is waited for."""
+
+    usages: tuple[Usage, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
     spread over fields of the same names: see `with_sections`. A new field has a default, so that an older
@@ -189,6 +197,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """None: this is the whole of what there is."""
     supervisors: tuple[JobSupervisor, ...] = ()
     """In every report, also in one of changes."""
+    usages: tuple[Usage, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`. A release that does not know this field takes them for ended, which no
     detector minds."""

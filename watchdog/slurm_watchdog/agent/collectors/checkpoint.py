@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds, size
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds
+from slurm_watchdog.base.text import size
 from slurm_watchdog.model.observations import Checkpoint, Role
 from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
 

@@ -78,15 +78,6 @@ def number(value: float | None) -> str:
     return "?" if value is None else str(value)
 
 
-def size(value: float) -> str:
-    """`732 B`, `3.4 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
-
-
 def seconds(value: float) -> str:
     """`7 s`, `12 min`, `3.4 h`, `2.1 d`: as exact as a glance needs."""
     for limit, unit, name in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):

@@ -14,6 +14,7 @@ from slurm_watchdog.agent.collectors import (
     orphan_gpu_process,
     process,
     supervisor,
+    usage,
 )
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
 
@@ -27,4 +28,5 @@ COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
     kernel_log.SPEC,
     job_directives.SPEC,
     supervisor.SPEC,
+    usage.SPEC,
 )

@@ -62,6 +62,8 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[R
         "checkpoints": tuple(row for row in report.checkpoints if own(row.job_id)),
         "wishes": tuple(row for row in report.wishes if own(row.job_id)),
         "supervisors": tuple(row for row in report.supervisors if own(row.job_id)),
+        "pressures": tuple(row for row in report.pressures if row.job_id is None or own(row.job_id)),
+        "usages": tuple(row for row in report.usages if row.job_id is None or own(row.job_id)),
     }
     if all(known.values()):
         return report, 0

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import Capped, LeftOut
-from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount
+from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
@@ -30,6 +30,9 @@ MAX_MOUNTS = 64
 """Of one node; an agent probes 16."""
 KEPT_MOUNT_S = 600.0
 """A mount that was not probed for so long is used by nobody any more."""
+KEPT_USAGE_S = 600.0
+"""As long as `memory_kill` reports a kill by default: its group is gone by then, most often."""
+MAX_USAGES = 1024
 IDLE_RATIO = 0.05
 """A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
 BUSY_RATIO = 0.5
@@ -122,6 +125,7 @@ class _Node:
     """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
     mounts: dict[str, SeenMount] = field(default_factory=dict)
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
+    usages: dict[tuple[object, ...], SeenUsage] = field(default_factory=dict)
 
 
 class Nodes:
@@ -173,6 +177,8 @@ class Nodes:
             mounts=tuple(node.mounts[mount] for mount in sorted(node.mounts)),
             hung_probes=report.hung_probes,
             problems=report.problems,
+            usages=_usages(node, report, made_at),
+            pressures=report.pressures,
         )
         self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 
@@ -217,6 +223,22 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
             if other.xid == event.xid and same_gpu and other.source != event.source and abs(seen.at - at) < SAME_XID_S:
                 return
     node.events.append(SeenEvent(at=at, event=event))
+
+
+def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...]:
+    """As they are now, and those that were there within KEPT_USAGE_S."""
+    if not report.usages and not node.usages:
+        return ()
+    for usage in report.usages:
+        key = (usage.resource, usage.job_id, usage.step_id, usage.pid)
+        old = node.usages.pop(key, None)
+        rose = old is not None and (usage.refused or 0) > (old.usage.refused or 0)
+        at = made_at if rose else None if old is None else old.refused_at
+        node.usages[key] = SeenUsage(at=made_at, usage=usage, refused_at=at)
+    node.usages = {key: seen for key, seen in node.usages.items() if made_at - seen.at <= KEPT_USAGE_S}
+    for oldest in list(node.usages)[:-MAX_USAGES]:
+        del node.usages[oldest]
+    return tuple(node.usages.values())
 
 
 def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:

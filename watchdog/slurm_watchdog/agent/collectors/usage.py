@@ -1,0 +1,179 @@
+"""What jobs and this node use of their limits: memory, processes, open files, /dev/shm; and what they wait for.
+
+Sees: memory and pids of each job and step with their limits, how many of their processes the kernel killed for
+    memory; open files of ranks; memory, pids, open files and /dev/shm of the node; pressure of both
+From: the control groups of jobs (version 1 and 2), `/proc/pressure`, `meminfo`, `loadavg`, `/proc/PID/limits`
+How often: every 30 s while jobs are here; of what is far from its limit only memory is reported
+Never: `memory.stat`, but of a group that is nearly full
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, largest, number
+from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
+from slurm_watchdog.agent.proc.files import count_open_files, read_file
+from slurm_watchdog.base.text import size
+from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
+from slurm_watchdog.model.usage import Pressure, Resource, Usage
+
+EVERY_S: Final = 30.0
+"""A look of a node with 8 ranks takes 2 ms: 0.007 % of a core."""
+TOLD_FROM: Final = 0.5
+"""Of a limit other than memory's: what is far from it interests nobody."""
+MAX_RANKS: Final = 64
+BYTES: Final = frozenset({Resource.MEMORY, Resource.SHARED_MEMORY})
+
+
+def parse_meminfo(text: bytes | None) -> Usage | None:
+    """The node's memory, from /proc/meminfo (proc(5)): what could not be had without swapping is in use."""
+    found = {}
+    for line in (text or b"").splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] in (b"MemTotal:", b"MemAvailable:") and words[1].isdigit():
+            found[words[0]] = int(words[1][:15]) * 1024
+    if len(found) < 2:
+        return None
+    total = found[b"MemTotal:"]
+    return Usage(resource=Resource.MEMORY, used=max(0, total - found[b"MemAvailable:"]), limit=total)
+
+
+def parse_threads(loadavg: bytes | None, limits: Iterable[int | None]) -> Usage | None:
+    """All processes and threads of the node, from /proc/loadavg, beside the smallest of the kernel's `limits`."""
+    words = (loadavg or b"").split()
+    used = words[3].partition(b"/")[2] if len(words) == 5 else b""
+    limit = min((each for each in limits if each), default=None)
+    return Usage(resource=Resource.PIDS, used=int(used[:15]), limit=limit) if used.isdigit() else None
+
+
+def parse_open_files(file_nr: bytes | None) -> Usage | None:
+    """All open files of the node, from /proc/sys/fs/file-nr."""
+    words = (file_nr or b"").split()
+    used = parse_number(words[0]) if len(words) == 3 else None
+    return None if used is None else Usage(resource=Resource.FILES, used=used, limit=parse_number(words[2]))
+
+
+def parse_file_limit(limits: bytes | None) -> int | None:
+    """How many files a process may have open, from /proc/PID/limits; None where it does not say, or without end."""
+    for line in (limits or b"").splitlines():
+        if line.startswith(b"Max open files"):
+            return parse_number((line[14:].split() or [b""])[0])
+    return None
+
+
+class UsageCollector:
+    """Looks every EVERY_S, and says the same again in between."""
+
+    def __init__(self, context: CollectorContext, root: str = ROOT):
+        """`root`: where control groups are."""
+        self._sections, self._root = context.sections, root
+        self._due = float("-inf")
+        self._found = UsageSection()
+
+    def collect(self, now: float) -> UsageSection:
+        """Nothing while no job is here."""
+        processes = self._sections.of(ProcessSection).processes
+        if not processes:
+            self._due, self._found = float("-inf"), UsageSection()
+        elif now >= self._due:
+            self._due = now + EVERY_S
+            self._found = read_usage(processes, self._root)
+        return self._found
+
+
+def read_usage(processes: Iterable[Process], root: str = ROOT) -> UsageSection:
+    """One look at the node, and at the jobs of these processes."""
+    seen: dict[str, bytes | None] = {}
+
+    def read(path: str) -> bytes | None:
+        if path not in seen:
+            seen[path] = _read(path)
+        return seen[path]
+
+    processes = tuple(processes)
+    ranks = [each for each in processes if each.role is Role.RANK][:MAX_RANKS] or processes[:MAX_RANKS]
+    cgroups = {(read(f"/proc/{each.pid}/cgroup") or b"").decode(errors="replace") for each in ranks}
+    rows = [*_of_node(read), *usages_of(cgroups, read, root), *_files_of(ranks, read)]
+    pressures = [parse_pressure(read(f"/proc/pressure/{name}"), name) for name in ("cpu", "memory", "io")]
+    return UsageSection(
+        usages=tuple(row for row in rows if row.resource is Resource.MEMORY or row.refused or row.ratio >= TOLD_FROM),
+        pressures=(*(row for row in pressures if row is not None), *pressures_of(cgroups, read, root)),
+    )
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return read_file(path)
+    except OSError:
+        return None
+
+
+def _of_node(read: Read) -> Iterator[Usage]:
+    limits = [parse_number(read(f"/proc/sys/kernel/{name}")) for name in ("pid_max", "threads-max")]
+    for row in (
+        parse_meminfo(read("/proc/meminfo")),
+        parse_threads(read("/proc/loadavg"), limits),
+        parse_open_files(read("/proc/sys/fs/file-nr")),
+    ):
+        if row is not None:
+            yield row
+    with suppress(OSError):  # there is none
+        shm = os.statvfs("/dev/shm")
+        used, limit = (shm.f_blocks - shm.f_bfree) * shm.f_frsize, shm.f_blocks * shm.f_frsize
+        yield Usage(resource=Resource.SHARED_MEMORY, used=used, limit=limit or None)
+
+
+def _files_of(ranks: Iterable[Process], read: Read) -> Iterator[Usage]:
+    for rank in ranks:
+        used = count_open_files(rank.pid)
+        limit = parse_file_limit(read(f"/proc/{rank.pid}/limits")) if used else None
+        if used and limit:
+            yield Usage(
+                resource=Resource.FILES, used=used, limit=limit, job_id=rank.job_id, step_id=rank.step_id,
+                pid=rank.pid, rank=rank.rank,
+            )  # fmt: skip
+
+
+def tables(report: Report) -> Iterable[Table]:
+    """A row for each limit, the nearest first."""
+    rows = []
+    for each in sorted(report.usages, key=lambda row: -row.ratio):
+        words = size if each.resource in BYTES else str
+        cells = (
+            each.job_id or "(node)", each.step_id or "", each.resource, words(each.used),
+            "none" if each.limit is None else words(each.limit), f"{each.ratio:.0%}", number(each.refused),
+        )  # fmt: skip
+        rows.append(Row(cells, BAD if each.ratio >= 0.95 or each.refused else ""))
+    columns = ("job", "step", "what", "used", "limit", "share", "refused")
+    yield Table("limits", columns, tuple(rows))
+
+
+def metrics(report: Report) -> Iterable[Family]:
+    """Shares of limits, and of time."""
+    labels = ("resource", "job_id")
+    used = largest(((each.resource, _job(each)), each.ratio) for each in report.usages if each.limit)
+    text = 'Share of a limit that is in use, of the nearest of its kind (job_id="": of the node).'
+    yield Family("usage_ratio", "gauge", text, labels, used)
+    refused = largest(((each.resource, _job(each)), each.refused) for each in report.usages if each.refused is not None)
+    text = "Processes that the kernel killed for memory, or that were refused, so far, of the groups that are there."
+    yield Family("usage_refused", "gauge", text, labels, refused)
+    waits = [((each.resource, part, _job(each)), ratio) for each in report.pressures for part, ratio in _parts(each)]
+    text = 'Share of the last minute in which some, or all, processes waited for it (job_id="": of the node).'
+    yield Family("pressure_ratio", "gauge", text, ("resource", "part", "job_id"), waits)
+
+
+def _job(each: Usage | Pressure) -> str:
+    return "" if each.job_id is None else job_label(each.job_id)
+
+
+def _parts(each: Pressure) -> tuple[tuple[str, float], ...]:
+    return ("some", each.some_ratio), ("full", each.full_ratio)
+
+
+SPEC = CollectorSpec("usage", UsageSection, UsageCollector, tables, metrics)

@@ -150,6 +150,9 @@ def test_a_job_with_a_supervisor_whose_step_is_late_does_not_wait_for_a_node_tha
     stall = urgent()[IncidentKind.FILESYSTEM_STALL]
     assert (stall.truth, stall.actionable, stall.exclude_nodes) == (Truth.BAD, True, ("n1",))
     assert "other nodes (n2, n3) get an answer" in stall.summary
+    other = msgspec.structs.replace(YES, same_filesystem=False)
+    own_disk = urgent(answers=[("n1", NO), ("n2", other), ("n3", other)])[IncidentKind.FILESYSTEM_STALL]
+    assert (own_disk.truth, own_disk.exclude_nodes) == (Truth.BAD, ("n1",))
     early = urgent(processes=(stuck(0, 6.0),), answers=())[IncidentKind.FILESYSTEM_STALL]
     assert (early.truth, bool(early.wanted)) == (Truth.OK, True), "they are asked before"
 

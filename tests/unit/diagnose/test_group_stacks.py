@@ -502,7 +502,7 @@ def test_a_person_reads_one_sentence_then_groups_then_what_to_do() -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_in_a_file_crash_nothing(data: bytes) -> None:
     result = CliRunner().invoke(main, ["group-stacks", "-"], input=data)
-    assert isinstance(result.exception, SystemExit)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
 
 
 def test_a_heading_behind_the_prefix_of_its_host_says_whose_stack_follows() -> None:

@@ -4,7 +4,8 @@ filesystem.
 Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing.
 From half of that time on, the node itself and a few other nodes are asked to write and read back there.
 After 20 s already where the job has a supervisor, which starts it again in its allocation: then its step has to be
-late by its own measure, nothing may be saved, the node itself has to fail when it is asked, and two others to answer.
+late by its own measure, nothing may be saved, the node itself has to fail when it is asked, and two others to answer
+(or to have another filesystem there).
 `fsync`, `close` and similar calls have 30 min while the node itself reaches the filesystem: a checkpoint is
 flushed.
 Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
@@ -56,6 +57,7 @@ report interval of 5 s."""
 EAGER_FROM_S = 5.0
 """From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
 WITNESSES = 2
+"""Other nodes that reach the filesystem, or have another one there."""
 
 MAX_CONSEQUENCES = 8
 
@@ -105,7 +107,7 @@ def _is_proven(filesystem: FilesystemView, job: JobView, limit_s: float) -> bool
     """Whether a rank of it has been blocked for so long on a node that fails when it is asked, while others answer."""
     state = assess(filesystem, limit_s)
     failing = set(state.unanswering).issuperset(p.node for p in long_blocked(filesystem, limit_s))
-    alone = state.scope is Scope.ONE_NODE and len(state.answering) >= WITNESSES
+    alone = state.scope is Scope.ONE_NODE and len(state.answering) + len(state.strangers) >= WITNESSES
     return alone and failing and bool(_blocked_ranks(filesystem, job, limit_s))
 
 

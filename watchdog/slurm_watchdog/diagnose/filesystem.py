@@ -47,6 +47,8 @@ class Assessment(Struct, frozen=True, kw_only=True):
     """Of the process that has been blocked longest."""
     answering: tuple[str, ...]
     unanswering: tuple[str, ...]
+    strangers: tuple[str, ...]
+    """Nodes with another filesystem there."""
 
 
 def blocked_call(view: ProcessView) -> Blocked:
@@ -80,6 +82,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
         blocked_s=max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0),
         answering=tuple(sorted(set().union(*(each.answering for each in all_answers)))),
         unanswering=tuple(sorted(set().union(*(each.unanswering for each in all_answers)))),
+        strangers=tuple(sorted(set().union(*(each.strangers for each in all_answers)))),
     )
 
 

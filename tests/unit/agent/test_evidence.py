@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -204,17 +206,52 @@ def test_a_real_core_file_is_read_by_a_real_debugger(tmp_path: Path) -> None:
     assert any(line.startswith("#0 ") for line in lines)
 
 
-def test_a_flight_recorder_dump_is_taken_as_it_is_and_never_opened(tmp_path: Path) -> None:
-    (tmp_path / "trace_0").write_bytes(b"pickle" * 1000)
+DUMP = Path(__file__).parents[2] / "captures" / "flight_recorder" / "missing" / "trace_0"
+
+
+def test_a_flight_recorder_dump_is_read_and_sent_and_one_that_would_run_something_runs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_bytes(DUMP.read_bytes())
     (tmp_path / "trace_1").symlink_to(tmp_path / "trace_0")
-    args = finding(files=[(f"{tmp_path}/trace_{rank}", rank, 60.0) for rank in range(3)])
-    (found,) = flight_recorder.read_flight_recorders(args)
-    assert (found.rank, found.size_bytes) == (0, 6000)
-    assert zlib.decompress(found.content or b"") == b"pickle" * 1000
-    (too_large,) = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10))
-    assert too_large.content is None
+    (tmp_path / "trace_2").write_bytes(b"cos\nsystem\n(S'touch %a'\ntR." % str(tmp_path / "ran"))
+    args = finding(files=[(f"{tmp_path}/trace_{rank}", rank, 60.0) for rank in range(4)])
+    found, hostile = flight_recorder.read_flight_recorders(args)
+    assert (found.rank, zlib.decompress(found.content or b"")) == (0, DUMP.read_bytes())
+    assert found.record is not None
+    assert found.record.communicators[0].waits[0].name == "all_reduce"
+    assert (hostile.record, "names os.system" in (hostile.error or "")) == (None, True)
+    assert not (tmp_path / "ran").exists()
+    too_large, _ = flight_recorder.read_flight_recorders(msgspec.structs.replace(args, max_bytes=10))
+    assert (too_large.content, too_large.record) == (None, found.record)
     assert "stays where it is" in (too_large.error or "")
     assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
+
+
+def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_path: Path) -> None:
+    dump, pipe = tmp_path / "trace_0", tmp_path / "ask_0.pipe"
+    dump.write_bytes(b"old")
+    os.utime(dump, (1e9, 1e9))
+    os.mkfifo(pipe)
+    args = finding(files=[(str(dump), 0, 1e10)], pipes=[str(pipe)])
+    (old,) = flight_recorder.read_flight_recorders(args)
+    assert old.record is None  # nobody reads from the pipe: it is not waited for, and not filled
+
+    with open(pipe, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as asked:
+
+        def monitor() -> None:
+            select.select([asked], [], [], 30.0)
+            dump.write_bytes(DUMP.read_bytes())
+
+        threading.Thread(target=monitor, daemon=True).start()
+        (fresh,) = flight_recorder.read_flight_recorders(args)
+    assert fresh.record is not None
+    assert fresh.age_s < 60.0
+
+
+def test_the_pipe_of_a_rank_is_the_one_that_its_environment_names() -> None:
+    environ = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/ask_"}
+    assert flight_recorder.pipe_of(environ, 3) == "/tmp/ask_3.pipe"
+    assert flight_recorder.pipe_of(environ, None) is None
+    assert flight_recorder.pipe_of({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "ask_"}, 3) is None
 
 
 def test_where_a_rank_writes_its_flight_recorder_dump() -> None:

@@ -36,7 +36,7 @@ def named(found: CollectiveOrder) -> list[int]:
         ("groups", "Rank 3 has not entered all_reduce 4 of group 2; 3 of 4 ranks wait."),
     ],
 )  # fmt: skip
-def test_real_dumps_name_whom_torchfrtrace_names(job: str, words: str) -> None:
+def test_real_dumps_name_the_rank_that_torchfrtrace_names(job: str, words: str) -> None:
     files = sorted((CAPTURES / job).iterdir())
     assert words_of(order_of([parse_flight_recorder(f.read_bytes(), int(f.name[-1])) for f in files])) == words
 

@@ -28,7 +28,8 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.evidence import NodeEvidence, RankEvidence, StackDump, ThreadStack
+from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
+from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
@@ -217,6 +218,38 @@ def silent(node: str, command: Command) -> None:
 
 
 # ---------------------------------------------------------------------------------------- answers
+
+
+def dumped(rank: int, *, absent: bool = False, age_s: float = 0.0) -> FoundFile:
+    """Its Flight Recorder dump: it waits in collective 8, or has finished 7."""
+    place = Communicator(
+        key="0", label="default_pg", entered=7 if absent else 8, members=() if absent else (0, 1, 2, 3),
+        waits=() if absent else (Call(seq=8, name="all_reduce"),),
+    )  # fmt: skip
+    record = CollectiveRecord(rank=rank, communicators=(place,))
+    return FoundFile(kind="flight_recorder", path="/d", size_bytes=1, age_s=age_s, rank=rank, record=record)
+
+
+def with_dumps(*dumps: FoundFile) -> Callable[[str, Command], CommandResult]:
+    def answers(node: str, command: Command) -> CommandResult:
+        return CommandResult(command_id=command.id, ok=True, evidence=replace(evidence(node), files=dumps))
+
+    return answers
+
+
+def test_dumps_since_the_last_step_count_and_a_node_speaks_for_its_own_ranks(controller: Controller) -> None:
+    first = with_dumps(dumped(0), dumped(1, age_s=900.0), dumped(3))  # n1 has no rank 3
+    agents = Agents(controller, n1=first, n2=with_dumps(dumped(2), dumped(3, absent=True)))
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    play(agents, story())
+    view = controller.state.job_view("7", clock.monotonic())
+    assert view is not None
+    assert [(each.rank, len(each.communicators[0].waits)) for each in view.collectives[0].records] == [
+        (0, 1), (2, 1), (3, 0),
+    ]  # fmt: skip
 
 
 def test_what_every_node_answers_is_kept_with_the_incident_and_judged(controller: Controller) -> None:

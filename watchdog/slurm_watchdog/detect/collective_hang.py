@@ -1,9 +1,8 @@
 """`collective_hang`: every rank is alive and the training loop makes no step. Stacks show which rank keeps the
 others waiting.
 
-Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others
-idle, show that they wait. A rank that does not wait and computes may be right; a rank that loops over a few
-lines for minutes: see `analysis/spinning_ranks.py`.
+Where there are none (a trace, an agent without py-spy), GPUs that spin, or that are busy while few others idle, show
+that they wait. A rank that computes may be right; one that loops over a few lines: see `analysis/spinning_ranks.py`.
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent
 step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
@@ -15,19 +14,19 @@ them have to show every rank where it was, all but a few in one collective, and 
 process, for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
 that moves data or whose workers compute. If all ranks wait in one collective, the few whose GPUs do nothing
-while the others' spin; else none, and links of their nodes that are down are said.
+while the others' spin; else none, and links of their nodes that are down are said. Dumps of PyTorch's Flight Recorder
+since the last step name who has not entered the others' collective, and clear those that they show waiting.
 Acts: restarts the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
 is proven before the limit after a second look, of five dumps within 11 s. If all ranks are in one collective
 it alerts at once and acts after 2 min (`everybody_limit`), if it is known of every rank that it does nothing
 else, and no link is down; otherwise after 30 min (`busy_limit`), for the network may come back. Without any
 stacks, GPUs that spin, beside few that idle, show the same; acted on after `busy_limit`, and only with a rank
 named.
-Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never
-acted on earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of
-`busy_limit` (5 min), after half of it (15 min) if it is the first rank of its node, when at least five
-dumps a minute apart show the same few lines with the interpreter's lock and no function that is known to
-work for long, it reads and writes nothing, its memory does not change, its workers rest and its GPU idles.
-Any of these that is not known clears it.
+Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never acted on
+earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of `busy_limit` (5
+min), after half of it (15 min) if it is the first rank of its node, when at least five dumps a minute apart show the
+same few lines with the interpreter's lock and no function that is known to work for long, it reads and writes nothing,
+its memory does not change, its workers rest and its GPU idles. Any of these that is not known clears it.
 """
 
 from __future__ import annotations
@@ -57,8 +56,9 @@ from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_want
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.culprit_words import what_they_do
-from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody, with_links
+from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, left_to_storage, ranks_wait, why_not
+from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
@@ -111,7 +111,9 @@ class CollectiveHang:
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
     return [
-        with_links(job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit))
+        with_other_sources(
+            job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
+        )
         for job in view.jobs
     ]
 

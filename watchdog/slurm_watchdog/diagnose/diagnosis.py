@@ -9,6 +9,7 @@ from slurm_watchdog.diagnose.outliers import Difference, RankFacts
 from slurm_watchdog.diagnose.stacks.vote import VoteGroup
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import StackSnapshot
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit
 
@@ -60,5 +61,7 @@ class JobEvidence(Struct, frozen=True, kw_only=True):
     """Node -> name -> value."""
     locks: Mapping[tuple[str, int], LockWait] = {}
     """(node, pid) -> the file lock that the process waits for."""
+    collectives: tuple[RecordSet, ...] = ()
+    """What ranks recorded of their collectives, since the last step."""
     silent: Mapping[str, str] = {}
     """Nodes that gave no evidence, with the reason."""

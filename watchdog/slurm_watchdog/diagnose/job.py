@@ -27,13 +27,14 @@ from slurm_watchdog.diagnose.filesystem import (
 )
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
 from slurm_watchdog.diagnose.outliers import compare
+from slurm_watchdog.diagnose.recorded_collectives import weigh
 from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
 from slurm_watchdog.diagnose.stacks.wording import class_word
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.evidence import LockWait
-from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 
 BLOCKED_S: Final = 10.0
@@ -76,7 +77,7 @@ def diagnose(
         missing=voted.missing,
         filesystems=filesystems,
     )
-    named = _verdict(job, base, voted, living, blocked_for_s, limit_s)
+    named = _weighed(_verdict(job, base, voted, living, blocked_for_s, limit_s), job, gathered)
     numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
     theirs = [group for group in voted.groups if frozenset(numbers) & frozenset(group.ranks)]
     stack_class = class_word(group.place for group in theirs) if theirs else ""
@@ -88,6 +89,15 @@ def diagnose(
         stack_class=stack_class,
         hints=tuple(dict.fromkeys(hints))[:MAX_HINTS],
     )
+
+
+def _weighed(named: Diagnosis, job: JobView, gathered: JobEvidence) -> Diagnosis:
+    """A hang with what its ranks recorded of their collectives."""
+    if not named.is_hang or named.kind != IncidentKind.COLLECTIVE_HANG:
+        return named
+    weighed = weigh(named.culprits, job.ranks, gathered.collectives)
+    summary = "; ".join((named.summary.removesuffix("."), *weighed.words)) + "."
+    return replace(named, culprits=weighed.culprits, summary=summary)
 
 
 def _verdict(

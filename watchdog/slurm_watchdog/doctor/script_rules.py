@@ -160,6 +160,9 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         )  # fmt: skip
 
 
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+
+
 def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
     """Variables about hanging collectives that do nothing as they stand, or switch off what would end a hang.
 
@@ -186,6 +189,14 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
             sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is "
             "not set, and empty in many releases.",
             add="export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+        )  # fmt: skip
+    if any(size not in (None, "0") for size in sizes) and _value_of(script, PIPE) is None and not script.sources:
+        yield Advice(
+            rule="nccl_flight_recorder_pipe", level=Level.HINT, where=script.path,
+            evidence=f"collectives are recorded, and {PIPE} is not set",
+            sentence="The record of a hang is written at its time-out at the earliest: with this pipe the watchdog "
+            "asks for it as soon as the job is suspected, and says which rank did not enter which collective.",
+            add=f"export {PIPE}=/tmp/ask_fr_${{SLURM_JOB_ID}}_",
         )  # fmt: skip
     used = re.search(r"\$\{?NCCL_TIMEOUT\b", script.text) is not None
     if (

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
@@ -220,6 +221,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     checkpoint: Checkpoint | None = None
     snapshots: tuple[StackSnapshot, ...] = ()
     """Taken since the last step, oldest first."""
+    collectives: tuple[RecordSet, ...] = ()
+    """What its ranks had recorded of their collectives, written since the last step; of each source."""
     row: StillRow | None = None
     """Of the dumps that began when the step was late by its own measure; None: none was taken."""
     errors: tuple[ErrorLine, ...] = ()

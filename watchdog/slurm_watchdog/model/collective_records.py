@@ -45,3 +45,13 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     """Ranks with which it has begun to send or receive, and has not finished."""
     busy: bool = False
     """It has such an operation, also where the peer is not known."""
+    point_to_point: bool = True
+    """Whether its sending and receiving is recorded: with gloo it is not."""
+
+
+class RecordSet(Struct, frozen=True, kw_only=True):
+    """The records of one source, of all ranks that have one."""
+
+    source: str
+    """`Flight Recorder`."""
+    records: tuple[CollectiveRecord, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.collective_records import CollectiveRecord
 from slurm_watchdog.model.observations import Blocked, Role
 
 
@@ -162,6 +163,8 @@ class FoundFile(Struct, frozen=True, kw_only=True):
     """Of a core file: what a debugger says of each thread."""
     content: bytes | None = None
     """Compressed (zlib); None: too large, or not wanted."""
+    record: CollectiveRecord | None = None
+    """What a dump says, read by the agent; None: it could not be read."""
     error: str | None = None
 
 

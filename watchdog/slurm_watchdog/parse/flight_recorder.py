@@ -133,7 +133,10 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
         )
     found.sort(key=lambda each: not each.waits)
     kept, whole = tuple(found[:MAX_COMMUNICATORS]), len(found) <= MAX_COMMUNICATORS
-    return CollectiveRecord(rank=rank, communicators=kept, whole=whole, peers=tuple(peers), busy=busy)
+    return CollectiveRecord(
+        rank=rank, communicators=kept, whole=whole, peers=tuple(peers), busy=busy,
+        point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries[:1]),
+    )  # fmt: skip
 
 
 def _unfinished(entries: list[_Entry], statuses: Mapping[str, _Status]) -> list[_Entry]:

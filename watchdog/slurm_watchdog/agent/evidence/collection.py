@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence import cores
-from slurm_watchdog.agent.evidence.flight_recorder import prefixes
+from slurm_watchdog.agent.evidence.flight_recorder import pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
@@ -238,6 +238,7 @@ class Collection:
         owner = self.chosen[0].uid if self.chosen else self.uid
         wanted: list[tuple[str, int | None, float]] = []
         directories: dict[str, None] = {}
+        pipes: list[str] = []
         uptime_s, oldest_s = float(read_file("/proc/uptime").split()[0]), 0.0
         for process in self.processes:
             if process.role is not Role.RANK:
@@ -248,6 +249,8 @@ class Collection:
             settings: Mapping[str, str] = dict(known.settings) if known is not None else {}
             paths = [f"{prefix}{process.rank}" for prefix in prefixes(settings)]
             wanted += [(path, process.rank, age_s) for path in paths if self._may_touch(path)]
+            pipe = pipe_of(settings, process.rank)
+            pipes += [pipe] if pipe is not None and self._may_touch(pipe) else []
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
         pattern, uses_pid = cores.read_pattern()
@@ -258,6 +261,7 @@ class Collection:
             places=cores.places(pattern, list(directories), uses_pid),
             max_age_s=oldest_s + 60.0,
             pids=[process.pid for process in self.chosen],
+            pipes=pipes,
         )
         return self._ask_part("files", f"evidence:{owner}", request, self._keep_files, now, self.uid)
 

@@ -223,6 +223,8 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     """(directory, pattern of names) of core files."""
     max_age_s: float
     pids: Annotated[list[Pid], Meta(max_length=256)]
+    pipes: Annotated[list[Path], Meta(max_length=256)] = []
+    """A rank that reads from one of these writes its dump anew when something is written into it."""
 
 
 class ReadCore(Request[list[str]], frozen=True):

@@ -39,7 +39,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
 )
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.diagnose.diagnosis import Diagnosis
+from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -237,7 +237,7 @@ class Collector:
             found.error = type(error).__name__
             raise
         finally:
-            found.rows, found.packed, found.settings, found.shared = [], [], {}, None
+            found.rows, found.packed, found.settings, found.dumps, found.shared = [], [], {}, {}, None
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._is_over(found)
@@ -315,6 +315,10 @@ class Collector:
         assert found.shared is not None
         found.rows += [RankRow(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
+        begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
+        for file in evidence.files:
+            if file.record is not None:
+                found.dumps[node, file.record.rank] = begun - file.age_s, file.record
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -323,7 +327,9 @@ class Collector:
         view = self._cluster.job_view(found.job.job_id, now)
         if view is None or view.job.restarts != found.job.restarts:
             return
-        found.diagnosis = self._diagnose(found, view, now)
+        gathered = gathered_of(found, view, now)
+        self._cluster.runs.add_collectives(found.job.job_id, found.job.restarts, gathered.collectives, found.began)
+        found.diagnosis = self._diagnose(gathered, view, now)
         if found.incident_id is None:
             return
         incident = self._judgement.incidents.get(found.incident_id)
@@ -353,15 +359,14 @@ class Collector:
         said = [diagnosis.summary, *groups, *differences, *hints]
         self._writer.write(lambda: self._news.diagnosed(incident, said))
 
-    def _diagnose(self, found: Collected, view: JobView, now: float) -> Diagnosis:
-        gathered = gathered_of(found, view, now)
+    def _diagnose(self, gathered: JobEvidence, view: JobView, now: float) -> Diagnosis:
         cluster = self._view(now)
         return diagnose(
             cluster,
             view,
             gathered,
             blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
-            limit_s=self._judgement.limits_s.get(found.job.job_id),
+            limit_s=self._judgement.limits_s.get(view.job.job_id),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -18,11 +18,13 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
+from slurm_watchdog.model.collective_records import CollectiveRecord, RecordSet
 from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 
+FLIGHT_RECORDER: Final = "the Flight Recorder"
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""
 
@@ -68,6 +70,8 @@ class Collected:
     """What came before there was an incident to keep it with."""
     rows: list[RankRow] = field(default_factory=list)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
+    dumps: dict[tuple[str, int], tuple[float, CollectiveRecord]] = field(default_factory=dict)
+    """(node, rank) -> when its Flight Recorder dump was written (monotonic, at the earliest), and what it says."""
     shared: SharedFrames | None = None
 
     @property
@@ -130,6 +134,15 @@ class SharedFrames:
         return replace(thread, frames=self._stacks.setdefault(frames, frames))
 
 
+def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordSet, ...]:
+    """What the ranks recorded of their collectives, each written since the last step of the job. A node speaks for the
+    ranks that are known to be on it."""
+    known = {(rank.node, rank.process.rank) for rank in view.ranks}
+    age_s = view.progress.age_s if view.progress is not None else view.run_age_s
+    fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]
+    return (RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh)),) if fresh else ()
+
+
 def main_call(rank: RankEvidence) -> str | None:
     """The system call in which the main thread was; None if nobody saw it."""
     return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
@@ -152,8 +165,10 @@ def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
         (row.node, row.evidence.pid): row.evidence.lock for row in found.rows if row.evidence.lock is not None
     }
     silent = {name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"}
+    collectives = collectives_of(found, view, now)
     return JobEvidence(
-        snapshots=tuple(_snapshots(found, now)), facts=tuple(facts), settings=found.settings, locks=locks, silent=silent
+        snapshots=tuple(_snapshots(found, now)), facts=tuple(facts), settings=found.settings, locks=locks,
+        silent=silent, collectives=collectives,
     )  # fmt: skip
 
 

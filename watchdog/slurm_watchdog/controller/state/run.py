@@ -18,6 +18,7 @@ from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.controller.state.still_row import Row
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
@@ -138,6 +139,8 @@ class Run:
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
     )
+    collectives: tuple[RecordSet, ...] = ()
+    """What its ranks had recorded of their collectives, written since the last step."""
     row: Row | None = None
     """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
@@ -171,6 +174,7 @@ class Run:
     def forget_dumps(self) -> None:
         """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
         self.snapshots.clear()
+        self.collectives = ()
         self.row = None
         self.motion = None if self.motion is None else motion.interrupted(self.motion)
 

@@ -8,9 +8,11 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.past_jobs import PastJobs
+from slurm_watchdog.controller.state.progress_clock import main_clock
 from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, started_at
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_snapshot
 from slurm_watchdog.model.actions import Fence
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.slurm import SlurmJob
@@ -121,6 +123,15 @@ class Runs:
             note_snapshot(run, stacks, silent, now)
         else:
             note_early_dump(run, stacks, silent, now, early_asked_at)
+
+    def add_collectives(self, job_id: str, restarts: int, found: tuple[RecordSet, ...], asked_at: float) -> None:
+        """What the ranks of this run had recorded of their collectives; dropped if a step was made since `asked_at`
+        (monotonic), when they were asked."""
+        run = self._runs.get(job_id)
+        clock = main_clock(run.clocks) if run is not None else None
+        if run is not None and run.job.restarts == restarts and (clock is None or clock.rose_at <= asked_at):
+            run.collectives = found
+            run.restless = True
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:
         """Restarts the clocks of these jobs (all by default): a cause has gone, or the controller slept."""

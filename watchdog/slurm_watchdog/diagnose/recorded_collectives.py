@@ -1,0 +1,87 @@
+"""What ranks recorded of their collectives, held against who is accused by other evidence. Pure.
+
+Where a source says the same, it is said; where it shows that all who are accused wait themselves, nobody is named. By
+itself it names a rank where nobody else is named, if it records sending and receiving, too: a rank that only receives
+would look absent otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.culprit_words import and_more, what_they_do
+from slurm_watchdog.diagnose.everybody_waits import with_links
+from slurm_watchdog.model.cluster_view import JobView, ProcessView
+from slurm_watchdog.model.collective_records import RecordSet
+from slurm_watchdog.model.incidents import Culprit, Finding, Truth
+from slurm_watchdog.model.node_view import NodeView
+
+
+class Weighed(Struct, frozen=True, kw_only=True):
+    """Who is accused when all sources were heard."""
+
+    culprits: tuple[Culprit, ...]
+    words: tuple[str, ...] = ()
+    """What each source adds to the sentence."""
+    facts: tuple[str, ...] = ()
+    disagree: bool = False
+    """A source shows that those who were accused wait themselves."""
+
+
+def weigh(culprits: tuple[Culprit, ...], ranks: Iterable[ProcessView], sets: Sequence[RecordSet]) -> Weighed:
+    """`culprits` are accused by other evidence; `ranks` are all of the job."""
+    found = Weighed(culprits=culprits)
+    for each in sets:
+        order = order_of(each.records)
+        if order.waiting:
+            facts = (f"{each.source}: {words_of(order)}", *(f"{each.source}: {fact}" for fact in order.facts))
+            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks)
+    return found
+
+
+def _heard(found: Weighed, source: RecordSet, order: CollectiveOrder, ranks: Iterable[ProcessView]) -> Weighed:
+    reasons = {each.rank: each.reason for each in order.odd}
+    accused = {each.rank for each in found.culprits}
+    confirmed = sorted(rank for rank in reasons if rank in accused)
+    if confirmed:
+        kept = tuple(each for each in found.culprits if each.rank in reasons or each.rank not in order.waiting)
+        more = and_more(len(confirmed))
+        words = f"{source.source} has it, too: rank {confirmed[0]} {reasons[confirmed[0]]}{more}"
+        return replace(found, culprits=kept, words=(*found.words, words))
+    if accused and accused <= set(order.waiting):
+        named = f", and rank {order.odd[0].rank} {order.odd[0].reason}" if order.odd else ""
+        words = f"but {source.source} has rank {min(accused, key=str)} wait as the others do{named}: nobody is named"
+        return replace(found, culprits=(), words=(*found.words, words), disagree=True)
+    if accused or not reasons or found.disagree:
+        return found
+    if not all(record.point_to_point for record in source.records):
+        return found
+    absent = tuple(
+        each.culprit(reasons[number])
+        for each in ranks
+        if (number := each.process.rank) is not None and number in reasons
+    )
+    if not absent:
+        return found
+    words = f"by {source.source}, {what_they_do(absent)}"
+    return replace(found, culprits=absent, words=(*found.words, words))
+
+
+def with_other_sources(job: JobView, finding: Finding, nodes: Iterable[NodeView], patient_s: float) -> Finding:
+    """A hang with what its ranks recorded, and with links of its nodes that are down. Where the sources disagree it is
+    left alone for `patient_s`."""
+    if finding.truth is not Truth.BAD or not job.collectives:
+        return with_links(job, finding, nodes, patient_s)
+    weighed = weigh(finding.culprits, job.ranks, job.collectives)
+    found = replace(
+        finding,
+        summary="; ".join((finding.summary.removesuffix("."), *weighed.words)) + ".",
+        culprits=weighed.culprits,
+        facts=(*finding.facts, *weighed.facts),
+        actionable=finding.actionable and (not weighed.disagree or finding.duration_s >= patient_s),
+    )
+    return with_links(job, found, nodes, patient_s)

@@ -15,6 +15,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 from tests.builders.policy_inputs import INCIDENT, LIMITS, PROCESS, SITUATION
 from tests.builders.views import slurm_job
 
@@ -35,9 +36,13 @@ def done(ago_s: float, job_id: str = "7") -> Decision:
     )
 
 
+BY_SITE = (IncidentKind.SLOW_NODE, IncidentKind.SLOW_JOB)
+"""Kinds that have a ladder where a site wants one."""
+
+
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
     rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
-    shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind == IncidentKind.SLOW_NODE else ())
+    shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind in BY_SITE else ())
     ladder = (Rung.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
     return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
@@ -53,6 +58,7 @@ def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
 
 
 ALWAYS = "00:00-24:00"
+SUPERVISOR = SupervisorStatus(protocol=1, state=SupervisorState.RUNNING, step_id="0", starts=1, restarts_left=2)
 
 OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "paused": [{"paused": "maintenance"}, {"paused": ""}],
@@ -100,7 +106,14 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "storm": [{"jobs_in_trouble": 3}, {"nodes_silent": 3}, {"storm_over_s": 10.0}],
     "attempts": [{"recent": (done(9000), done(8000), done(7000))}],
     "crash_loop": [{"crash_loop": "Job 7 restarts and dies again and again."}],
-    "same_hang": [{"why_held": "the job hangs for the 3rd time after step 40."}],
+    "same_hang": [
+        {
+            "why_held": "the job hangs for the 3rd time after step 40.",
+            "job": slurm_job(requeueable=False),
+            "supervisor": SUPERVISOR,
+        }
+    ],
+    "slow_search": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_JOB)}],
     "exclusions": [{"job": slurm_job(excluded_nodes=("a", "b", "c"))}],
 }
 
@@ -146,7 +159,12 @@ def test_an_outage_is_answered_by_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("guard", "change"),
-    [(g, c) for g, changes in OBJECTIONS.items() for c in changes if "process_objection" not in c],
+    [
+        (g, c)
+        for g, changes in OBJECTIONS.items()
+        for c in changes
+        if not {"process_objection", "supervisor"} & c.keys()
+    ],
 )
 def test_an_operator_is_held_back_only_by_what_protects_the_job(guard: str, change: dict[str, Any]) -> None:
     asked = replace(change.get("incident", INCIDENT), kind=IncidentKind.OPERATOR_RESTART)
@@ -259,3 +277,11 @@ def test_a_restart_for_another_reason_avoids_broken_hardware_as_well_and_says_so
     assert judge(broken=many).by == "exclusions", "so much that is broken is for a person to look at"
     asked = judge(replace(INCIDENT, kind=IncidentKind.OPERATOR_RESTART, exclude_nodes=()), broken=(("n2", "broken"),))
     assert asked.exclude == (), "a person says himself what to avoid"
+
+
+def test_the_third_hang_in_the_same_place_is_requeued_and_stays_held() -> None:
+    why = "the job hangs for the 3rd time after step 40."
+    held = judge(why_held=why, supervisor=SUPERVISOR)
+    assert (held.verdict, held.action, held.held_why) == (Verdict.ALLOWED, Action.HOLD, why)
+    assert held.ladder == (Rung.EVIDENCE, Rung.REQUEUE) and held.searched == ()
+    assert f"it is requeued and stays held: {why}" in held.reason

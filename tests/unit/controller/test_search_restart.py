@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.from_config import ACTIVE_SEARCH, rule_book_of
 from slurm_watchdog.controller.policy.decision import decide
+from slurm_watchdog.controller.policy.rules import RuleChange
 from slurm_watchdog.controller.policy.search_restart import to_leave_out
-from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.actions import Action, Decision, Rung, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
 from tests.builders.slow_clusters import job_search
@@ -64,3 +68,49 @@ def test_a_restart_for_a_hang_excludes_them_beside_the_culprit_and_says_why() ->
     assert decide(asked, situation, LIMITS, "d2").searched == ()
     no_requeue = replace(situation, rule=replace(SITUATION.rule, ladder=(Rung.CANCEL,)))
     assert decide(INCIDENT, no_requeue, LIMITS, "d3").searched == ()
+
+
+def active(search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | None = 2, free: str = "s1 s2") -> Decision:
+    """About a slow job, with so many restarts for searches within a day."""
+    incident = replace(INCIDENT, kind=IncidentKind.SLOW_JOB, exclude_nodes=())
+    before = decide(INCIDENT, SITUATION, LIMITS, "d0")
+    recent = tuple(
+        replace(before, id=f"r{n}", by=IncidentKind.SLOW_JOB, decided_at=1e6 - 7200.0 * (n + 1)) for n in range(done)
+    )
+    rule = replace(SITUATION.rule, ladder=ACTIVE_SEARCH.ladder or ())
+    situation = replace(SITUATION, job=JOB, nodes=cluster(free), search=search, recent=recent, rule=rule)
+    limits = replace(LIMITS, max_excluded_nodes=8, slow_search_restarts=a_day)
+    return decide(incident, situation, limits, "d1")
+
+
+def test_an_active_search_restarts_by_kill_switch_without_half_of_the_suspects() -> None:
+    decision = active()
+    assert (decision.verdict, decision.action) == (Verdict.ALLOWED, Action.GRACEFUL_RESTART)
+    assert decision.exclude == decision.searched and len(decision.searched) == 2
+    assert not decision.lose_work
+
+
+@pytest.mark.parametrize(
+    ("decision", "why"),
+    [
+        (active(a_day=None), "is not active"),
+        (active(done=2), "2 restarts within a day"),
+        (active(free=""), "no other nodes are free"),
+        (active(None), "no other nodes are free"),
+        (active(job_search("n1 n2 n3 n4", ("n1 n2 n3 n4", 0.0), ("n1 n2 n3 n4", 0.07))), "the search for the slow node is over"),
+    ],
+    ids=["not active", "as many as a day has", "no others", "no search", "acquitted"],
+)  # fmt: skip
+def test_an_active_search_restarts_for_a_question_only_and_within_its_budget(decision: Decision, why: str) -> None:
+    assert (decision.verdict, decision.by) == (Verdict.SUPPRESSED, "slow_search")
+    assert why in decision.reason
+
+
+def test_the_rule_of_an_active_search_stands_unless_the_site_has_its_own() -> None:
+    def rule(policy: dict[str, object]) -> RuleChange | None:
+        return rule_book_of(Config.model_validate({"policy": policy})).kinds.get(IncidentKind.SLOW_JOB)
+
+    assert rule({}) is None
+    assert rule({"slow_search": "active"}) == ACTIVE_SEARCH
+    own = rule({"slow_search": "active", "kinds": {"slow_job": {"ladder": ["sigusr1", "requeue"], "cooldown": "1h"}}})
+    assert own is not None and own.ladder == (Rung.SIGUSR1, Rung.REQUEUE) and own.attempts == 1000

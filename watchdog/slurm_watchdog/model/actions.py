@@ -90,6 +90,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     kill_switch: str | None = None
     kill_switch_uid: int | None = None
     kill_switch_content: str = ""
+    held_why: str = ""
+    """Why the job stays held once it is requeued, a sentence; empty: it is released."""
     searched: tuple[str, ...] = ()
     """Those of `exclude` that are left out for this one restart, to find the node that makes the job slow."""
     nodes: tuple[str, ...] = ()

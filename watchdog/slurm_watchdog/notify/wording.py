@@ -176,7 +176,7 @@ def manual_command(decision: Decision, job: str, caller: Caller = Caller.SERVICE
     if decision.action is Action.RESUBMIT:
         return f"scontrol write batch_script {job}; scancel {job}; sbatch slurm-{job}.sh"
     if decision.action is Action.HOLD:
-        return f"scontrol hold {job}"
+        return f"scontrol {'requeuehold' if decision.held_why else 'hold'} {job}"
     if decision.action is Action.RESTART_STEP:
         return f"slurm-watchdog restart --now {job}"
     if not decision.exclude:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.config.policy import Treatment
+from msgspec.structs import replace
+
+from slurm_watchdog.config.policy import Policy, Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.state import LadderLimits
 from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Override, RuleBook, RuleChange
 from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.incidents import IncidentKind
 
 LADDER_LIMITS = {
     "kill_switch_limit": "kill_switch_s", "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
@@ -18,6 +22,10 @@ LADDER_LIMITS = {
     "set_down_after": "set_down_after_s",
 }  # fmt: skip
 """Key of `ladder`, of which a treatment has some, too -> field of LadderLimits."""
+ACTIVE_SEARCH = RuleChange(
+    source="policy.slow_search", ladder=(Rung.KILL_SWITCH, Rung.REQUEUE), attempts=1000
+)  # fmt: skip
+"""Of a job that is searched for slow nodes: the budget a day stands in place of the attempts."""
 SAME_IN_A_RULE = ("mode", "exclude_nodes", "drain", "signal_to", "lose_work", "attempts")
 
 
@@ -37,6 +45,7 @@ def limits_of(config: Config) -> GuardLimits:
         max_drained_nodes=policy.max_drained_nodes,
         drained_percent=policy.drained_percent,
         suspects=Suspects(policy.suspects),
+        slow_search_restarts=policy.slow_search_restarts if policy.slow_search == "active" else None,
         opt_out_comment=config.jobs.opt_out_comment,
     )
 
@@ -57,7 +66,7 @@ def rule_book_of(config: Config) -> RuleBook:
     policy = config.policy
     return RuleBook(
         modes={kind: config.mode_of(kind) for kind in KINDS},
-        kinds={kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()},
+        kinds=_kinds(policy),
         overrides=tuple(
             Override(
                 match=override.match.value(),
@@ -68,6 +77,15 @@ def rule_book_of(config: Config) -> RuleBook:
         ),
         no_action=tuple(policy.no_action),
     )
+
+
+def _kinds(policy: Policy) -> dict[str, RuleChange]:
+    kinds = {kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()}
+    if policy.slow_search == "active":
+        site = kinds.get(IncidentKind.SLOW_JOB, ACTIVE_SEARCH)
+        same = {name: getattr(ACTIVE_SEARCH, name) for name in ("ladder", "attempts") if getattr(site, name) is None}
+        kinds[IncidentKind.SLOW_JOB] = replace(site, **same)
+    return kinds
 
 
 def _change(treatment: Treatment, source: str) -> RuleChange:

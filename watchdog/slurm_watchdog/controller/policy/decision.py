@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, why_not
+from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, is_held, why_not
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
@@ -30,7 +30,11 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
     ladder, left_out = _possible(rule.ladder, situation)
     asked = incident.kind == IncidentKind.OPERATOR_RESTART
+    held_why = situation.why_held or "" if not asked and is_held(situation) else ""
+    if held_why:
+        ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.REQUEUE))
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
+    action = Action.HOLD if held_why and action is not Action.NONE else action
     verdict, by = Verdict.ALLOWED, str(incident.kind)
     reason = f"{'a person asked for it' if asked else 'the evidence is clear'} and no guard holds it back"
     if action is Action.NONE:
@@ -51,11 +55,13 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     drain, not_drained = _to_drain(incident, situation, limits)
     suspects = _suspects(incident, situation, limits, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
-    searched = _searched(incident, situation, limits, whole) if Rung.REQUEUE in ladder else ()
+    searched = () if held_why or Rung.REQUEUE not in ladder else _searched(incident, situation, limits, whole)
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
         kept_in = () if avoid else kept_in  # the step is started again without them
         why_avoided += [f"{node} is avoided: {what}" for node, what in suspects]
+        if held_why:
+            why_avoided.append(f"it is requeued and stays held: {held_why}")
         if searched:
             why_avoided.append(f"{', '.join(searched)} left out once, to find the node that makes the job slow")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
@@ -69,6 +75,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
         exclude=(*whole, *searched),
+        held_why=held_why,
         searched=searched,
         nodes=() if job is None else in_use(job, situation.supervisor),
         process_job_id=None if job is None else job.process_id,

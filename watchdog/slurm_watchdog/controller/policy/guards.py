@@ -8,6 +8,7 @@ from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
+from slurm_watchdog.controller.policy.search_restart import to_leave_out
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Decision, Rung
 from slurm_watchdog.model.incidents import Incident, IncidentKind
@@ -15,6 +16,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 
+DAY_S = 86400.0
 Guard = Callable[[Incident, PolicyInput, GuardLimits], str | None]
 """Returns the reason to take the action away, or None."""
 
@@ -206,7 +208,28 @@ def _crash_loop(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | No
 
 
 def _same_hang(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
-    return s.why_held
+    return None if s.why_held is None or is_held(s) else s.why_held
+
+
+def is_held(s: PolicyInput) -> bool:
+    """Whether a job that a restart does not help is requeued and then stays held: it keeps no nodes any more, and runs
+    again when a person releases it."""
+    held = s.why_held is not None and s.job is not None and Rung.REQUEUE in s.rule.ladder
+    return held and s.job is not None and why_not(Rung.REQUEUE, s.job, s.supervisor) is None
+
+
+def _slow_search(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
+    """A restart for a slow job has to answer a question of the search, and is one of few a day."""
+    if incident.kind != IncidentKind.SLOW_JOB or s.job is None:
+        return None
+    if limits.slow_search_restarts is None:
+        return "policy.slow_search is not active: a slow node is searched for with restarts that happen anyway"
+    done = sum(d.by == IncidentKind.SLOW_JOB and s.now_wall - d.decided_at < DAY_S for d in s.recent)
+    if done >= limits.slow_search_restarts:
+        return f"{done} restarts within a day to search for slow nodes, as many as policy.slow_search_restarts allows"
+    if not to_leave_out(s.job, s.search, (), s.nodes, limits.max_excluded_nodes):
+        return "no other nodes are free now in place of suspects, or the search for the slow node is over"
+    return None
 
 
 def _exclusions(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
@@ -236,6 +259,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("attempts", _attempts),
     ("crash_loop", _crash_loop),
     ("same_hang", _same_hang),
+    ("slow_search", _slow_search),
     ("exclusions", _exclusions),
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""

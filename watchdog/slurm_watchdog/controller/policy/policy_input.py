@@ -35,6 +35,8 @@ class GuardLimits(Struct, frozen=True, kw_only=True):
     max_drained_nodes: int = 0
     drained_percent: float = 0.0
     suspects: Suspects = Suspects.IGNORE
+    slow_search_restarts: int | None = None
+    """A day, for searches for slow nodes; None: those make no restarts of their own."""
 
 
 class PolicyInput(Struct, frozen=True, kw_only=True):

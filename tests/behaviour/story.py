@@ -22,7 +22,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.journal.database import Database, JournalError
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Verdict
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Operation, OperationOutcome, Verdict, Wish
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import Notifier
@@ -203,16 +203,24 @@ class Story:
             self.journal.save_incident(change.after)
         return list(judge.incidents)
 
-    def operator_restarts(self, job: Job, *, exclude: str = "", now: bool = False) -> Decision:
-        """A person types `slurm-watchdog restart`, with `--now` or without."""
+    def operator_restarts(
+        self,
+        job: Job,
+        *,
+        exclude: str = "",
+        now: bool = False,
+        wish: Wish = Wish.RESTART,
+        within_s: float | None = None,
+    ) -> Decision:
+        """A person types `slurm-watchdog restart`, with `--now` or without, or `save-all`."""
         decisions: list[Decision] = []
 
         async def ask() -> None:
             seen = await self.cluster.read_job(job.id)
             assert isinstance(seen, SlurmJob)
-            decisions.append(
-                self.controller.decider.ask_restart(seen, tuple(exclude.split()), "a test", "root", at_once=now)[1]
-            )
+            ask = self.controller.decider.ask_restart
+            more: dict[str, Any] = {"at_once": now, "wish": wish, "within_s": within_s}
+            decisions.append(ask(seen, tuple(exclude.split()), "a test", "root", **more)[1])
 
         self._run(ask())
         return decisions[0]

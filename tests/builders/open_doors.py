@@ -25,6 +25,7 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
 from tests.builders.evidence_rows import add_evidence
@@ -101,6 +102,7 @@ class Controller:
         self.silences = Given(self.judge.incidents, clock.wall(), self.journal).silences()
         self.state = SimpleNamespace(
             jobs={"7": slurm_job},
+            reservations=(Reservation(name="maint", start_at=1.0, end_at=2.0, nodes=("n1",)),),
             job_view=lambda *_: self.view,
             node_addresses={},
             apply_job=lambda *_: None,
@@ -110,7 +112,9 @@ class Controller:
         failing = Delivery(channel="slack", failing_s=5.0, error=f"{MARK} answer", waiting=1)
         self.notifier = SimpleNamespace(deliveries=lambda: [failing])
         decision = SimpleNamespace(id="d9", verdict="allowed", by="rule", reason=f"{MARK} restart")
-        self.decider = SimpleNamespace(ask_restart=lambda *_, **__: (incident(), decision))
+        self.decider = SimpleNamespace(
+            why_left_alone=lambda job: "", ask_restart=lambda *_, **__: (incident(), decision)
+        )
         self.health = lambda: health(
             HealthInputs(
                 view=self.judge.view, limits_s={}, incidents=self.judge.incidents, mode="act", tick_age_s=1.0,

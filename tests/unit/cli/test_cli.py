@@ -55,7 +55,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "doctor", "run", "attach", "demo", "test-nodes", "ack", "silence",
+        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "doctor", "run", "attach", "demo", "test-nodes", "ack", "silence", "save-all",
     }  # fmt: skip
 
 
@@ -463,6 +463,53 @@ def test_ack_sends_the_reason_and_says_who_looks_after_it(controller: FakeContro
     assert (told.exit_code, told.stdout) == (0, "incident 7f3a, acknowledged by ann: cable (a1)\n")
     controller.answers["GET", "/v1/status"] = status(silences=[HELD])
     assert "Silenced: node n1" in run("status", socket=controller.path).stdout
+
+
+JOBS = [{"job_id": "7", "user": "ann", "nodes": ["n1"], "step": 12, "why_not": ""},
+        {"job_id": "8", "user": "bob", "nodes": ["n2"], "step": None, "why_not": "it hangs"}]  # fmt: skip
+
+
+def ended(outcome: str, detail: str) -> dict[str, Any]:
+    end = {"ok": outcome == "ok", "needless": False, "ended_at": 1.0, "detail": detail}
+    return {"actions": {"i7": {"decision_id": "d7", "end": end}}}
+
+
+def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/requests/jobs?partition=gpu"] = {"jobs": JOBS}
+    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
+    controller.answers["POST", "/v1/requests/progress"] = ended("ok", "the job has saved")
+    told = run("save-all", "--partition", "gpu", "--hold", "--reason", "move", socket=controller.path)
+    assert told.exit_code == 1, "one was not saved"
+    lines = told.stdout.splitlines()
+    assert lines[0] == "2 jobs, 1 of them cannot be asked."
+    rows = [line.split()[0] for line in lines if line.startswith(("7 ", "8 "))]
+    assert rows == ["8", "7"]
+    assert controller.requests[1][2] == {"wish": "hold", "before": None, "reason": "move", "job_ids": ["7"]}
+    document = json.loads(run("save-all", "--partition", "gpu", "--json", socket=controller.path).stdout)
+    assert [(row["job_id"], row["state"]) for row in document["jobs"]] == [("8", "cannot be asked"), ("7", "done")]
+
+
+def test_save_all_lists_and_asks_nobody_with_dry_run(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/requests/jobs?node=n1&node=n2"] = {"jobs": JOBS}
+    told = run("save-all", "--node", "n[1-2]", "--dry-run", socket=controller.path)
+    assert (told.exit_code, "it hangs" in told.stdout, len(controller.requests)) == (1, True, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("save-all",), ("save-all", "--all", "--user", "ann"), ("save-all", "--all", "--before", "soon"), ("restart",),
+     ("restart", "7", "--user", "ann"), ("restart", "--user", "ann", "--now")],
+)  # fmt: skip
+def test_jobs_have_to_be_named_in_one_way(controller: FakeController, arguments: tuple[str, ...]) -> None:
+    assert (run(*arguments, socket=controller.path).exit_code, controller.requests) == (2, [])
+
+
+def test_restart_with_selectors_moves_all_of_them(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/requests/jobs?node=n1"] = {"jobs": JOBS[:1]}
+    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
+    told = run("restart", "--node", "n1", "--exclude", "n1", "--no-wait", socket=controller.path)
+    assert "under way" in told.stdout
+    assert controller.requests[1][2] == {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]}
 
 
 def allowed(**changes: Any) -> dict[str, Any]:

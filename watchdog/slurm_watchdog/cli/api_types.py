@@ -280,6 +280,43 @@ class Accepted(Answer, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class SelectedJob(Answer, frozen=True, kw_only=True):
+    """A job that selectors named."""
+
+    job_id: str
+    user: str = ""
+    name: str = ""
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    step: int | None = None
+    checkpoint_step: int | None = None
+    why_not: str = ""
+    """Why it cannot be asked to save; empty: as far as is known it can."""
+
+
+class Selected(Answer, frozen=True, kw_only=True):
+    jobs: tuple[SelectedJob, ...] = ()
+
+
+class Answered(Answer, frozen=True, kw_only=True):
+    """What policy said to one of many requests."""
+
+    job_id: str
+    verdict: str
+    reason: str = ""
+    incident_id: str | None = None
+
+
+class AnsweredAll(Answer, frozen=True, kw_only=True):
+    jobs: tuple[Answered, ...] = ()
+
+
+class Progress(Answer, frozen=True, kw_only=True):
+    """How far actions are, by their incidents."""
+
+    actions: dict[str, ActionRun] = {}
+
+
 class NodeRow(Answer, frozen=True, kw_only=True):
     """How far one node is with its evidence."""
 

@@ -6,14 +6,28 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from slurm_watchdog.cli.api_types import Accepted, DiagnosisProgress, Explanation, Incident, Paused, Silences, Status
+from slurm_watchdog.cli.api_types import (
+    Accepted,
+    ActionRun,
+    Answered,
+    AnsweredAll,
+    DiagnosisProgress,
+    Explanation,
+    Incident,
+    Paused,
+    Progress,
+    Selected,
+    SelectedJob,
+    Silences,
+    Status,
+)
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 
 T = TypeVar("T")
@@ -155,6 +169,19 @@ class Client:
         """Asks for a restart, graceful unless `now`; the answer says whether policy allows it."""
         body = {"job_id": job_id, "exclude": exclude, "reason": reason, "now": now}
         return self._ask("POST", "/v1/restart", Accepted, body)
+
+    def selected(self, selectors: Sequence[tuple[str, str]]) -> tuple[SelectedJob, ...]:
+        """The running jobs that all selectors (name, value) name; all jobs if there are none."""
+        query = urlencode(selectors or [("all", "1")])
+        return self._ask("GET", f"/v1/requests/jobs?{query}", Selected)[0].jobs
+
+    def ask_jobs(self, body: Mapping[str, Any]) -> tuple[Answered, ...]:
+        """Asks for the same of some jobs; the answers say what policy allows."""
+        return self._ask("POST", "/v1/requests", AnsweredAll, body)[0].jobs
+
+    def progress(self, incident_ids: Sequence[str]) -> dict[str, ActionRun]:
+        """How far the actions of these incidents are."""
+        return self._ask("POST", "/v1/requests/progress", Progress, {"incident_ids": list(incident_ids)})[0].actions
 
     def cancel_restart(self, job_id: str) -> Any:
         """Ends a restart that still waits for the job to save."""

@@ -61,7 +61,7 @@ nodes = _completion(_nodes)
 
 
 def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if not JOB_ID.fullmatch(value):
+    if (value or parameter.required) and not JOB_ID.fullmatch(value):
         raise click.BadParameter(f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
     return value
 
@@ -71,6 +71,9 @@ def _check_job_or_directory(context: click.Context, parameter: click.Parameter, 
 
 
 job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=jobs)
+optional_job_argument = click.argument(
+    "job_id", metavar="[JOB]", required=False, callback=_check_job_id, shell_complete=jobs
+)
 job_or_directory = click.argument(
     "job_id", metavar="JOB|DIRECTORY", callback=_check_job_or_directory, shell_complete=jobs
 )

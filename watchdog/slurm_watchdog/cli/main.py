@@ -25,6 +25,7 @@ from slurm_watchdog.cli.replay import replay
 from slurm_watchdog.cli.restart import restart
 from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
+from slurm_watchdog.cli.save_all import save_all
 from slurm_watchdog.cli.scan_log import scan_log
 from slurm_watchdog.cli.silence import ack, silence
 from slurm_watchdog.cli.status import status
@@ -73,6 +74,7 @@ for _command in (
     pause,
     resume,
     restart,
+    save_all,
     check_config,
     notify,
     ca,

@@ -11,6 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Accepted, ActionRun, Operation
+from slurm_watchdog.cli.batch import Selectors, ask_many, selector_options
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.explain import ENDS, describe_end
 from slurm_watchdog.cli.find_controller import choose
@@ -31,7 +32,8 @@ RECONNECT_LIMIT_S: Final = 120.0
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
-@complete.job_argument
+@complete.optional_job_argument
+@selector_options
 @click.option(
     "--exclude",
     multiple=True,
@@ -56,7 +58,7 @@ RECONNECT_LIMIT_S: Final = 120.0
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise it is followed to its end.")
 @operator_options
 def restart(
-    job_id: str,
+    job_id: str | None,
     exclude: list[str],
     reason: str,
     how: str | None,
@@ -64,8 +66,12 @@ def restart(
     socket_path: str | None,
     config_file: str | None,
     as_json: bool,
+    **selectors: tuple[str, ...],
 ) -> None:
     """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
+
+    With --partition, --account, --node, --reservation or --user in the place of JOB all running jobs that match are
+    moved so, and listed as by `save-all`.
 
     A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
     cannot be. A job that is known to hang cannot see a kill switch: it is restarted at once, if you confirm it or
@@ -81,9 +87,16 @@ def restart(
       slurm-watchdog restart 4711 --now
       slurm-watchdog restart 4711 --cancel
       slurm-watchdog restart 4711 --exclude 'n[7-8]' --no-wait --json
+      slurm-watchdog restart --node n7 --exclude n7 --reason "its fan"
     """
+    chosen = Selectors(**{name: tuple(values) for name, values in selectors.items()})
+    if bool(chosen) == (job_id is not None) or (chosen and how):
+        raise click.UsageError("name one JOB, or jobs by --partition, --account, --node, --reservation or --user")
     client = choose(socket_path, config_file)
     try:
+        if job_id is None:
+            body = {"wish": "restart", "exclude": exclude, "reason": reason}
+            sys.exit(ask_many(client, client.selected(chosen.pairs()), body, as_json, wait=not no_wait))
         if how == "cancel":
             sys.exit(_cancel(client, job_id, as_json))
         accepted, document = _ask(client, job_id, exclude, reason, how == "now", as_json)

@@ -34,6 +34,8 @@ from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.slurm.client import SlurmUnavailable
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.wire.http_server import Server
 
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 BACKLOG = 4096
 """Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
 somaxconn, if less."""
+RESERVATIONS_EVERY_S = 60.0
+"""Maintenance is announced hours before."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
@@ -147,11 +151,21 @@ async def _serve(
         log.error("the controller cannot start: %s", error)
         return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
+    reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_reservations(controller, slurm), stop))
     await live(controller, notifier, stop, restart)
+    reading.cancel()
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
     return RESTART if restart.is_set() else 0
+
+
+async def read_reservations(controller: Controller, slurm: CommandLineSlurm) -> None:
+    """One listing of reservations; without an answer those of the last one stay."""
+    try:
+        controller.state.reservations = await slurm.read_reservations()
+    except SlurmUnavailable as error:
+        log.warning("Slurm's reservations are not known: %s", error)
 
 
 async def live(

@@ -16,10 +16,11 @@ from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
+from slurm_watchdog.controller.policy.rules import wished
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, TickChunks
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict
+from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -184,13 +185,22 @@ class Decider:
 
     # ------------------------------------------------------------------------------------ an operator asks
 
+    def why_left_alone(self, job: SlurmJob) -> str:
+        """Why its owner wants it left alone, a sentence; empty: he says nothing of the kind."""
+        wish, words = self._paths.directives_of(job), self._inputs.limits.opt_out_comment
+        if wish.leave_alone or wish.problem or (words and words in job.comment):
+            return f"its owner wants it left alone ({wish.problem or wish.source or '--comment'})"
+        return ""
+
     def ask_restart(
-        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
-    ) -> tuple[Incident, Decision]:
-        """An operator's restart: an incident and a decision like any other. `at_once`: without a kill switch,
-        for a loop that does not turn, or a person who does not want to wait for a checkpoint. Raises
-        JournalError."""
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False,
+        wish: Wish = Wish.RESTART, within_s: float | None = None,
+    ) -> tuple[Incident, Decision]:  # fmt: skip
+        """What a person asks for: an incident and a decision like any other. `at_once`: without a kill switch,
+        for a loop that does not turn, or a person who does not want to wait for a checkpoint. `within_s`: see
+        RestartRequest. Raises JournalError."""
         now, wall = self._monotonic(), self._wall()
+        asked = {Wish.SAVE: "asked job {} to save", Wish.HOLD: "asked job {} to save, to be requeued and held"}
         incident = Incident(
             id=self._new_incident_id(),
             kind=IncidentKind.OPERATOR_RESTART,
@@ -202,7 +212,7 @@ class Decider:
             pending_mono=now,
             fired_at=wall,
             detected_after_s=0.0,
-            summary=f"{asked_by} asked for a restart of job {job.job_id}"
+            summary=f"{asked_by} {asked.get(wish, 'asked for a restart of job {}').format(job.job_id)}"
             + (f" without {', '.join(exclude)}" if exclude else "")
             + (f": {reason}" if reason else "."),
             runs=((job.job_id, job.restarts),),
@@ -213,10 +223,12 @@ class Decider:
         situation = self._inputs.of_job(incident, job, now, self._inputs.context(now))
         if at_once:
             situation = replace(situation, loop_turns=False)
+        situation = replace(situation, rule=wished(situation.rule, wish, within_s))
         decision = decide(incident, situation, self._inputs.limits, self._new_id())
-        decision = replace(self._with_switch(decision, incident, job, asked_by), asked_by=asked_by)
+        decision = self._with_switch(decision, incident, job, asked_by)
+        decision = replace(decision, asked_by=asked_by, hold=wish is Wish.HOLD)
         self._journal.save_incident(incident)
-        self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once))
+        self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once, wish, within_s))
         self._write_and_execute(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
             self._incidents.add_incident(incident)

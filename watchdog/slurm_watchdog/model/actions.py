@@ -68,6 +68,16 @@ class Verdict(StrEnum):
     """Would have been done, had the mode been `act`."""
 
 
+class Wish(StrEnum):
+    """What a person may ask for of a job."""
+
+    RESTART = "restart"
+    SAVE = "save"
+    """Kill switch and a complete checkpoint; what the job does then is its own affair."""
+    HOLD = "hold"
+    """The same; then it waits in the queue, held, until somebody releases it."""
+
+
 class Fence(Struct, frozen=True, kw_only=True):
     """The one run of the one job that a decision is about. It applies to nothing else."""
 
@@ -132,6 +142,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Since when it has had no job, a date."""
     uid: int | None = None
     """Whose job it is; None in journals of older releases."""
+    hold: bool = False
+    """A requeued job is left held."""
 
     @property
     def blamed(self) -> tuple[str, ...]:

@@ -93,6 +93,21 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     """As in `SlurmJob`."""
 
 
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Nodes that Slurm keeps for something from a date on."""
+
+    name: str
+    start_at: float
+    end_at: float
+    nodes: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    @property
+    def is_maintenance(self) -> bool:
+        """Whether nodes are taken away for work on them."""
+        return "MAINT" in self.flags
+
+
 class SlurmView(Struct, frozen=True, kw_only=True):
     """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
 

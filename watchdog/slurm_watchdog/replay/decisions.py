@@ -25,7 +25,7 @@ from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import NodeEntry
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision, Wish
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
@@ -243,7 +243,10 @@ class ReplayDecisions:
             self._tally.ignore("a restart of a job that no job line has named yet")
             return
         try:
-            self._decider.ask_restart(job, tuple(record.exclude), record.reason, record.by, at_once=record.now)
+            self._decider.ask_restart(
+                job, tuple(record.exclude), record.reason, record.by, at_once=record.now, wish=Wish(record.wish),
+                within_s=record.within_s,
+            )  # fmt: skip
         except JournalError:
             pass  # it could not be written, and so it was refused
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm import parse, requeue_outcome, submit_as_user
 from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line, run
 from slurm_watchdog.slurm.error_messages import parse_refusal
-from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, new_marks
+from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
 from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.request_guard import (
@@ -38,6 +38,7 @@ from slurm_watchdog.slurm.request_guard import (
     require_running,
     require_unchanged,
 )
+from slurm_watchdog.slurm.reservation import parse_reservations
 
 ACCESS_LASTS_S = 600.0
 
@@ -90,6 +91,10 @@ class CommandLineSlurm:
 
     async def read_node(self, node: str) -> SlurmNode | None:
         return await self._carry_out("read_node", lambda: self._listings.node(*checked_nodes([node])))
+
+    async def read_reservations(self) -> tuple[Reservation, ...]:
+        """Every reservation. Raises SlurmUnavailable."""
+        return await self._carry_out("read_reservations", self._reservations)
 
     async def read_script(self, job_id: str) -> bytes:
         return await self._carry_out("read_script", lambda: self._read_script(checked_job_id(job_id)))
@@ -173,6 +178,10 @@ class CommandLineSlurm:
         if self._access is None or now - self._access[0] > ACCESS_LASTS_S:
             self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
         return self._access[1]
+
+    async def _reservations(self) -> tuple[Reservation, ...]:
+        answer = await self._commands.run("scontrol", "--oneliner", "show", "reservation")
+        return parse_reservations(listing_text(answer, "scontrol"))
 
     async def _read_script(self, job_id: str) -> bytes:
         answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")

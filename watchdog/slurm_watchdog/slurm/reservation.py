@@ -1,15 +1,34 @@
-"""Reservations that keep nodes for one user: made and deleted with scontrol. Takes an operator of Slurm."""
+"""Reservations: read, and made to keep nodes for one user, which takes an operator of Slurm."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line
+from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import expand_nodes
 
 DEADLINE_S = 20.0
 """Of a request, as slurm.deadline is shipped."""
+
+
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
+    """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch. Raises ParseError."""
+    found = []
+    for line in text.splitlines():
+        row = dict(word.partition("=")[::2] for word in line.split() if "=" in word)
+        if not line.strip() or line.startswith("No reservations"):
+            continue
+        try:
+            name, begin, end = row["ReservationName"], float(row["StartTime"]), float(row["EndTime"])
+        except (KeyError, ValueError) as error:
+            raise ParseError(f"no reservation with its times: {line[:80]!r}") from error
+        nodes, flags = expand_nodes(row.get("Nodes", "")), tuple(row.get("Flags", "").split(","))
+        found.append(Reservation(name=name, start_at=begin, end_at=end, nodes=nodes, flags=flags))
+    return tuple(found)
 
 
 class Reservations:

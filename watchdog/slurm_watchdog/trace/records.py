@@ -171,6 +171,9 @@ class Asked(Record, tag="asked", kw_only=True):
     reason: str = ""
     exclude: list[str] = []
     now: bool = False
+    wish: str = "restart"
+    """`restart`, `save` or `hold`."""
+    within_s: Amount | None = None
 
 
 class Touched(Record, tag="touched", kw_only=True):

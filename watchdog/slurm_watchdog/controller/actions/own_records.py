@@ -27,6 +27,8 @@ def asked(request: RestartRequest) -> Asked:
         reason=request.reason,
         exclude=list(request.exclude),
         now=request.at_once,
+        wish=request.wish,
+        within_s=request.within_s,
     )
 
 

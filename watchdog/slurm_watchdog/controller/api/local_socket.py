@@ -24,6 +24,7 @@ from slurm_watchdog.controller.api.asking import (
 )
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
 from slurm_watchdog.controller.api.restart_api import NODE, RestartApi
+from slurm_watchdog.controller.api.save_api import SaveApi
 from slurm_watchdog.controller.api.silence_api import SilenceApi
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
@@ -69,6 +70,10 @@ def make_app(controller: CommandSources, person_of: Callable[[web.Request], Pers
     app.router.add_post("/v1/pause", api.pause)
     app.router.add_post("/v1/resume", api.resume)
     app.router.add_post("/v1/restart", restarts.restart)
+    many = SaveApi(controller, api.who)
+    app.router.add_get("/v1/requests/jobs", many.selected)
+    app.router.add_post("/v1/requests", many.ask)
+    app.router.add_post("/v1/requests/progress", many.progress)
     app.router.add_post("/v1/restart/cancel", restarts.cancel)
     return app
 

@@ -14,7 +14,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
-from slurm_watchdog.model.actions import Action, Rung
+from slurm_watchdog.model.actions import Action, Rung, Wish
 from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -121,6 +121,20 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     if dropped:
         source += f"; not permitted: {', '.join(dropped)}"
     return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)
+
+
+WISHED: dict[Wish, tuple[Rung, ...]] = {
+    Wish.SAVE: (Rung.KILL_SWITCH,),
+    Wish.HOLD: (Rung.KILL_SWITCH, Rung.REQUEUE),
+}
+"""The ladders of what a person asks for, beside a restart, which has the rule's."""
+
+
+def wished(rule: Rule, wish: Wish, within_s: float | None) -> Rule:
+    """The rule for what a person asks for; `within_s`: for so long the checkpoint is waited for, None: as usual."""
+    limits = dict(rule.rung_limits) | ({} if within_s is None else {"checkpoint_s": within_s})
+    ladder = WISHED.get(wish, rule.ladder)
+    return replace(rule, ladder=ladder, lose_work=False, rung_limits=tuple(sorted(limits.items())))
 
 
 def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.ledger.counted import Counted
     from slurm_watchdog.ledger.suspicion import Suspicion
-    from slurm_watchdog.model.actions import Decision
+    from slurm_watchdog.model.actions import Decision, Wish
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.silence import Silence
@@ -45,9 +45,12 @@ class ActionsUnderWay(Protocol):
 class RestartRequests(Protocol):
     """Takes an operator's restart."""
 
+    def why_left_alone(self, job: SlurmJob) -> str: ...
+
     def ask_restart(
-        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False
-    ) -> tuple[Incident, Decision]: ...
+        self, job: SlurmJob, exclude: tuple[str, ...], reason: str, asked_by: str, *, at_once: bool = False,
+        wish: Wish = ..., within_s: float | None = None,
+    ) -> tuple[Incident, Decision]: ...  # fmt: skip
 
 
 class NodePast(Protocol):

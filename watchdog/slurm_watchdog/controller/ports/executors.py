@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from slurm_watchdog.model.actions import Wish
+
 if TYPE_CHECKING:
     from slurm_watchdog.journal.error import JournalError
     from slurm_watchdog.model.actions import ActionRun, Decision
@@ -35,6 +37,9 @@ class RestartRequest:
     asked_by: str
     at_once: bool
     """Without a kill switch."""
+    wish: Wish = Wish.RESTART
+    within_s: float | None = None
+    """For so long a complete checkpoint is waited for; None: as usual."""
 
 
 class DecisionNews(Protocol):

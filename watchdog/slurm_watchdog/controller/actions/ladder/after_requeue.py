@@ -55,6 +55,7 @@ def after_requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
 
 def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
+    assert world.job is not None
     if done(run, Operation.RELEASE):
         return give_up(run, world, "the job was released and then held again by a user")
     careful = _exclude(run, world, limits) or drain_nodes(run, world)
@@ -62,6 +63,9 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return careful
     if switch_is_out(run):
         return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
+    if run.decision.hold:
+        detail = f"{_saved_words(run)}; it waits in the queue, held: `scontrol release {world.job.job_id}` lets it run"
+        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=detail))
     if world.stalled_mounts:
         return wait_for_mounts(run, world, limits)
     if world.paused:
@@ -74,6 +78,11 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
             reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
         )
     return retry(run, world, Execute(operation=Operation.RELEASE))
+
+
+def _saved_words(run: ActionRun) -> str:
+    saved = [each for each in tries(run, Operation.WAIT_CHECKPOINT) if each.detail]
+    return f"the job has saved ({saved[-1].detail})" if saved else "the job has saved"
 
 
 def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:

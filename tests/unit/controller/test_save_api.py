@@ -1,0 +1,124 @@
+"""Many jobs at once: which are meant, which cannot be asked and why, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.model.incidents import IncidentKind
+from tests.builders.open_doors import OWNER, STRANGE, Controller, incident
+
+
+def ask(controller: Any, method: str, path: str, body: Any = None, *, person: int = 0) -> tuple[int, Any]:
+    async def go() -> tuple[int, Any]:
+        async with TestClient(TestServer(make_app(controller, lambda _: Person(person)))) as client:
+            answer = await client.request(method, path, json=body)
+            return answer.status, await answer.json()
+
+    return asyncio.run(go())
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Any:
+    """With job 7 of OWNER on n1 and n2, in partition gpu."""
+    found: Any = Controller(tmp_path)
+    found.state.jobs = {
+        "7": replace(found.view.job, partition="gpu", account="vision", user="ann", nodes=("n1", "n2")),
+        "8": replace(found.view.job, job_id="8", state="PENDING", nodes=("n1",)),
+    }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("partition=gpu", True),
+        ("partition=cpu", False),
+        ("partition=cpu&partition=gpu", True),
+        ("partition=gpu&account=other", False),
+        ("node=n2", True),
+        ("node=n3", False),
+        ("reservation=maint", True),
+        ("reservation=maint&node=n2", False),
+        ("user=ann", True),
+        ("all=1", True),
+    ],
+)
+def test_jobs_that_run_and_that_all_selectors_name_are_listed(controller: Any, query: str, found: bool) -> None:
+    status, told = ask(controller, "GET", f"/v1/requests/jobs?{query}")
+    assert (status, [each["job_id"] for each in told["jobs"]]) == (200, ["7"] if found else [])
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/v1/requests/jobs", 400, "name the jobs"),
+        ("/v1/requests/jobs?reservation=other", 404, "no reservation 'other' (as of a minute ago; known: maint)"),
+        ("/v1/requests/jobs?node=a;b", 400, "list of node names"),
+    ],
+)
+def test_selectors_that_name_nothing_are_refused(controller: Any, path: str, status: int, words: str) -> None:
+    answered, told = ask(controller, "GET", path)
+    assert (answered, words in told["error"]) == (status, True), told
+
+
+def why_not(controller: Any) -> str:
+    return str(ask(controller, "GET", "/v1/requests/jobs?all=1")[1]["jobs"][0]["why_not"])
+
+
+def test_a_job_that_cannot_see_its_kill_switch_says_why(controller: Any) -> None:
+    view = controller.view
+    assert why_not(controller) == ""
+    controller.view = replace(view, silent_nodes=("n2",))
+    assert "no agent answers on n2" in why_not(controller)
+    controller.view = replace(view, processes=())
+    assert "no process of a training" in why_not(controller)
+    controller.view = None
+    assert "no agent answers on its nodes" in why_not(controller)
+    controller.view = view
+    hang = incident(kind=IncidentKind.COLLECTIVE_HANG, actionable=True, jobs_now=("7",))
+    controller.judge.incidents = OpenIncidents([hang])
+    assert why_not(controller) == "it hangs (collective_hang, incident abc123): its loop cannot see a kill switch"
+    controller.decider.why_left_alone = lambda job: "its owner wants it left alone"
+    assert why_not(controller) == "its owner wants it left alone"
+
+
+def test_what_is_asked_of_many_is_answered_for_each(controller: Any) -> None:
+    status, told = ask(controller, "POST", "/v1/requests", {"wish": "save", "job_ids": ["7", "9"]})
+    assert (status, [each["verdict"] for each in told["jobs"]]) == (200, ["allowed", "refused"])
+    assert told["jobs"][0]["incident_id"] == "abc123"
+    assert "does not list it" in told["jobs"][1]["reason"]
+    for person, verdict in ((OWNER, "allowed"), (STRANGE, "refused")):
+        _, told = ask(controller, "POST", "/v1/requests", {"wish": "hold", "job_ids": ["7"]}, person=person)
+        assert told["jobs"][0]["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"wish": "save"}, "job_ids has to be a list"),
+        ({"wish": "save", "job_ids": []}, "job_ids has to be a list"),
+        ({"wish": "save", "job_ids": ["x"]}, "is no job id"),
+        ({"wish": "kill", "job_ids": ["7"]}, "wish has to be one of restart, save, hold"),
+        ({"wish": "save", "job_ids": ["7"], "before": 5.0}, "that time is over"),
+        ({"wish": "save", "job_ids": ["7"], "before": "noon"}, "before has to be a date"),
+        ({"wish": "restart", "job_ids": ["7"], "exclude": "n1"}, "list of node names"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(controller: Any, body: Any, words: str) -> None:
+    status, told = ask(controller, "POST", "/v1/requests", body)
+    assert (status, words in told["error"]) == (400, True), told
+
+
+def test_how_far_it_is_is_for_those_who_may_see_it(controller: Any) -> None:
+    for person, seen in ((0, ["abc123"]), (OWNER, ["abc123"]), (STRANGE, [])):
+        _, told = ask(controller, "POST", "/v1/requests/progress", {"incident_ids": ["abc123", "no"]}, person=person)
+        assert list(told["actions"]) == seen

@@ -1,0 +1,152 @@
+"""One request to many jobs, followed to its end: which jobs, what became of each, those first that were not saved."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import wait_readable
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.api_types import ActionRun, Answered, SelectedJob
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, expand_nodes, fail, print_json
+from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, shown, table
+
+AT_ONCE: Final = 50
+"""Jobs of one request: the controller takes no more."""
+LOOK_EVERY_S: Final = 1.0
+RECONNECT_LIMIT_S: Final = 120.0
+"""Wait for a controller that is itself restarted; it then continues what it has begun."""
+HEADINGS: Final = ("JOB", "USER", "NODES", "STEP", "STATE", "WHY")
+WANTED: Final = (0, 4, 5, 1, 3, 2)
+ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
+STYLES: Final = {"cannot be asked": "bold red", "failed": "bold red", "under way": "yellow", "done": "green"}
+ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Selectors:
+    """Which jobs: all that are given have to match; several of one, any of them."""
+
+    partition: tuple[str, ...] = ()
+    account: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
+    reservation: tuple[str, ...] = ()
+    user: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any(vars(self).values())
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """For the address of a request."""
+        return [(name, value) for name, values in vars(self).items() for value in values]
+
+
+def selector_options(command: F) -> F:
+    """`--partition`, `--account`, `--node`, `--reservation` and `--user`, each repeatable."""
+    for name, metavar, text, more in (
+        ("user", "USER", "Jobs of this user.", {}),
+        ("reservation", "R", "Jobs on the nodes of this reservation.", {}),
+        ("node", "NODE", "Jobs on this node, or n[1-3].",
+         {"shell_complete": complete.nodes, "callback": expand_nodes}),
+        ("account", "A", "Jobs of this account.", {}),
+        ("partition", "P", "Jobs of this partition.", {}),
+    ):  # fmt: skip
+        help_text = f"{text} May be repeated."
+        command = click.option(f"--{name}", name, multiple=True, metavar=metavar, help=help_text, **more)(command)  # type: ignore[arg-type]
+    return command
+
+
+@dataclass
+class Row:
+    """One job, and what became of it."""
+
+    job: SelectedJob
+    state: str = "under way"
+    why: str = ""
+    incident_id: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        """For HEADINGS."""
+        job = self.job
+        return tuple(map(clean, (job.job_id, job.user, fold_nodes(job.nodes), shown(job.step), self.state, self.why)))
+
+    def take(self, answered: Answered) -> None:
+        """What the controller says to the request."""
+        self.incident_id = answered.incident_id or ""
+        if answered.verdict != "allowed":
+            self.state, self.why = "cannot be asked", answered.reason
+
+    def follow(self, action: ActionRun) -> None:
+        """How far the action is."""
+        if action.end is not None:
+            self.state, self.why = ENDS.get(action.end.outcome, "failed"), action.end.detail or ""
+        elif action.waiting is not None:
+            self.why = action.waiting.what
+        elif action.operations:
+            self.why = action.operations[-1].operation.replace("_", " ")
+
+
+def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], as_json: bool, *, wait: bool) -> int:
+    """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
+    became of each. Returns the exit code: 1 if it was not done to all. Raises ClientError."""
+    rows = {job.job_id: Row(job, *(("cannot be asked", job.why_not) if job.why_not else ())) for job in jobs}
+    able = [job_id for job_id, row in rows.items() if row.state == "under way"]
+    for start in range(0, len(able), AT_ONCE):
+        some = able[start : start + AT_ONCE]
+        for answered in client.ask_jobs({**body, "job_ids": some}):
+            rows[answered.job_id].take(answered)
+    if wait:
+        _follow(client, list(rows.values()), as_json)
+    print_rows(list(rows.values()), as_json)
+    return EXIT_FINE if all(row.state in ("done", "not needed") for row in rows.values()) else EXIT_FOUND
+
+
+def _follow(client: Client, rows: Sequence[Row], as_json: bool) -> None:
+    """Until every action has ended; a line for each that has."""
+    answered_at, said = clock.monotonic(), ""
+    try:
+        while left := {row.incident_id: row for row in rows if row.state == "under way" and row.incident_id}:
+            try:
+                found = client.progress(list(left))
+            except ClientError as error:
+                if clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
+                    fail(error, as_json, EXIT_UNKNOWN)
+            else:
+                answered_at = clock.monotonic()
+                for incident_id, action in found.items():
+                    row = left[incident_id]
+                    row.follow(action)
+                    if not as_json and action.end is not None:
+                        sentence(f"Job {row.job.job_id}: {row.state}, {row.why}", STYLES.get(row.state, ""))
+                waits = sum(row.state == "under way" for row in rows)
+                news = f"{len(rows) - waits} of {count(len(rows), 'job')} over, {waits} under way."
+                if not as_json and news != said and waits:
+                    said = news
+                    sentence(news)
+                    sys.stdout.flush()
+            wait_readable((), LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo("No longer following; what was begun continues: slurm-watchdog status", err=True)
+
+
+def print_rows(rows: Sequence[Row], as_json: bool) -> None:
+    """The table, those first that need somebody."""
+    ranked = sorted(rows, key=lambda row: ORDER.index(row.state))
+    if as_json:
+        print_json({"jobs": [
+            {"job_id": row.job.job_id, "user": row.job.user, "nodes": list(row.job.nodes), "step": row.job.step,
+             "state": row.state, "why": row.why, "incident_id": row.incident_id} for row in ranked
+        ]})  # fmt: skip
+        return
+    if not ranked:
+        sentence("No running job is among them.")
+        return
+    styles = [STYLES.get(row.state, "") for row in ranked]
+    table(HEADINGS, [row.cells() for row in ranked], styles, wanted=WANTED, wraps=HEADINGS.index("WHY"))

@@ -1,0 +1,92 @@
+"""`slurm-watchdog save-all`: has many jobs save, before a maintenance."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime, timedelta
+
+import click
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli.batch import Row, Selectors, ask_many, print_rows, selector_options
+from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options
+from slurm_watchdog.cli.terminal import count, sentence
+
+
+def date_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """The date that `14:00` (the next one) or `2026-11-24T06:00` names, in this machine's time zone; or `2h` from now.
+    Raises click.BadParameter."""
+    from slurm_watchdog.config.types import parse_duration
+
+    if value is None:
+        return None
+    now = datetime.fromtimestamp(clock.wall()).astimezone()
+    try:
+        if re.fullmatch(r"\d\d:\d\d", value):
+            at = datetime.combine(now.date(), datetime.strptime(value, "%H:%M").time()).astimezone()  # noqa: DTZ007 - its zone is the machine's
+            return (at if at > now else at + timedelta(days=1)).timestamp()
+        if value[:4].isdigit() and "-" in value:
+            return datetime.fromisoformat(value).astimezone().timestamp()
+        return now.timestamp() + parse_duration(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time; 14:00, 2026-11-24T06:00 and 2h are") from None
+
+
+@click.command(short_help="Has many jobs save, before a maintenance.")
+@selector_options
+@click.option("--all", "everything", is_flag=True, help="All running jobs that are watched.")
+@click.option("--hold", is_flag=True, help="A job that has saved waits in the queue, held, until `scontrol release`.")
+@click.option("--before", "before_at", metavar="TIME", callback=date_of,
+              help="For a checkpoint: 14:00, 2026-11-24T06:00, 2h. [default: as ladder.checkpoint_limit]")  # fmt: skip
+@click.option("--reason", default="", metavar="TEXT", help="Kept in the journal of each.")
+@click.option("--dry-run", is_flag=True, help="Only list them, those first that cannot be asked.")
+@click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise all are followed to their end.")
+@operator_options
+def save_all(  # noqa: PLR0913 - click hands each option over by itself
+    everything: bool,
+    hold: bool,
+    before_at: float | None,
+    reason: str,
+    dry_run: bool,
+    no_wait: bool,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+    **selectors: tuple[str, ...],
+) -> None:
+    """Writes the kill switch of every job that is selected and can see it, and waits for a complete checkpoint of each.
+
+    The table has those first that cannot be asked (they hang, no agent answers, their owner wants them left alone)
+    or did not save. What a job does after it has saved is its own affair; with --hold it is put back into the queue
+    and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1.
+
+    \b
+    Examples:
+      slurm-watchdog save-all --reservation maint --before 06:00 --hold --reason "storage moves"
+      slurm-watchdog save-all --partition gpu --dry-run
+      slurm-watchdog save-all --node n[17-20] --account vision
+    """
+    chosen = Selectors(**{name: tuple(values) for name, values in selectors.items()})
+    if bool(chosen) == everything:
+        raise click.UsageError("name the jobs: --partition, --account, --node, --reservation, --user, or --all alone")
+    client = choose(socket_path, config_file)
+    try:
+        jobs = client.selected(chosen.pairs())
+        if dry_run:
+            print_rows([Row(job, *_seen(job.why_not)) for job in jobs], as_json)
+            sys.exit(EXIT_FOUND if any(job.why_not for job in jobs) else EXIT_FINE)
+        if not as_json:
+            deaf = sum(bool(job.why_not) for job in jobs)
+            sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
+        body = {"wish": "hold" if hold else "save", "before": before_at, "reason": reason}
+        sys.exit(ask_many(client, jobs, body, as_json, wait=not no_wait))
+    except ClientError as error:
+        refused = error.http_status is not None and error.http_status < 500
+        fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
+
+
+def _seen(why_not: str) -> tuple[str, str]:
+    return ("cannot be asked", why_not) if why_not else ("under way", "would be asked")

@@ -1,0 +1,138 @@
+"""What people ask of many jobs at once: which those are, the requests, and how far each of them is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from aiohttp import web
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.api.asking import RequestRefused, Who, checked_job, read_body, reason_of
+from slurm_watchdog.controller.api.json_views import action_json, fields_of
+from slurm_watchdog.controller.api.restart_api import nodes_of
+from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.ports.commands import CommandSources
+from slurm_watchdog.model.actions import Wish
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import RESTARTABLE
+
+SELECTORS: Final = ("partition", "account", "node", "reservation", "user")
+MAX_AT_ONCE: Final = 50
+"""Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
+MAX_FOLLOWED: Final = 1000
+
+
+class SaveApi:
+    """The handlers; each answers JSON."""
+
+    def __init__(self, controller: CommandSources, who: Who):
+        self._controller, self._who = controller, who
+
+    async def selected(self, request: web.Request) -> web.Response:
+        """The running jobs that all selectors name, each with why it cannot be asked to save."""
+        wanted = {name: request.query.getall(name, []) for name in SELECTORS}
+        if not any(wanted.values()) and request.query.get("all") != "1":
+            raise RequestRefused(400, "name the jobs: by partition, account, node, reservation, user, or all of them")
+        on = set(nodes_of(wanted["node"])) if wanted["node"] else None
+        if wanted["reservation"]:
+            reserved = self._reserved(wanted["reservation"])
+            on = reserved if on is None else on & reserved
+        found = [
+            job
+            for job in self._controller.state.jobs.values()
+            if job.state in RESTARTABLE
+            and (on is None or not on.isdisjoint(job.nodes))
+            and all(not wanted[name] or getattr(job, name) in wanted[name] for name in ("partition", "account", "user"))
+        ]
+        return web.json_response({"jobs": [self._row(job) for job in found]})
+
+    def _reserved(self, names: list[str]) -> set[str]:
+        """The nodes of these reservations. Raises RequestRefused."""
+        known = {each.name: each.nodes for each in self._controller.state.reservations}
+        unknown = [each for each in names if each not in known]
+        if unknown:
+            there = f"known: {', '.join(known)}" if known else "it has none"
+            raise RequestRefused(404, f"Slurm has no reservation {unknown[0][:60]!r} (as of a minute ago; {there})")
+        return {node for name in names for node in known[name]}
+
+    def _row(self, job: SlurmJob) -> dict[str, Any]:
+        view = self._controller.state.job_view(job.job_id, clock.monotonic())
+        return {
+            **fields_of(job, "job_id", "user", "name", "partition", "nodes"),
+            "step": view.progress.known_step if view is not None and view.progress is not None else None,
+            "checkpoint_step": view.checkpoint.step if view is not None and view.checkpoint is not None else None,
+            "why_not": self._why_deaf(job),
+        }
+
+    def _why_deaf(self, job: SlurmJob) -> str:
+        """Why the job cannot see a kill switch, or is not to be asked, a sentence; empty: as far as is known it can."""
+        alone = self._controller.decider.why_left_alone(job)
+        if alone:
+            return alone
+        stuck = proves_stuck(self._controller.judge.incidents, job.job_id)
+        if stuck is not None:
+            return f"it hangs ({stuck.kind}, incident {stuck.id}): its loop cannot see a kill switch"
+        view = self._controller.state.job_view(job.job_id, clock.monotonic())
+        if view is None or view.silent_nodes:
+            silent = "its nodes" if view is None else ", ".join(view.silent_nodes[:3])
+            return f"no agent answers on {silent}: a kill switch cannot be written there"
+        if not any(rank.alive for rank in view.ranks):
+            return "no process of a training is known in it"
+        return ""
+
+    async def ask(self, request: web.Request) -> web.Response:
+        """Asks for the same of some jobs; each answer says what policy says to it. Others continue to be served."""
+        body = await read_body(request)
+        given = body.get("job_ids")
+        if not isinstance(given, list) or not 0 < len(given) <= MAX_AT_ONCE:
+            raise RequestRefused(400, f"job_ids has to be a list of 1 to {MAX_AT_ONCE} jobs")
+        try:
+            wish = Wish(body.get("wish", ""))
+        except ValueError:
+            raise RequestRefused(400, f"wish has to be one of {', '.join(Wish)}") from None
+        exclude, before = nodes_of(body.get("exclude", [])), body.get("before")
+        if before is not None and (isinstance(before, bool) or not isinstance(before, int | float)):
+            raise RequestRefused(400, "before has to be a date, in seconds since the epoch")
+        within_s = None if before is None else before - clock.wall()
+        if within_s is not None and within_s <= 0:
+            raise RequestRefused(400, "that time is over")
+        rows = []
+        for job_id in map(checked_job, given):
+            rows.append({"job_id": job_id} | self._ask_one(request, job_id, wish, exclude, reason_of(body), within_s))
+            await asyncio.sleep(0)
+        return web.json_response({"jobs": rows})
+
+    def _ask_one(
+        self, request: web.Request, job_id: str, wish: Wish, exclude: tuple[str, ...], reason: str,
+        within_s: float | None,
+    ) -> dict[str, Any]:  # fmt: skip
+        job = self._controller.state.jobs.get(job_id)
+        if job is None:
+            return {"verdict": "refused", "reason": "Slurm does not list it any more"}
+        try:
+            name = self._who.require(request, "restart", (job.uid,), f"it belongs to {job.user}")
+        except RequestRefused as error:
+            return {"verdict": "refused", "reason": str(error)}
+        why_not = self._why_deaf(job)
+        if why_not:
+            return {"verdict": "refused", "reason": why_not}
+        incident, decision = self._controller.decider.ask_restart(
+            job, exclude, reason, name, wish=wish, within_s=within_s
+        )
+        ids = {"incident_id": incident.id, "decision_id": decision.id}
+        return ids | fields_of(decision, "verdict", "by", "reason")
+
+    async def progress(self, request: web.Request) -> web.Response:
+        """How far the actions of these incidents are: the newest of each."""
+        given = (await read_body(request)).get("incident_ids")
+        if not isinstance(given, list) or len(given) > MAX_FOLLOWED or not all(isinstance(n, str) for n in given):
+            raise RequestRefused(400, f"incident_ids has to be a list of at most {MAX_FOLLOWED} ids")
+        sees, found = self._who.sees(request), {}
+        for incident_id in given:
+            incident = self._controller.journal.incident(incident_id)
+            runs = self._controller.journal.actions(incident_id) if incident is not None and sees(incident) else []
+            if runs:
+                found[incident_id] = action_json(runs[-1], self._controller.actions.waiting(runs[-1].decision.id))
+            await asyncio.sleep(0)
+        return web.json_response({"actions": found})

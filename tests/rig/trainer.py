@@ -57,6 +57,7 @@ faults   --fault KIND:key=value,...    (repeatable)
   die              the rank ends without a word, code 1, or by a signal (19: is
                    stopped, not ended)                                           [signal=9]  [phase=train|eval]
   exception        the rank raises and prints a traceback                        [error=plain|cuda|oom]
+  memory           the rank takes more and more memory, until the kernel kills it
   teardown_hang    the rank hangs after its last step, in destroy_process_group  [seconds=S]
   slow             its steps take longer from that step on                       [factor=2] [seconds=S]
   nan              its loss is NaN from that step on                             [seconds=S]
@@ -659,6 +660,7 @@ ONCE_BY_DEFAULT = {
     "lock": True,
     "die": True,
     "exception": True,
+    "memory": True,
     "teardown_hang": True,
     "slow": False,
     "nan": False,
@@ -802,6 +804,10 @@ class Faults:
             os._exit(1)
         elif fault.kind == "exception":
             raise RuntimeError(ERRORS[fault.error])
+        elif fault.kind == "memory":
+            kept = []
+            while True:
+                kept.append(b"x" * (1 << 20))
 
     def _wait_on_lock(self, seconds):
         self._lock.acquire()

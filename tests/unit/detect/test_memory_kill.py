@@ -38,7 +38,7 @@ def said(line: str, age_s: float = 12.0) -> SeenEvent:
     assert fact is not None and fact.name == "oom_kill"
     event = NodeEvent(
         source="kernel_log", name=fact.name, severity=FaultSeverity.ERROR, age_s=0.0, line=fact.message, pid=fact.pid,
-        process=fact.process,
+        process=fact.process, mount=fact.mount,
     )  # fmt: skip
     return SeenEvent(at=NOW - age_s, event=event)
 

@@ -26,6 +26,8 @@ OOM_KILL = "oom_kill"
 SLACK_S = 30.0
 """A run may be seen to end, and the next one to begin, so much earlier or later than it did: two listings of Slurm
 and a report (15 s by default)."""
+ENDS_S = 15.0
+"""A rank that is killed is seen to be gone within two reports and the time that it takes to give its memory back."""
 ALL_OF_IT = 0.9
 """Who held so much of the limit is the one who reached it."""
 RISE_S = 60.0
@@ -33,10 +35,16 @@ RISE_S = 60.0
 SAME_S = 2.0
 """Two lines about one process within this time are one kill: the kernel writes both at once."""
 _GROUP = re.compile(
-    r"constraint=CONSTRAINT_MEMCG,.*,task_memcg=(?:/[^,/]+)*?"
-    r"/(?:slurm(?:_[^,/]+)?/uid_\d+|[^,/]+\.slice/(?:[^,/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)[,/]"
+    r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)(?:/|$)"
 )
 """Slurm's own places, as in slurm_watchdog.agent.proc.process_facts; version 1 and 2."""
+_WHOSE = (
+    ("oom-kill:constraint=CONSTRAINT_MEMCG,", True),
+    ("Memory cgroup out of memory", True),
+    ("oom-kill:constraint=CONSTRAINT_NONE,", False),
+    ("Out of memory", False),
+)
+"""How a line begins -> whether a control group had no memory left; else the node had none (mm/oom_kill.c)."""
 _HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 
 
@@ -45,7 +53,7 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
 
     node: str
     pid: int | None
-    """None: a counter of its group rose, and the kernel's log was not read."""
+    """None: the agent and the kernel number processes differently, or a counter of its group is all that tells."""
     at: float
     """On the clock of `ClusterView.now`."""
     comm: str = ""
@@ -94,17 +102,16 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
     found: list[MemoryKill] = []
     for seen in node.events:
         event = seen.event
-        if event.name != OOM_KILL or event.pid is None:
+        if event.name != OOM_KILL:
             continue
-        line, group = event.line, _GROUP.search(event.line)
+        line, group = event.line, _GROUP.match(event.mount or "")
         held = sum(int(size) for size in _HELD.findall(line)[-3:]) * 1024
-        limited = True if "CONSTRAINT_MEMCG" in line or line.startswith("Memory cgroup") else None
-        limited = False if "constraint=CONSTRAINT_NONE" in line or line.startswith("Out of memory") else limited
+        limited = next((is_limit for begin, is_limit in _WHOSE if line.startswith(begin)), None)
         kill = MemoryKill(
             node=node.name, pid=event.pid, at=seen.at, comm=event.process or "", limited=limited, lines=(line,),
             process_job=None if group is None else group["job"], held_bytes=held or None,
         )  # fmt: skip
-        same = next((n for n, old in enumerate(found) if old.pid == kill.pid and kill.at - old.at <= SAME_S), None)
+        same = next((n for n, old in enumerate(found) if _is_same(old, kill)), None)
         if same is None:
             found.append(kill)
         else:
@@ -135,6 +142,10 @@ def _counted(node: NodeView) -> Iterator[MemoryKill]:
         )  # fmt: skip
 
 
+def _is_same(one: MemoryKill, other: MemoryKill) -> bool:
+    return (one.pid, one.comm) == (other.pid, other.comm) and other.at - one.at <= SAME_S and len(one.lines) == 1
+
+
 def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:
     return replace(
         one,
@@ -155,17 +166,19 @@ def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ..
         key: (each.rank, each.role) for key, each in known.items()
     }
     found = _of_run(kills, job.job, there, now - job.run_age_s, now, who)
-    return tuple(each if each.pid is not None else _with_dead(each, job, now) for each in found)
+    return tuple(each if each.role is not None else _with_dead(each, job, now) for each in found)
 
 
 def _with_dead(kill: MemoryKill, job: JobView, now: float) -> MemoryKill:
-    """A kill that a counter alone tells of, with the rank that ended there at that time, if it was one alone."""
+    """A kill of a process that is not known by its number, with the rank that ended there at that time, if it was one
+    alone."""
+    apart_s = RISE_S if not kill.comm else ENDS_S
     gone = [
         rank
         for rank in job.ranks
-        if rank.node == kill.node and rank.gone_s is not None and abs(now - rank.gone_s - kill.at) <= RISE_S
+        if rank.node == kill.node and rank.gone_s is not None and abs(now - rank.gone_s - kill.at) <= apart_s
     ]
-    if len(gone) != 1:
+    if len(gone) != 1 or kill.comm not in ("", gone[0].process.comm):
         return kill
     process = gone[0].process
     return replace(kill, pid=process.pid, rank=process.rank, role=Role.RANK)

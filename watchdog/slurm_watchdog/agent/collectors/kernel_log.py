@@ -29,6 +29,7 @@ from slurm_watchdog.agent.collectors.presentation import Family, Row, Series, Ta
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
 from slurm_watchdog.agent.kernel.deduplicate import Deduplicator, KernelClock, Reported
 from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
+from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, WriteState
 from slurm_watchdog.agent.workers.worker import Answer
@@ -242,6 +243,7 @@ class KernelLogCollector:
         self._reader = KernelLogReader(
             settings.kernel_log, context.boot_id, state_file, context.workers, open_device=context.open_kernel_log
         )
+        self._knows_pids = is_in_first_pid_namespace()
 
     def collect(self, now: float) -> KernelLogSection:
         """What happened since the last tick; a line that names a PCI address gets the UUID of the GPU there."""
@@ -254,7 +256,7 @@ class KernelLogCollector:
             replace(event, gpu_uuid=uuids[event.pci_bus_id])
             if event.gpu_uuid is None and event.pci_bus_id in uuids
             else event
-            for event in events
+            for event in (events if self._knows_pids else (replace(event, pid=None) for event in events))
         )
         return KernelLogSection(node_events=tuple(named), node_events_dropped=lost)
 

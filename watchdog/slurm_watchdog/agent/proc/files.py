@@ -125,6 +125,19 @@ def is_the_kernels(path: str) -> bool:
         return False
 
 
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""PROC_PID_INIT_INO, linux/proc_ns.h"""
+
+
+def is_in_first_pid_namespace() -> bool:
+    """Whether the numbers of processes in the kernel's log are the ones that /proc has here; False in a container
+    with processes of its own."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
 def _reads_own_namespace() -> bool:
     try:
         return os.readlink("/proc/self") == str(os.getpid())

@@ -18,6 +18,7 @@ class IncidentKind(StrEnum):
     FILESYSTEM_STALL = "filesystem_stall"
     LINGERING_JOB = "lingering_job"
     COLLECTIVE_HANG = "collective_hang"
+    DRIVER_STALL = "driver_stall"
     STALLED_PROGRESS = "stalled_progress"
     WEDGED_TEARDOWN = "wedged_teardown"
     DEAD_RANK = "dead_rank"

@@ -1,0 +1,152 @@
+"""`driver_stall`: a process of a job is in uninterruptible sleep in a driver's call (GPU, network adapter), about no
+file of any filesystem: no signal ends it, and its job waits for it.
+
+Fires: a thread has been in state D in one call of a driver for 60 s (`ioctl` on /dev/nvidia0, the release of a
+context at its end), and no step was made since. Before the first step, or where steps cannot be read: a rank.
+Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
+Acts: requeues the job without the node, on at most two nodes; where no step was ever seen, after 5 min: registering
+memory and loading a driver take their time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.culprit_words import and_more, describe
+from slurm_watchdog.knowledge.drivers import Driver, driver_of
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.observations import Blocked, Role
+
+STEP_SLACK_S = 10.0
+"""As in `filesystem_stall`: a step may be read so much later than it was made, and a call be seen so late."""
+MOST_NODES = 2
+"""More at once is a fabric or a release of the driver: no restart elsewhere mends it."""
+NAMED = 16
+HUNG_TASK = "hung_task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverStall:
+    """A process of a job sleeps in a driver's call that does not return, and no step is made."""
+
+    blocked_for: float = span(60.0, "Time in the same call.")
+    unsure_for: float = span(300.0, "The same before it is acted on, where no step was ever seen.")
+
+
+def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
+    """One finding for each running job."""
+    return [_finding(view, job, settings) for job in view.jobs]
+
+
+def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
+    for each in job.processes:
+        blocked = each.process.blocked
+        if blocked is not None and blocked.state == "D" and each.alive and not blocked.mount and not blocked.candidates:
+            yield each, blocked
+
+
+def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
+    job_id = job.job.job_id
+    finding = SPEC.about_job(job_id)
+    if job.silent_nodes:
+        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
+    sleeping = list(_sleeping(job))
+    stuck = [(p, b, d) for p, b in sleeping if (d := driver_of(b.path, b.wchan)) is not None]
+    stuck.sort(key=lambda each: (each[0].process.role is not Role.RANK, -each[1].seconds, each[0].process.pid))
+    long = [each for each in stuck if each[1].seconds >= settings.blocked_for]
+    if not long:
+        if sleeping:
+            return finding.unknown(f"a process of job {job_id} is in state D, not for long, or it is not known in what")
+        if not job.ranks or not job.every_rank_known or job.unlisted:
+            return finding.unknown(f"not every process of job {job_id} has been seen")
+        return finding.ok(f"no process of job {job_id} sleeps in a driver")
+    process, blocked, driver = long[0]
+    rose_s = None if job.progress is None else job.progress.last_increase_age_s
+    longest_s = max(each[1].seconds for each in long)
+    if rose_s is not None and rose_s + STEP_SLACK_S < longest_s:
+        return finding.unknown(f"job {job_id} makes steps, and {_what(blocked, driver)}")
+    if rose_s is None and process.process.role is not Role.RANK:
+        return finding.unknown(f"no rank of job {job_id} sleeps in a driver, and its steps are not known")
+    sure = rose_s is not None or longest_s >= settings.unsure_for
+    culprits = tuple(_culprit(view, job, *each) for each in long)
+    nodes = tuple(sorted({each.node for each in culprits if each.node}))
+    few = len(nodes) <= MOST_NODES
+    where = f"; {len(nodes)} nodes have it at once" if not few else ""
+    finding = replace(finding, severity=Severity.CRITICAL if sure else Severity.WARNING, duration_s=longest_s)
+    return finding.bad(
+        f"{_upper(describe(culprits[0]))} of job {job_id}{and_more(len(culprits))} {_what(blocked, driver)}: no signal "
+        f"ends it{where}.",
+        culprits=culprits[:NAMED],
+        facts=(
+            *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *_kernels_words(view, long),
+            "what sleeps there ends when the driver lets it, else with a restart of the node",
+        ),
+        actionable=sure and few,
+        exclude_nodes=nodes if few else (),
+    )
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _what(blocked: Blocked, driver: Driver) -> str:
+    call = blocked.syscall or "a system call"
+    on = f" on {blocked.path}" if blocked.path else ""
+    wchan = f", at {blocked.wchan}" if blocked.wchan else ""
+    return f"has been in state D in {driver.name} ({call}{on}{wchan}) for {blocked.seconds:.0f} s"
+
+
+def _culprit(view: ClusterView, job: JobView, process: ProcessView, blocked: Blocked, driver: Driver) -> Culprit:
+    named = process.culprit(_what(blocked, driver))
+    minor = (blocked.path or "").removeprefix("/dev/nvidia")
+    gpus = [gpu.gpu for node in view.nodes if node.name == process.node for gpu in node.gpus] if minor.isdigit() else ()
+    uuid = next((gpu.uuid for gpu in gpus if gpu.minor is not None and str(gpu.minor) == minor), None)
+    worker = process.process.role is Role.WORKER
+    return replace(named, gpu_uuid=uuid or None, path=blocked.path, is_worker=worker)
+
+
+def _kernels_words(view: ClusterView, long: Iterable[tuple[ProcessView, Blocked, Driver]]) -> tuple[str, ...]:
+    pids = {(process.node, process.process.pid) for process, _, _ in long}
+    return tuple(
+        f"the kernel of {node.name}: {seen.event.line}"
+        for node in view.nodes
+        for seen in node.events
+        if seen.event.name == HUNG_TASK and (node.name, seen.event.pid) in pids
+    )[:4]
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.DRIVER_STALL,
+    detect=detect,
+    settings=DriverStall,
+    subject=Subject.JOB,
+    severity=Severity.CRITICAL,
+    blames_node=0.9,
+    sentence="A process hangs in a driver",
+    job_state="waits for a driver",
+    explained_by=(IncidentKind.NODE_DOWN,),
+    explains=(
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.STALLED_PROGRESS,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.GPU_IDLE_RANK,
+    ),
+    has_aftermath=False,
+    wants_evidence=True,
+    ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
+    alerts=("SlurmWatchdogJobHangs",),
+    hint=Hint(
+        usually="The GPU or adapter, or the firmware of it, does not answer, and the driver waits for it under a lock.",
+        try_next="dmesg for Xid, mlx5 and hung tasks; cat /proc/PID/stack as root; drain and restart the node.",
+        documented="proc(5), /proc/PID/stack; NVIDIA, XID Errors",
+    ),
+)

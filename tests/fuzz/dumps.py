@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder through their reader, which may refuse
-them with a reason and do nothing else. It ends with 1 if one did more."""
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, and spoilt answers of NCCL's RAS, through
+their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from pathlib import Path
 
 from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
+from slurm_watchdog.analysis.ras_records import ras_records
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from slurm_watchdog.parse.nccl_ras import parse_ras
 
 NUMBER = 100_000
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
-CAPTURES = Path(__file__).parents[1] / "captures" / "flight_recorder"
+CAPTURES = Path(__file__).parents[1] / "captures"
+PIDS = {rank: 100 + rank for rank in range(8)}
 OPCODES = bytes(
     getattr(pickle, name)[0] for name in pickle.__all__ if name.isupper() and type(getattr(pickle, name)) is bytes
 )
@@ -38,7 +41,10 @@ def main() -> int:
     for number, body in zip(range(options.number), _bodies(rng), strict=False):
         began = time.monotonic()
         try:
-            words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
+            if number % 2:
+                words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
+            else:
+                words_of(order_of(ras_records(parse_ras(body), PIDS)))
             read += 1
         except ValueError:
             pass
@@ -53,8 +59,10 @@ def main() -> int:
 
 
 def _bodies(rng: random.Random) -> Iterator[bytes]:
-    dumps = [path.read_bytes() for path in sorted(CAPTURES.glob("*/trace_*"))]
+    dumps = [path.read_bytes() for path in sorted(CAPTURES.glob("flight_recorder/*/trace_*"))]
+    answers = [path.read_bytes() for path in sorted(CAPTURES.glob("ras/2*"))]
     while True:
+        yield rng.choice(SPOIL)(rng, bytearray(rng.choice(answers)), answers)
         yield rng.choice(SPOIL)(rng, bytearray(rng.choice(dumps)), dumps)
 
 

@@ -344,10 +344,12 @@ def probes() -> Iterator[WorkerPool]:
     made.close()
 
 
-def collect(probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2) -> NodeEvidence:
+def collect(
+    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False
+) -> NodeEvidence:
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
     sources = Sources(probes, logs, "n1", lambda pid, start: known)
-    command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2)
+    command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras)
     collection = Collection(command, sources, -1, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
         probes.settle(0.1, [0])
@@ -403,6 +405,41 @@ def test_a_rank_is_read_whole_and_is_not_stopped(probes: WorkerPool) -> None:
     assert rank.threads[0].syscall in ("clock_nanosleep", "select", "pselect6")
     assert dict(rank.status)["Threads"] == "1"
     assert "kernel" in dict(evidence.settings)
+
+
+RAS = """
+import pathlib, socket, sys
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+connection, _ = server.accept()
+for line in connection.makefile():
+    text = pathlib.Path(sys.argv[1]).read_text() if "STATUS" in line else "SERVER PROTOCOL 2\\n" if "PROTOCOL" in line else "OK\\n"
+    connection.sendall(text.encode())
+    if "STATUS" in line:
+        connection.close()
+        break
+input()
+"""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_is_wanted(
+    probes: WorkerPool, asked: bool
+) -> None:
+    answer = Path(__file__).parents[2] / "captures" / "ras" / "2.28.json"
+    child = subprocess.Popen(
+        [sys.executable, "-c", RAS, str(answer)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    settings = (("NCCL_RAS_ADDR", f"localhost:{child.stdout.readline().strip()}"),)
+    known = ProcessFacts(child.pid, 0, 1, "python", os.getuid(), settings=settings)
+    try:
+        evidence = collect(probes, rank_process(child.pid), known=known, dumps=1, ras=asked)
+    finally:
+        child.kill()
+        child.communicate()
+    assert (None if evidence.ras is None else evidence.ras.release) == ("2.28.9+cuda12.8" if asked else None)
+    assert not any("RAS" in problem for problem in evidence.problems)
 
 
 def test_a_rank_that_cannot_be_dumped_is_a_row_with_the_reason(probes: WorkerPool) -> None:

@@ -56,6 +56,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
         {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5, "pids": [7]},
         USER,
     ),
+    "find_listeners": ({"processes": [[7, 9]], "port": 28028}, -1),
     "read_core": ({"path": "/home/u/core.7", "program": "/usr/bin/python3"}, USER),
     "scan_checkpoints": (
         {
@@ -97,6 +98,7 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
 
 def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no_rights() -> None:
     own = {
+        "ask_ras",
         "read_gpus",
         "read_state",
         "write_state",

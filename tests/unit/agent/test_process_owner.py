@@ -18,7 +18,7 @@ from slurm_watchdog.agent.helper.requests import TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.processes.owner import parse_uids, refusal_to_look
 from slurm_watchdog.agent.processes.thread_calls import OF_ANYBODY
-from slurm_watchdog.agent.workers.answer_types import ProcessState
+from slurm_watchdog.agent.workers.answer_types import Listeners, ProcessState
 from slurm_watchdog.agent.workers.become_user import MIN_UID
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.model.observations import Process, Role
@@ -96,6 +96,7 @@ def asked(pid: int) -> dict[str, tuple[Any, Any]]:
         "read_threads": ({"files": [[what, pid, pid] for what in ("io", "call")]}, [None, None]),
         "read_process_states": ({"processes": [[pid, row.start_ticks]], "silent_mounts": ["/"]}, None),
         "dump_stacks": ({"node": "n1", "budget_s": 5.0, "processes": [msgspec.to_builtins(row)]}, None),
+        "find_listeners": ({"processes": [[pid, row.start_ticks]], "port": 28028}, Listeners()),
         "end_process": (
             {"pid": pid, "start_ticks": row.start_ticks, "uid": USER, "comm": "python3", "job_id": "7", "minors": [0], "how": "kill",
              "boot_id": open("/proc/sys/kernel/random/boot_id").read().strip()}, None,

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.evidence import collector, store
@@ -28,7 +29,14 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
+from slurm_watchdog.model.collective_records import (
+    Call,
+    CollectiveRecord,
+    Communicator,
+    RasAnswer,
+    RasCommunicator,
+    RasRank,
+)
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
@@ -250,6 +258,29 @@ def test_dumps_since_the_last_step_count_and_a_node_speaks_for_its_own_ranks(con
     assert [(each.rank, len(each.communicators[0].waits)) for each in view.collectives[0].records] == [
         (0, 1), (2, 1), (3, 0),
     ]  # fmt: skip
+
+
+def test_one_node_asks_nccls_ras_and_what_another_says_of_it_is_not_heard(controller: Controller) -> None:
+    def ras(release: str, behind: int) -> Callable[[str, Command], CommandResult]:
+        ranks = tuple(RasRank(rank=n, pid=100 + n, counts=(("", 9 - (n == behind)),)) for n in range(4))
+        found = RasAnswer(release=release, communicators=(RasCommunicator(key="ab", size=4, ranks=ranks),))
+
+        def answers(node: str, command: Command) -> CommandResult:
+            return CommandResult(command_id=command.id, ok=True, evidence=replace(evidence(node), ras=found))
+
+        return answers
+
+    agents = Agents(controller, n1=ras("2.28.7", 3), n2=ras("forged", 0))
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    play(agents, story())
+    asked = [node for node, command in agents.asked if isinstance(command, CollectEvidence) and command.ras]
+    assert asked == ["n1"]
+    view = controller.state.job_view("7", clock.monotonic())
+    assert view is not None
+    assert [(each.source, order_of(each.records).odd[0].rank) for each in view.collectives] == [("NCCL's RAS", 3)]
 
 
 def test_what_every_node_answers_is_kept_with_the_incident_and_judged(controller: Controller) -> None:

@@ -82,7 +82,9 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _with(found, odd[:MAX_NAMED])
     if len(roots) > max(1, MAX_ODD * len(of_rank)) or len(roots) >= len(waiting):
         few = _few(sorted(waiting))
-        return _without(found, f"more ranks did not come than wait: {few} may have called what the others never do")
+        return _without(
+            found, f"as many did not come as wait, or more: rank {few} may have called what others never do"
+        )
     if roots:
         return _with(found, [OddRank(rank=rank, reason=_why(rank, fronts)) for rank in roots[:MAX_NAMED]])
     if missing:

@@ -15,7 +15,7 @@ process, for a lock, a queue or their data loader, with nothing at work: see `an
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
 that moves data or whose workers compute. If all ranks wait in one collective, the few whose GPUs do nothing
 while the others' spin; else none, and links of their nodes that are down are said. Dumps of PyTorch's Flight Recorder
-since the last step name who has not entered the others' collective, and clear those that they show waiting.
+since the last step name who has not entered the others' collective; they and NCCL's RAS clear who is shown waiting.
 Acts: restarts the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
 is proven before the limit after a second look, of five dumps within 11 s. If all ranks are in one collective
 it alerts at once and acts after 2 min (`everybody_limit`), if it is known of every rank that it does nothing

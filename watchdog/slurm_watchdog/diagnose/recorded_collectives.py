@@ -37,6 +37,7 @@ def weigh(culprits: tuple[Culprit, ...], ranks: Iterable[ProcessView], sets: Seq
     found = Weighed(culprits=culprits)
     for each in sets:
         order = order_of(each.records)
+        found = replace(found, facts=(*found.facts, *(f"{each.source}: {fact}" for fact in each.facts)))
         if order.waiting:
             facts = (f"{each.source}: {words_of(order)}", *(f"{each.source}: {fact}" for fact in order.facts))
             found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks)

@@ -55,3 +55,35 @@ class RecordSet(Struct, frozen=True, kw_only=True):
     source: str
     """`Flight Recorder`."""
     records: tuple[CollectiveRecord, ...]
+    facts: tuple[str, ...] = ()
+    """What else it says."""
+
+
+class RasRank(Struct, frozen=True, kw_only=True):
+    """One member of a communicator, as NCCL's RAS has it."""
+
+    rank: int
+    """In the communicator."""
+    pid: int | None = None
+    counts: tuple[tuple[str, int], ...] = ()
+    """(kind, how many) of the collectives that it has called; kind is empty before NCCL 2.26, which counts all
+    together. In text, kinds of which all ranks have called as many are left out."""
+    unreachable: bool = False
+    """Its process does not answer the others' RAS threads: it is stopped, or gone."""
+
+
+class RasCommunicator(Struct, frozen=True, kw_only=True):
+    """One communicator."""
+
+    key: str
+    size: int
+    ranks: tuple[RasRank, ...]
+
+
+class RasAnswer(Struct, frozen=True, kw_only=True):
+    """What NCCL's RAS said of a whole job, at one moment."""
+
+    release: str
+    """`2.28.7`."""
+    communicators: tuple[RasCommunicator, ...] = ()
+    """In text, only those with something to report."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.collective_records import CollectiveRecord
+from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer
 from slurm_watchdog.model.observations import Blocked, Role
 
 
@@ -184,5 +184,7 @@ class NodeEvidence(Struct, frozen=True, kw_only=True):
     kernel_lines: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     """Kernel, driver and what else may differ between two nodes."""
+    ras: RasAnswer | None = None
+    """What NCCL's RAS says of the whole job; None: it was not asked, or there is none."""
     problems: tuple[str, ...] = ()
     """Parts that did not come, each with the reason."""

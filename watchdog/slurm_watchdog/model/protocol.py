@@ -84,6 +84,8 @@ class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence")
     """So many dumps of every rank's stacks tell stuck from busy."""
     apart_s: float = 10.0
     """Time between two of them."""
+    ras: bool = False
+    """NCCL's RAS is asked, too: it answers for the whole job, so one node asks."""
 
 
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess

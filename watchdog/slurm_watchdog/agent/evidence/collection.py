@@ -18,15 +18,18 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.flight_recorder import pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
+from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
-from slurm_watchdog.agent.workers.answer_types import LeftoverFiles, LogEnd, ProcessState
+from slurm_watchdog.agent.workers.answer_types import LeftoverFiles, Listeners, LogEnd, ProcessState
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
+    AskRas,
     DumpProcessStacks,
     FindFiles,
+    FindListeners,
     LastKernelLines,
     LastLines,
     ReadCore,
@@ -36,10 +39,12 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
+from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
+RAS: Final = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
 PART_S: Final = 15.0
 """Deadline of one question to a child; a dump of stacks has its own."""
@@ -92,6 +97,7 @@ class Collection:
     _kernel_lines: list[str] = field(default_factory=list)
     _log_lines: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _files: list[FoundFile] = field(default_factory=list)
+    _ras: list[RasAnswer] = field(default_factory=list)
     _problems: list[str] = field(default_factory=list)
     _todo: dict[str, Callable[[float], bool]] = field(default_factory=dict)
     """Parts that were not asked for yet: each returns whether its child took the question."""
@@ -112,6 +118,8 @@ class Collection:
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
             "kernel log": partial(self._ask_part, "kernel log", KERNEL, kernel_log, self._kernel_lines.extend),
         }
+        if self.command.ras:
+            self._todo[RAS] = self._find_ras
         if not self.sources.kernel_log:
             del self._todo["kernel log"]
 
@@ -265,6 +273,23 @@ class Collection:
         )
         return self._ask_part("files", f"evidence:{owner}", request, self._keep_files, now, self.uid)
 
+    def _find_ras(self, now: float) -> bool:
+        rank = next((each for each in self.processes if each.role is Role.RANK), None)
+        known = self.sources.details_of(rank.pid, rank.start_ticks) if rank is not None else None
+        port = ras_port(dict(known.settings).get(ADDRESS_VARIABLE) if known is not None else None)
+        if rank is None or port is None:
+            self._out.discard(RAS)
+            return True
+        processes = [(each.pid, each.start_ticks) for each in self.processes[:1024]]
+        return self._ask_part(RAS, "evidence:ports", FindListeners(processes, port), partial(self._ask_ras, port), now)
+
+    def _ask_ras(self, port: int, found: Listeners) -> None:
+        if found.addresses:
+            request = AskRas(found, port)
+            self._todo["RAS's answer"] = partial(
+                self._ask_part, "RAS's answer", "evidence:ras", request, self._ras.append
+            )
+
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
@@ -308,6 +333,7 @@ class Collection:
                 log_lines=tuple(self._log_lines),
                 kernel_lines=tuple(self._kernel_lines),
                 settings=tuple(self._settings),
+                ras=next(iter(self._ras), None),
                 problems=tuple(dict.fromkeys(self._problems)),
             )
         )

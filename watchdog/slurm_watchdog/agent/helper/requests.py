@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from slurm_watchdog.agent.checkpoints import scan
-from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, process_state, stacks
+from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.supervisor_status import read_supervisor
 from slurm_watchdog.agent.logs import follow
@@ -29,6 +29,7 @@ from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     EmptyDirectory,
     FindFiles,
+    FindListeners,
     Follow,
     IdentifyProcesses,
     KillSwitch,
@@ -132,6 +133,7 @@ TASKS: Final = tasks_by_name(
     Task(ReadThreads, thread_calls.read_threads),
     Task(ReadProcessStates, process_state.read_process_states),
     Task(DumpProcessStacks, stacks.dump_stacks),
+    Task(FindListeners, nccl_ras.find_listeners),
     Task(SignalProcess, terminate.end_process, about_user=True),
     Task(LastKernelLines, last_lines.last_kernel_lines, check=_check_kernel_log),
     Task(PrepareDirectory, as_owner.prepare_directory, check=_check_directory, about_user=True),

@@ -131,6 +131,17 @@ class LeftoverFiles(Struct, frozen=True, kw_only=True):
     """Of the first process that lives: a core file of its neighbour is read with it."""
 
 
+class Listeners(Struct, frozen=True, kw_only=True):
+    """Who listens on one TCP port."""
+
+    addresses: tuple[str, ...] = ()
+    """`127.0.0.1:28028`, of processes of the job."""
+    shared: bool = False
+    """Other processes listen there, too."""
+    namespace: str = ""
+    """The network of these processes, as the kernel names it."""
+
+
 class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 

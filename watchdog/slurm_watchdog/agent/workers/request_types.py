@@ -18,6 +18,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     GpuReading,
     IdentifiedProcess,
     LeftoverFiles,
+    Listeners,
     LogEnd,
     ProbedDirectory,
     ProcessState,
@@ -27,6 +28,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import Process
@@ -225,6 +227,25 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     pids: Annotated[list[Pid], Meta(max_length=256)]
     pipes: Annotated[list[Path], Meta(max_length=256)] = []
     """A rank that reads from one of these writes its dump anew when something is written into it."""
+
+
+class FindListeners(Request[Listeners], frozen=True):
+    """Whether processes of a job listen on a TCP port of this node, and they alone."""
+
+    task = "find_listeners"
+    processes: Annotated[list[tuple[Pid, Ticks]], Meta(max_length=1024)]
+    """(pid, start ticks) of all the job's processes here."""
+    port: Annotated[int, Meta(ge=1, le=65535)]
+
+
+class AskRas(Request[RasAnswer], frozen=True):
+    """NCCL's RAS of a job, by a port on which processes of the job listen, and nobody else."""
+
+    task = "ask_ras"
+    listeners: Listeners
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    deadline_s: Seconds = 12.0
+    """For the whole talk: RAS itself gives the other processes 5 s."""
 
 
 class ReadCore(Request[list[str]], frozen=True):

@@ -237,7 +237,7 @@ class Collector:
             found.error = type(error).__name__
             raise
         finally:
-            found.rows, found.packed, found.settings, found.dumps, found.shared = [], [], {}, {}, None
+            found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._is_over(found)
@@ -289,7 +289,7 @@ class Collector:
         expires_s = self._spread_s + self._limits.slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
-            dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1),
+            dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1), ras=node == self._first(found),
         )  # fmt: skip
         result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
         evidence = result.evidence
@@ -298,10 +298,15 @@ class Collector:
             why = other or result.error or "it sent no evidence: is its release older?"
             progress.state, progress.error = "failed", why[:MAX_ERROR]
             return
-        await self._add_answer(found, node, evidence)
+        await self._add_answer(found, node, evidence if command.ras else replace(evidence, ras=None))
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
         progress.state, progress.ranks = "answered", len(ranks)
         progress.undumped = sum(1 for rank in ranks if rank.error is not None)
+
+    def _first(self, found: Collected) -> str | None:
+        """The one node of the job that asks NCCL's RAS."""
+        now = clock.monotonic()
+        return next((node for node in found.job.nodes if self._cluster.agents.reports(node, now)), None)
 
     async def _add_answer(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
         """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""
@@ -315,6 +320,7 @@ class Collector:
         assert found.shared is not None
         found.rows += [RankRow(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
+        found.ras = found.ras or evidence.ras
         begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
         for file in evidence.files:
             if file.record is not None:

@@ -13,18 +13,20 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.ras_records import ras_records, unreachable
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
-from slurm_watchdog.model.collective_records import CollectiveRecord, RecordSet
+from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
 from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 
 FLIGHT_RECORDER: Final = "the Flight Recorder"
+RAS: Final = "NCCL's RAS"
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""
 
@@ -72,6 +74,8 @@ class Collected:
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     dumps: dict[tuple[str, int], tuple[float, CollectiveRecord]] = field(default_factory=dict)
     """(node, rank) -> when its Flight Recorder dump was written (monotonic, at the earliest), and what it says."""
+    ras: RasAnswer | None = None
+    """What NCCL's RAS said of the whole job."""
     shared: SharedFrames | None = None
 
     @property
@@ -140,7 +144,13 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     known = {(rank.node, rank.process.rank) for rank in view.ranks}
     age_s = view.progress.age_s if view.progress is not None else view.run_age_s
     fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]
-    return (RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh)),) if fresh else ()
+    sets = [RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh))] if fresh else []
+    if found.ras is not None:
+        pids = {rank.process.rank: rank.process.pid for rank in view.ranks if rank.process.rank is not None}
+        gone = unreachable(found.ras, pids)
+        facts = (f"rank {', '.join(map(str, gone[:6]))} does not answer it: stopped, or gone",) if gone else ()
+        sets.append(RecordSet(source=RAS, records=ras_records(found.ras, pids), facts=facts))
+    return tuple(sets)
 
 
 def main_call(rank: RankEvidence) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from slurm_watchdog.model.actions import Action, Wish
+from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
 OBSERVING = "mode: observe\n" + QUICK
@@ -67,3 +68,17 @@ def test_given_a_controller_that_dies_there_then_the_job_is_held_once_all_the_sa
     (run,) = [run for each in story.journal.incidents() for run in story.journal.actions(each.id)]
     assert run.end is not None and run.end.ok, run
     assert (job.restarts, job.held, story.done) == (1, True, ["requeue_hold 7"])
+
+
+def test_given_maintenance_for_many_jobs_then_all_of_them_save_in_time_and_the_budget_is_left_for_hangs(
+    tell: Tell,
+) -> None:
+    policy = "policy: {cooldown: 1min, budget: 1, storm_jobs: 2, kinds: {ends_soon: {ladder: [kill_switch]}}}\n"
+    story = tell("mode: act\n" + policy + QUICK)
+    jobs = [story.job(str(number), step=150, saved=100, user=f"u{number}", wants=1) for number in (7, 8, 9)]
+    planned = [story.finds(IncidentKind.ENDS_SOON, job) for job in jobs]
+    story.passes(minutes=4)
+    assert [story.decided(each) for each in planned] == [("allowed", "ends_soon")] * 3
+    assert all("the job has saved" in story.end(each).detail for each in planned)
+    hung = story.job("10", hangs=True, wants=1)
+    assert story.decided(story.finds(IncidentKind.COLLECTIVE_HANG, hung)) == ("allowed", "collective_hang")

@@ -27,6 +27,7 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Trut
 from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
+from slurm_watchdog.model.slurm import Reservation
 from tests.builders import crash_loops as loops
 from tests.builders import full_disks as disks
 from tests.builders import gpu_faults as gpus
@@ -47,6 +48,7 @@ from tests.builders.views import (
     job,
     progress,
     seen,
+    slurm_job,
     snapshot,
     stack,
     still,
@@ -128,6 +130,10 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.COLLECTIVE_HANG: cluster(job(progress=progress(75.0), snapshots=still(BARRIER, BARRIER, LOADER, BARRIER))),
     IncidentKind.WEDGED_TEARDOWN: cluster(done()),
     IncidentKind.STALLED_PROGRESS: cluster(four("idles", 0.0)),
+    IncidentKind.ENDS_SOON: cluster(
+        job(job=slurm_job(nodes=("n1", "n2"))), date=0.0,
+        reservations=(Reservation(name="m", start_at=60.0, end_at=99.0, nodes=("n2",), flags=("MAINT",)),),
+    ),
     IncidentKind.CHECKPOINT_OVERDUE: cluster(job(checkpoint=Checkpoint(step=400, age_s=9000.0), checkpoint_intervals_s=(600.0,) * 5)),
 }  # fmt: skip
 """A cluster in which this, and perhaps more, is the matter."""
@@ -296,5 +302,9 @@ def test_nothing_at_all_is_known_and_nothing_is_told(kind: IncidentKind) -> None
             for each in view.jobs
         ),
     )  # fmt: skip
-    assert {found for found, _ in bad(empty)} <= {IncidentKind.SLURM_UNREACHABLE, IncidentKind.CHAIN_BROKEN}
+    assert {found for found, _ in bad(empty)} <= {
+        IncidentKind.SLURM_UNREACHABLE,
+        IncidentKind.CHAIN_BROKEN,
+        IncidentKind.ENDS_SOON,
+    }
     assert msgspec.structs.asdict(view)  # the cluster itself is as it was

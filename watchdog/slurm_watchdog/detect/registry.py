@@ -15,6 +15,7 @@ from slurm_watchdog.detect import (
     dead_rank,
     disk_full,
     driver_stall,
+    ends_soon,
     filesystem_outage,
     filesystem_stall,
     gpu_clock_low,
@@ -71,6 +72,7 @@ SPECS: tuple[DetectorSpec, ...] = (
     wedged_teardown.SPEC,
     stalled_progress.SPEC,
     checkpoint_overdue.SPEC,
+    ends_soon.SPEC,
     near_limit.SPEC,
 )
 """Every detector, causes before their consequences."""

@@ -42,6 +42,11 @@ def span(default_s: float, text: str) -> Any:
     return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, gt=0)})
 
 
+def span_or_never(default_s: float, text: str) -> Any:
+    """A field of a settings class: a duration in seconds; 0 switches something off."""
+    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, ge=0)})
+
+
 def share(default: float, text: str) -> Any:
     """A field of a settings class: a share from 0 to 100."""
     return option(default, text, ge=0, le=100)
@@ -113,6 +118,8 @@ class DetectorSpec:
     blames_node: float = 0.0
     """How strongly an incident speaks against the node that it names, from 0, nothing, to 1: the node itself is
     proven broken. See slurm_watchdog.ledger."""
+    planned: bool = False
+    """It is announced, and comes to many jobs at once: it is no storm, and no budget counts it."""
     why_no_action: str = ""
     """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
     hint: Hint | None = None

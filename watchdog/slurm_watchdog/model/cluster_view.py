@@ -19,7 +19,7 @@ from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slow_search import JobSearch
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import Reservation, SlurmJob
 
 
 class NoData(Exception):
@@ -398,6 +398,10 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """For the nodes that make jobs slow."""
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
+    reservations: tuple[Reservation, ...] = ()
+    """Of Slurm, as they were listed last."""
+    date: float | None = None
+    """Of `now`, as seconds since the epoch; None: nobody has said."""
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be
     said of all."""

@@ -36,6 +36,7 @@ class IncidentKind(StrEnum):
     NEAR_LIMIT = "near_limit"
     CRASH_LOOP = "crash_loop"
     CHAIN_BROKEN = "chain_broken"
+    ENDS_SOON = "ends_soon"
     CHECKPOINT_OVERDUE = "checkpoint_overdue"
     DISK_FULL = "disk_full"
     AGENT_SILENT = "agent_silent"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, origin
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
 
@@ -33,7 +34,8 @@ def in_trouble(incidents: Iterable[Incident], owner_of: Callable[[str], Uid]) ->
     """The jobs of the incidents of each kind that fire and that no other one explains, by their users."""
     found: Trouble = {}
     for incident in incidents:
-        if incident.state is IncidentState.FIRING and incident.inhibited_by is None:
+        firing = incident.state is IncidentState.FIRING and incident.inhibited_by is None
+        if firing and not spec_of(incident.kind).planned:
             users = found.setdefault(incident.kind, {})
             for job_id in incident.job_ids:
                 users.setdefault(owner_of(job_id), set()).add(job_id)
@@ -64,11 +66,11 @@ def owner_of(decision: Decision) -> Uid:
 
 
 def spent_on_jobs(decisions: Iterable[Decision], now: float, window_s: float) -> Counter[Uid]:
-    """Actions on jobs within the window, by user; what a person asked for is not among them."""
+    """Actions on jobs within the window, by user; what a person asked for, and what was planned, is not among them."""
     return Counter(
         owner_of(each)
         for each in decisions
-        if now - each.decided_at < window_s and not each.asked_by and each.process is None
+        if now - each.decided_at < window_s and not (each.asked_by or each.process or spec_of(each.by).planned)
     )
 
 

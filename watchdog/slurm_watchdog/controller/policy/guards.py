@@ -9,6 +9,7 @@ from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs,
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.search_restart import to_leave_out
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Decision, Rung
 from slurm_watchdog.model.incidents import Incident, IncidentKind
@@ -137,11 +138,13 @@ def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     return None
 
 
-def _budget(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
+def _budget(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
     round. A share is of the running jobs or, for processes, which have none, of the nodes; those that one job
     left on one node count as one. One user has half."""
     process, window_s = s.process, limits.budget_window_s
+    if spec_of(incident.kind).planned:
+        return None
     if process is None:
         spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
         uid, others = None if s.job is None else s.job.uid, s.users_running > 1

@@ -95,6 +95,8 @@ class ClusterState:
         """Why jobs may exist that the newest listing does not show; empty if it is whole."""
         self.slurm_problem = ""
         """Why the newest answer of Slurm was of no use, where there was one."""
+        self._date_ahead: float | None = None
+        """Of the date before the clock of `now`."""
         self._watched_from: float | None = None
         self.unreached = UnreachedNodes()
 
@@ -107,6 +109,7 @@ class ClusterState:
         """
         self.runs.begin_listing(None if self.slurm_at is None else self.jobs)
         self.slurm_at, self._slurm_excused = now, False
+        self._date_ahead = None if wall is None else wall - now
         self.slurm_problem, self.slurm_partial = "", view.partial
         self.jobs = jobs_now(self.jobs, view)
         self._job_ids = {name: job.job_id for job in self.jobs.values() for name in process_ids(job)}
@@ -364,6 +367,8 @@ class ClusterState:
             slurm_excused=self._slurm_excused,
             excused_nodes=self.agents.excused(),
             slurm_problem=self.slurm_problem,
+            reservations=self.reservations,
+            date=None if self._date_ahead is None else now + self._date_ahead,
         )
 
     def filesystem_views(self, now: float) -> tuple[FilesystemView, ...]:

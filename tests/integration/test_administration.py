@@ -1,0 +1,102 @@
+"""What an administrator does, on a real Slurm: silences that hold and end, jobs that save before a maintenance."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.integration.training_job import SAVE_INTERVAL, inject, submit, training
+from tests.rig.cluster import Cluster
+from tests.rig.stack import Watchdog
+
+
+def test_a_silence_holds_over_a_restart_of_the_controller_and_what_still_fires_is_announced_at_its_end(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe")
+    job = submit(cluster, nodes=2)
+    training(watchdog, job)
+    made = watchdog.command("silence", "--job", job, "--for", "1h", "--reason", "a test", "--json")
+    assert made.returncode == 0, made.stderr
+    silence = json.loads(made.stdout)["id"]
+    inject(cluster, "dataloader_hang.rank1")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 60, "the hang to be found")
+    watchdog.kill_controller()
+    watchdog.start_controller()
+    watchdog.wait_for(lambda: watchdog.status()["silences"], 30, "the silence after the restart")
+    assert 'slurm_watchdog_incidents{kind="collective_hang",state="silenced"} 1.0' in watchdog.metrics()
+    time.sleep(5)
+    assert not [text for text in watchdog.slack.texts() if "hangs" in text]
+    assert "silenced by root until" in watchdog.command("status").stdout
+    assert watchdog.command("silence", "--end", silence).returncode == 0
+    watchdog.wait_for(lambda: [t for t in watchdog.slack.texts() if "hangs" in t], 30, "the message at its end")
+    assert watchdog.command("ack", incident["id"], "looking").returncode == 0
+    watchdog.wait_for(lambda: [t for t in watchdog.slack.texts() if "acknowledged by root: looking" in t], 30, "Slack")
+    assert any("acknowledged by root" in each["text"] for each in watchdog.explain(incident["id"])["timeline"])
+
+
+def test_jobs_on_reserved_nodes_save_and_wait_held_and_one_that_does_not_look_is_listed_first_and_runs_on(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe", settings={"ladder": {"checkpoint_limit": "20s", "step_limit": "5s"}})
+    hears = [submit(cluster, nodes=1), submit(cluster, nodes=1)]
+    deaf = submit(cluster, "--kill-switch-path /nowhere/kill --save-interval 100000", nodes=1)
+    for job in (*hears, deaf):
+        training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    with _maintenance(cluster, minutes=30):
+        watchdog.wait_for(
+            lambda: watchdog.command("save-all", "--reservation", "maint", "--dry-run").returncode == 0,
+            90,
+            "it to be seen",
+        )
+        done = watchdog.command(
+            "save-all", "--reservation", "maint", "--hold", "--before", "25s", "--json", timeout_s=240
+        )
+        rows = json.loads(done.stdout)["jobs"]
+        assert done.returncode == 1, done.stderr
+        assert [(row["job_id"], row["state"]) for row in rows] == [
+            (deaf, "failed"),
+            *((job, "done") for job in hears),
+        ], rows
+        for job in hears:
+            shown = cluster.job(job)
+            assert (shown["JobState"], shown["Restarts"], shown["Priority"]) == ("PENDING", "1", "0"), shown
+        assert cluster.job(deaf)["JobState"] == "RUNNING"
+        assert not [path for node in cluster.nodes for path in _switches(cluster, node)]
+
+
+@contextmanager
+def _maintenance(cluster: Cluster, *, minutes: int) -> Iterator[None]:
+    """A reservation of all nodes that begins so soon."""
+    cluster.slurm(
+        "scontrol", "create", "reservation", "ReservationName=maint", f"Nodes={','.join(cluster.nodes)}", "Users=root",
+        f"StartTime=now+{minutes}minutes", "Duration=60", "Flags=MAINT,IGNORE_JOBS",
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        cluster.slurm("scontrol", "delete", "ReservationName=maint")
+
+
+def _switches(cluster: Cluster, node: str) -> list[Path]:
+    return list(cluster.node_path(node, "/run/slurm-watchdog/jobs").glob("*/kill"))
+
+
+def test_a_maintenance_reservation_makes_three_jobs_save_in_time(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    policy = {"kinds": {"ends_soon": {"ladder": ["kill_switch", "requeue"]}}}
+    watchdog = watch(mode="act", settings={"policy": policy})
+    jobs = [submit(cluster, nodes=1) for _ in range(3)]
+    for job in jobs:
+        training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    with _maintenance(cluster, minutes=30):
+        for job in jobs:
+            incident = watchdog.wait_for(lambda job=job: watchdog.incidents(job), 120, "the maintenance to be seen")[0]
+            assert incident["kind"] == "ends_soon" and "maintenance (reservation maint) takes" in incident["summary"]
+            watchdog.wait_for(lambda job=job: cluster.job(job)["Restarts"] == "1", 90, f"job {job} to be requeued")
+            operations = [r["operation"] for r in watchdog.explain(incident["id"])["actions"][0]["operations"]]
+            assert operations.index("wait_checkpoint") < operations.index("requeue_hold"), operations

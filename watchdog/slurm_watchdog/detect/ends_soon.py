@@ -1,0 +1,101 @@
+"""`ends_soon`: maintenance begins on a node of the job, or its own time limit is over, before its work is done. What it
+has made since its last checkpoint would be lost.
+
+Fires: a reservation with the flag MAINT takes a node of the job within an hour (`maintenance`), or `time_limit` before
+the end of its limit, where that is set; and at its pace the job is not finished before.
+Names: the nodes that are taken; of a time limit nobody.
+Note: nothing is wrong with the job. Where `policy.kinds.ends_soon` has `mode: act` and a ladder (`[kill_switch]`, or
+`[kill_switch, requeue]`), the job is asked to save in time; storms and budgets do not count such jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span_or_never
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.slurm import Reservation
+
+SPARE = 1.2
+"""Work is counted as done in time only if it may take so much longer than at the present pace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsSoon:
+    """Maintenance or a time limit ends the job before its work is done. Acted on only where `policy.kinds` has a
+    ladder for it."""
+
+    maintenance: float = span_or_never(
+        3600.0, "A reservation with the flag MAINT takes a node of the job so soon; 0s = never reported."
+    )
+    time_limit: float = span_or_never(0.0, "The job's own time limit is over so soon; 0s = never reported.")
+
+
+def detect(view: ClusterView, settings: EndsSoon) -> list[Finding]:
+    """One finding for each running job that something ends soon, or of which an incident is open."""
+    date = view.date
+    if date is None:
+        return []
+    taken = [each for each in view.reservations if each.is_maintenance and each.start_at - date <= settings.maintenance]
+    taken = [each for each in taken if each.end_at > date] if settings.maintenance > 0 else []
+    found = (_finding(job, date, taken, settings) for job in view.jobs)
+    return [each for each in found if each.truth != "ok" or view.asked is None or each.subject in view.asked]
+
+
+def _finding(job: JobView, date: float, taken: list[Reservation], settings: EndsSoon) -> Finding:
+    job_id, slurm = job.job.job_id, job.job
+    finding = SPEC.about_job(job_id, f"job {job_id} ends by nothing that is known")
+    if slurm.state != "RUNNING":
+        return finding.unknown(f"job {job_id} is {slurm.state}")
+    ends = [
+        (each.start_at, f"maintenance (reservation {each.name})", tuple(n for n in slurm.nodes if n in each.nodes))
+        for each in taken
+        if slurm.reservation != each.name and not set(slurm.nodes).isdisjoint(each.nodes)
+    ]
+    if slurm.time_limit_s is not None and slurm.start_at is not None:
+        limit_at = slurm.start_at + slurm.time_limit_s
+        if limit_at - date <= settings.time_limit:
+            ends.append((limit_at, f"its time limit of {duration(slurm.time_limit_s)}", ()))
+    if not ends:
+        return finding.ok(finding.summary)
+    ends_at, what, nodes = min(ends)
+    left_s, needs_s = max(0.0, ends_at - date), _needs_s(job)
+    if needs_s is not None and SPARE * needs_s < left_s:
+        return finding.ok(f"job {job_id} is done before: at its pace in {duration(needs_s)}")
+    saved = "" if job.checkpoint is None else f" Its last complete checkpoint is of step {job.checkpoint.step}."
+    takes = f" takes {', '.join(nodes[:3])}{' and more' if len(nodes) > 3 else ''}" if nodes else " ends it"
+    return finding.bad(
+        f"Job {job_id} is not done when {what}{takes}, in {duration(left_s)}.{saved}",
+        culprits=tuple(Culprit(node=node, reason="it is taken for maintenance") for node in nodes[:8]),
+        facts=(() if needs_s is None else (f"at its pace it needs {duration(needs_s)} more",)),
+        actionable=True,
+    )
+
+
+def _needs_s(job: JobView) -> float | None:
+    """How long the rest takes at the present pace; None: not known."""
+    progress = job.progress
+    if progress is None or progress.total_steps is None or progress.step_s is None or not progress.step_known:
+        return None
+    return None if progress.begun_anew else max(0, progress.total_steps - progress.step) * progress.step_s
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.ENDS_SOON,
+    detect=detect,
+    settings=EndsSoon,
+    subject=Subject.JOB,
+    severity=Severity.WARNING,
+    sentence="Maintenance or a time limit ends the job soon",
+    steps_continue=True,
+    site_may_act=True,
+    planned=True,
+    why_no_action="as shipped it is reported only; policy.kinds.ends_soon with a ladder has the job asked to save",
+    hint=Hint(
+        usually="Somebody has announced maintenance, or the job is longer than its limit.",
+        try_next="Have it save: slurm-watchdog save-all --reservation NAME --hold; see docs/operating.md, Maintenance.",
+    ),
+)

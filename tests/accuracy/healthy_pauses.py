@@ -72,6 +72,14 @@ BOUNDARY = (
     replace(looks.DEADLOCKED, frames=(("start (multiprocessing/process.py)", "__init__ (torch/utils/data/dataloader.py)", *_LOOP),), cpu=0.4),
 )  # fmt: skip
 """At the end of an epoch: new workers are started, old ones leave."""
+BUSY_WORKERS = (
+    looks.WORKER_READS,
+    looks.WORKER_SLEEPS,
+    looks.WORKER_FETCHES,
+    looks.WORKER_WORKS,
+    replace(looks.WORKER_LOCKED, others=(looks.waiting("epoll_wait", name="AwsEventLoop 1"),)),
+    replace(looks.WORKER_LOCKED, others=(looks.waiting("pread64"),)),
+)
 
 
 def _pauses(s: Setup, begin: Callable[[Job, float], None], every_s: float, longest_s: float = 50.0) -> Scene:
@@ -121,7 +129,7 @@ def epoch_boundary(s: Setup) -> Scene:
     def begin(job: Job, t: float) -> None:
         look = s.rng.choice(BOUNDARY)
         done = s.rng.randrange(len(job.ranks))
-        worker = s.rng.choice((looks.WORKER_READS, looks.WORKER_SLEEPS, looks.WORKER_FETCHES, looks.WORKER_WORKS))
+        worker = s.rng.choice(BUSY_WORKERS)
         job.others = replace(look, worker=worker)
         job.overrides = dict.fromkeys(range(done), replace(looks.SPIN_REDUCE, worker=worker))
 

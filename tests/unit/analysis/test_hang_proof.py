@@ -173,6 +173,34 @@ def test_workers_that_all_stand_in_the_same_read_wait_for_no_work() -> None:
     assert proof_of_hang(hung((*stacks, *workers), processes=processes)) is None
 
 
+@pytest.mark.parametrize("call", ["recvfrom", "pread64", "epoll_wait"])
+def test_workers_that_all_wait_for_a_thread_of_theirs_that_fetches_are_not_in_a_lock(call: str) -> None:
+    stacks = [dumped(rank, DATA if rank == 2 else BARRIER) for rank in range(4)]
+    fetch = {"syscall": "futex", "others": (threads(call),)}
+    workers = [worker_dumped(rank, MAKES_A_SAMPLE, **fetch) for rank in range(4)]
+    processes = tuple(each(rank) for rank in range(4) for each in (process, worker))
+    assert proof_of_hang(hung((*stacks, *workers), processes=processes)) is None
+
+
+def test_a_rank_that_waits_for_a_thread_that_fetches_is_not_named_though_the_others_have_such_a_thread() -> None:
+    def all_with(**changes: Any) -> Any:
+        stacks = [dumped(rank, TURN if rank == 2 else BARRIER, **changes) for rank in range(4)]
+        return hung(tuple(stacks))
+
+    assert proof_of_hang(all_with()) is not None
+    assert proof_of_hang(all_with(others=(*USUAL, threads("recvfrom")))) is None
+    assert proof_of_hang(all_with(others=(*USUAL, threads("read", state="D")))) is None
+
+    def all_beside(*lines: str) -> Any:
+        stacks = [dumped(rank, TURN if rank == 2 else BARRIER) for rank in range(4)]
+        beside = [replace(dumped(rank, lines).threads[0], name="Thread-9", thread_id=900) for rank in range(4)]
+        both = [replace(each, threads=(*each.threads, more)) for each, more in zip(stacks, beside, strict=True)]
+        return hung(tuple(both))
+
+    assert proof_of_hang(all_beside("select (selectors.py)", "serve_forever (socketserver.py)")) is not None
+    assert proof_of_hang(all_beside("recv_into (socket.py)", "prefetch (stream.py)")) is None
+
+
 helper = process(2, pid=300, role=Role.HELPER)
 helper = replace(helper, process=replace(helper.process, rank=None))
 OBJECTIONS: dict[str, dict[str, Any]] = {

@@ -4,10 +4,10 @@ The limit is patient because most of what takes long is healthy. What is asked f
 dump after dump, seconds apart, since the step was late by its own measure. All ranks stand where they stood, all but
 a few in the same frames of one collective. Each of the others waits *inside of its own process*, for a lock, a queue
 or its data loader, and nothing is at work that could give it what it waits for: no thread of it, compiled code
-included, is in a call in which the threads of the waiting ranks are not; its workers stand where theirs stand, who have
-nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data. Or it, or its worker,
-has asked the kernel to let it sleep for longer than the others wait. Or all stand idle in collectives, and one alone in
-another one than all the others.
+included, fetches anything, or is in a call in which the threads of the waiting ranks are not; its workers stand where
+theirs stand, who have nothing to do, or in a lock as well; it and all that runs beside it use no time and move no data.
+Or it, or its worker, has asked the kernel to let it sleep for longer than the others wait. Or all stand idle in
+collectives, and one alone in another one than all the others.
 
 A sleep of less, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work:
 these end by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the
@@ -53,12 +53,20 @@ ENDLESS_SLEEP_S = 1800.0
 again, or polled, sleeps for a minute at most."""
 LOCK_CALLS = frozenset({"futex", "futex_waitv", "semop", "semtimedop"})
 """Calls in which a thread waits for another one: as `wait_syscalls` has them, but for locks on files."""
+ACCEPT_CALLS = frozenset({"accept", "accept4"})
 QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}
 """… and for a pipe of `multiprocessing`, where the frames say that it is one."""
+ANSWER_CALLS = frozenset(
+    {"recvfrom", "recvmsg", "recvmmsg", "sendto", "sendmsg", "sendmmsg", "connect", "pread64", "preadv", "preadv2", "D"}
+)
+"""Calls in which a thread waits for one answer, of a server or a disk: where its peers' threads are in them too, all of
+them fetch. In others (`epoll_wait`, `poll`, `read` of a device) threads of torch, NCCL and CUDA wait at all times."""
 MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "__iter__"})
 """A worker below one of these has work."""
 TALK = frozenset({"ssl.py", "socket.py", "selectors.py", "subprocess.py", "client.py", "base_events.py"})
 """Files of the interpreter's library in which a thread waits for another program."""
+SERVES = frozenset({"accept", "serve_forever"})
+"""Functions of them that wait for somebody to come, and fetch nothing."""
 INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 """What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
 SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
@@ -232,21 +240,24 @@ def _is_inside(frames: Iterable[Frame]) -> bool:
 
 
 def _talks(frames: Iterable[Frame]) -> bool:
-    """Whether these frames are about somebody outside of the process."""
+    """Whether these frames are about somebody outside of the process, who is asked for something."""
+    if any(frame.function.rpartition(".")[2] in SERVES for frame in frames):
+        return False
     return any(normal_file(frame.file).rpartition("/")[2] in TALK for frame in frames)
 
 
 def _threads_rest(first: ProcessStack, last: ProcessStack, peers: Sequence[ProcessStack]) -> bool:
-    """Whether no thread of this process, beside its main one, does what no thread of its peers does."""
+    """Whether no thread of this process, beside its main one, fetches anything or does what no peer's thread does."""
     usual = {_frames(thread) for peer in peers for thread in peer.threads}
     before = {_frames(thread) for thread in first.threads}
     for thread in last.threads:
-        unlike = _frames(thread) not in usual and thread.thread_id != last.pid and thread.name != "MainThread"
-        rests = _frames(thread) in before and _is_inside(thread.frames) and not _talks(thread.frames)
-        if unlike and thread.frames and not rests:
+        if not thread.frames or thread.thread_id == last.pid or thread.name == "MainThread":
+            continue
+        rests = _frames(thread) in before and _is_inside(thread.frames)
+        if _talks(thread.frames) or not (rests or _frames(thread) in usual):
             return False
     mine, theirs = _calls(last), [calls for peer in peers if (calls := _calls(peer)) is not None]
-    if mine is None or not theirs:
+    if mine is None or not theirs or not mine.keys().isdisjoint(ANSWER_CALLS):
         return False
     return all(count <= max(each[call] for each in theirs) for call, count in mine.items() if call not in LOCK_CALLS)
 
@@ -292,12 +303,14 @@ def _worker_rests(dumps: Sequence[ProcessStack | None], theirs: Sequence[Process
     sleeps = _sleeps(first) and _sleeps(last)
     if {first.state, last.state} != {"S"} or not (sleeps or _is_inside(place.raw)):
         return False
+    makes = any(frame.function.rpartition(".")[2] in MAKES_SAMPLES for frame in place.raw)
     in_locks = last.others is not None and all(each.call in LOCK_CALLS and each.state != "D" for each in last.others)
     inside = all(_is_inside(each.frames) for each in last.threads if each.thread_id != last.pid)
     if not (in_locks and inside) and not _threads_rest(first, last, theirs):
         return False
+    if makes and not all(each.call in LOCK_CALLS | ACCEPT_CALLS for each in last.others or ()):
+        return False  # a thread of it may be what fetches the sample, in whatever call
     idle_in = {frames_key(locate(each)) for each in theirs}
     locked = sleeps or (first.syscall in LOCK_CALLS and last.syscall in LOCK_CALLS)
-    makes = any(frame.function.rpartition(".")[2] in MAKES_SAMPLES for frame in place.raw)
     by_pipe = last.syscall in QUEUE_CALLS or (last.syscall == "read" and "pipe" in (last.wchan or ""))
     return locked or (frames_key(place) in idle_in and by_pipe and not makes)

@@ -50,6 +50,7 @@ LABELS = {
     "phase": "`starting`, `training`, `evaluating`, `checkpointing`, `finishing`",
     "probe": "a kind of child of the agent, with its mount: `files:/scratch`, `nvml`",
     "rank": "a rank's number; empty for other processes of a job",
+    "link": "a port of an adapter (`mlx5_0/1`) or an interface",
     "part": "`some`: at least one process waited, `full`: all that had something to do",
     "resource": "what has a limit, or is waited for: `memory`, `pids`, `files`, `shared_memory`; `cpu`, `memory`, `io`",
     "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that "

@@ -100,6 +100,7 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
     own = {
         "ask_ras",
         "read_gpus",
+        "read_links",
         "read_state",
         "write_state",
         "name_users",

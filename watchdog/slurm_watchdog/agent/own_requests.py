@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
-from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.files import as_owner, links
 from slurm_watchdog.agent.files import kernel_log_position as position
 from slurm_watchdog.agent.gpu import nvml
 from slurm_watchdog.agent.helper.requests import TASKS, Task, tasks_by_name
@@ -17,6 +17,7 @@ from slurm_watchdog.agent.workers.request_types import (
     NameUsers,
     ProbeMountPoint,
     ReadGpus,
+    ReadLinks,
     ReadNodeSettings,
     ReadState,
     WriteState,
@@ -29,6 +30,7 @@ OWN_TASKS: Final = tasks_by_name(
     Task(ProbeMountPoint, as_owner.probe_mount),
     Task(NameUsers, identify.name_users),
     Task(ReadGpus, nvml.read_gpus),
+    Task(ReadLinks, links.read_links),
     Task(ReadState, position.read_state),
     Task(WriteState, position.write_state),
     Task(CheckConfig, validate_in_child.check_config),

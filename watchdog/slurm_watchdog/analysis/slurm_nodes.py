@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_watchdog.analysis.links import has_complaint
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenUsage, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away
@@ -26,6 +27,8 @@ def is_quiet(node: NodeView) -> bool:
     if any(seen.probe.error is not None or not seen.probe.responding for seen in node.mounts):
         return False
     if any(is_near(seen) for seen in node.usages) or any(each.full_ratio >= WAITS_FROM for each in node.pressures):
+        return False
+    if any(map(has_complaint, node.links)):
         return False
     return all(_is_quiet_gpu(view) for view in node.gpus)
 
@@ -60,7 +63,7 @@ def nodes_to_judge(view: ClusterView) -> tuple[NodeView, ...]:
     asked = {
         subject.partition(":")[2].partition("/")[0]
         for subject in view.asked
-        if subject.startswith(("node:", "gpu:", "process:"))
+        if subject.startswith(("node:", "gpu:", "process:", "link:"))
     }
     return tuple(node for node in view.nodes if not node.quiet or node.name in asked)
 

@@ -21,6 +21,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.links import complaints, rates_of
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
@@ -111,7 +112,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
         return finding.unknown(f"no report from {', '.join(missing[:8])}: nobody can be compared")
     since = view.now - slow.duration_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
-    signs += [*_corrections(job, view.now, since), *_kernel(nodes, since)]
+    signs += [*_corrections(job, view.now, since), *_kernel(nodes, since), *_network(nodes, view.now, since)]
     few = max(1, int(MAX_ODD_SHARE * len(job.job.nodes)))
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
@@ -276,6 +277,18 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
                 text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
                 found.append(Sign(node=node.name, signal=name, text=text))
     return found
+
+
+def _network(nodes: list[NodeView], now: float, since: float) -> list[Sign]:
+    """Links that went down, slowed or began to have errors about that time; a rate that was always lower is no news."""
+    rates = rates_of(nodes)
+    return [
+        Sign(node=node.name, signal=f"link {complaint.signal}", text=f"its link {each.link.name} {complaint.text}")
+        for node in nodes
+        for each in node.links
+        for complaint in complaints(node, each, now, rates)
+        if complaint.since >= since
+    ]
 
 
 SPEC = DetectorSpec(

@@ -7,11 +7,12 @@ nothing but wait, and what the kernel said of the nodes' links.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import process_on_storage
+from slurm_watchdog.analysis.links import complaints, rates_of, stopped
 from slurm_watchdog.analysis.rank_activity import LoopState
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
@@ -62,7 +63,11 @@ def _late_by_gpu(seen: LoopState) -> tuple[Culprit, ...]:
 def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_s: float) -> Finding:
     """A hang in which nobody stands outside, with the links of the job's nodes that are down. They may come back, and
     are given `patient_s`."""
-    down = links_down(job, nodes) if found.truth is Truth.BAD and not found.culprits else ()
+    if found.truth is not Truth.BAD:
+        return found
+    mine = [node for node in nodes if node.name in job.job.nodes]
+    found = replace(found, facts=(*found.facts, *links_said(mine)))
+    down = links_down(job, mine) if not found.culprits else ()
     if not down:
         return found
     words = f"{', '.join(down)} {'is' if len(down) == 1 else 'are'} down, as the kernel said last"
@@ -74,12 +79,32 @@ def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_
     )
 
 
+def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """What the links of a job's nodes say of a hang: facts, which convict nobody."""
+    silent, now = stopped(nodes), max((node.reported_at for node in nodes), default=0.0)
+    rates = rates_of(nodes)
+    wrong = [
+        f"network: {each.link.name} of {node.name} {complaint.text}"
+        for node in nodes
+        for each in node.links
+        for complaint in complaints(node, each, now, rates)
+    ]
+    words = (
+        f"network: nothing goes through {', '.join(silent[:MAX_LINKS])} any more, while other nodes send and receive"
+    )
+    return (*([words] if silent else []), *wrong)[:MAX_LINKS]
+
+
 def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:
     """Of the job's nodes, each network device of which the kernel said last that its link is down, or that it is
-    dead: `mlx5_0 of n2`."""
+    dead, or whose link is seen to be down: `mlx5_0 of n2`."""
     mine = [node for node in nodes if node.name in job.job.nodes]
-    found = [f"{device or 'a network link'} of {node.name}" for node in mine for device in _down(node.events)]
-    return tuple(found[:MAX_LINKS])
+    found: dict[tuple[str, str], str] = {}
+    for node in mine:
+        seen = [each.link.name for each in node.links if each.down_since is not None]
+        for device in (*_down(node.events), *seen):  # an adapter, as the kernel names it, or a port of one
+            found.setdefault((node.name, device.partition("/")[0]), f"{device or 'a network link'} of {node.name}")
+    return tuple(found.values())[:MAX_LINKS]
 
 
 def _down(events: Iterable[SeenEvent]) -> list[str]:

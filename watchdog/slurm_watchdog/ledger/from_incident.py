@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
-from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent
+from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent
 
 MOST_NODES = 2
 """An incident that names more nodes than this knows of a trouble, and not of a bad node."""
@@ -36,7 +36,8 @@ def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:
 
 
 def _part_of(culprit: Culprit) -> str:
-    return culprit.gpu_uuid or (MOUNT_PLACE + culprit.mount if culprit.mount else "")
+    link = LINK_PLACE + culprit.link if culprit.link else ""
+    return culprit.gpu_uuid or link or (MOUNT_PLACE + culprit.mount if culprit.mount else "")
 
 
 def _mount_of(mounts: Sequence[str]) -> str:

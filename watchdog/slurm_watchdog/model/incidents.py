@@ -31,6 +31,7 @@ class IncidentKind(StrEnum):
     SLOW_NODE = "slow_node"
     LOSS_SPIKE = "loss_spike"
     LOSS_NAN = "loss_nan"
+    LINK_FAULT = "link_fault"
     LOG_ERROR = "log_error"
     MEMORY_KILL = "memory_kill"
     NEAR_LIMIT = "near_limit"
@@ -68,6 +69,8 @@ class Culprit(Struct, frozen=True, kw_only=True):
     gpu_uuid: str | None = None
     path: str | None = None
     mount: str | None = None
+    link: str | None = None
+    """A network link of `node`: `mlx5_0/1`, `eth0`."""
     reason: str = ""
     is_worker: bool = False
     """`pid` is a worker's (a data loader's) of `rank`, not its own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, MountProbe, NodeEvent
 from slurm_watchdog.model.usage import Pressure, Usage
 
@@ -11,7 +12,7 @@ class Rise(Struct, frozen=True, kw_only=True):
     """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
 
     counter: str
-    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`."""
+    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`; of a link `errors`."""
     first_at: float
     last_at: float
     times: int
@@ -66,6 +67,22 @@ class SeenUsage(Struct, frozen=True, kw_only=True):
     """When its count of those who went without was last seen to rise."""
 
 
+class LinkView(Struct, frozen=True, kw_only=True):
+    """One network link with what its recent past tells."""
+
+    link: Link
+    down_since: float | None = None
+    """It has been up since the node was started, and is not now: when it was first seen so."""
+    went_down: tuple[float, ...] = ()
+    """When it was seen to have gone down, within the last hour, oldest first."""
+    best_rate_bits_s: int | None = None
+    """The most at which it was seen to run."""
+    usual_bytes_s: float | None = None
+    """What went through it, both ways: the average over about an hour. None: too few looks."""
+    rising: Rise | None = None
+    """Of its errors, where they rise look after look."""
+
+
 class NodeView(Struct, frozen=True, kw_only=True):
     """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
 
@@ -83,6 +100,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     usages: tuple[SeenUsage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
+    links: tuple[LinkView, ...] = ()
+    rates: tuple[tuple[str, str, int], ...] = ()
+    """(name, kind, bits a second) of its links that are up: of most nodes of a job they are the same."""
     quiet: bool = False
     """There is nothing in it that a detector of GPUs, disks or holders could speak of; see
     slurm_watchdog.analysis.slurm_nodes."""

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Checkpoint,
     Event,
@@ -158,6 +159,12 @@ class UsageSection(Struct, frozen=True, kw_only=True):
     pressures: tuple[Pressure, ...] = ()
 
 
+class LinkSection(Struct, frozen=True, kw_only=True):
+    """Network links of the node."""
+
+    links: tuple[Link, ...] = ()
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
     spread over fields of the same names: see `with_sections`. A new field has a default, so that an older
@@ -199,6 +206,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """In every report, also in one of changes."""
     usages: tuple[Usage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
+    links: tuple[Link, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     """What is not in `processes`. A release that does not know this field takes them for ended, which no
     detector minds."""

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Changes, GpuNumbers, ProcessNumbers, Report
 
-WHOLE_LISTS: Final = ("logs", "checkpoints", "gpu_holders", "usages", "pressures")
+WHOLE_LISTS: Final = ("logs", "checkpoints", "gpu_holders", "usages", "pressures", "links")
 """Lists that are sent whole when they change, and not at all while they do not."""
 
 

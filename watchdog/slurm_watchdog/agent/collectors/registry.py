@@ -10,6 +10,7 @@ from slurm_watchdog.agent.collectors import (
     job_directives,
     job_log,
     kernel_log,
+    link,
     mount,
     orphan_gpu_process,
     process,
@@ -29,4 +30,5 @@ COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
     job_directives.SPEC,
     supervisor.SPEC,
     usage.SPEC,
+    link.SPEC,
 )

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
@@ -75,6 +76,17 @@ class ThreadFacts(Struct, frozen=True, kw_only=True):
     """The text of /proc/PID/io."""
     call: ThreadCall | None = None
     devices: OpenDevices | None = None
+
+
+class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A link, and what it has counted so far. `at`: when, on the monotonic clock of the machine."""
+
+    link: Link
+    at: float
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    waits: int | None = None
+    """Ticks in which it had something to send and no credit (PortXmitWait)."""
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):

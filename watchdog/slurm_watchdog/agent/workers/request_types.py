@@ -18,6 +18,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     GpuReading,
     IdentifiedProcess,
     LeftoverFiles,
+    LinkCounters,
     Listeners,
     LogEnd,
     ProbedDirectory,
@@ -335,6 +336,12 @@ class ReadNodeSettings(Request[list[tuple[str, str]]], frozen=True):
     """(name, value) of what may differ between two nodes."""
 
     task = "read_node_settings"
+
+
+class ReadLinks(Request[list[LinkCounters]], frozen=True):
+    """Network links of this node with their counters."""
+
+    task = "read_links"
 
 
 class ReadState(Request[str | None], frozen=True):

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
@@ -126,6 +127,7 @@ class _Node:
     mounts: dict[str, SeenMount] = field(default_factory=dict)
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
     usages: dict[tuple[object, ...], SeenUsage] = field(default_factory=dict)
+    links: Links = field(default_factory=Links)
 
 
 class Nodes:
@@ -179,6 +181,10 @@ class Nodes:
             problems=report.problems,
             usages=_usages(node, report, made_at),
             pressures=report.pressures,
+            links=node.links.apply(report.links, made_at),
+            rates=tuple(
+                (each.name, each.kind, each.rate_bits_s) for each in report.links if each.up and each.rate_bits_s
+            ),
         )
         self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 

@@ -1,0 +1,85 @@
+"""Links of a node: a tree like /sys/class, and what went through them between two looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.collectors.link import with_rates
+from slurm_watchdog.agent.files.links import MAX_LINKS, links_in, parse_rate, parse_speed
+from slurm_watchdog.agent.workers.answer_types import LinkCounters
+from slurm_watchdog.model.links import Link
+
+PORT = {
+    "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
+    "counters/link_downed": "3", "counters/symbol_error": "7", "counters/port_rcv_errors": "1",
+    "hw_counters/packet_seq_err": "2", "counters/port_xmit_data": "1000", "counters/port_rcv_data": "500",
+    "counters/port_xmit_wait": "9",
+}  # fmt: skip
+INTERFACE = {
+    "operstate": "up", "speed": "100000", "carrier_down_count": "2", "device/vendor": "0x15b3",
+    "statistics/rx_crc_errors": "5", "statistics/tx_bytes": "4000", "statistics/rx_bytes": "6000",
+}  # fmt: skip
+
+
+def tree(root: Path, places: dict[str, dict[str, str]]) -> str:
+    for place, files in places.items():
+        for name, text in files.items():
+            path = root / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+    return str(root)
+
+
+def test_ports_and_interfaces_with_a_device_are_read(tmp_path: Path) -> None:
+    roce = PORT | {"link_layer": "Ethernet", "state": "1: DOWN", "rate": "10 Gb/sec (1X QDR)"}
+    root = tree(
+        tmp_path,
+        {
+            "infiniband/mlx5_0/ports/1": PORT, "infiniband/mlx5_1/ports/1": roce, "net/ens1": INTERFACE,
+            "net/docker0": {"operstate": "up"}, "net/ib0": {"operstate": "down", "speed": "-1", "device/x": ""},
+        },
+    )  # fmt: skip
+    found = {each.link.name: each for each in links_in(root)}
+    assert found.keys() == {"mlx5_0/1", "mlx5_1/1", "ens1", "ib0"}
+    port = found["mlx5_0/1"]
+    assert port.link == Link(
+        name="mlx5_0/1", kind="infiniband", up=True, rate_bits_s=400_000_000_000, downs=3, errors=10
+    )
+    assert (port.sent_bytes, port.received_bytes, port.waits) == (4000, 2000, 9)
+    assert (found["mlx5_1/1"].link.kind, found["mlx5_1/1"].link.up) == ("roce", False)
+    assert found["ens1"].link == Link(name="ens1", kind="ethernet", up=True, rate_bits_s=10**11, downs=2, errors=5)
+    assert found["ib0"].link == Link(name="ib0", kind="ethernet", up=False)
+
+
+def test_node_without_adapters_has_no_links_and_one_with_many_a_bounded_number(tmp_path: Path) -> None:
+    assert links_in(str(tmp_path)) == []
+    root = tree(tmp_path, {f"net/e{number}": INTERFACE for number in range(MAX_LINKS + 5)})
+    assert len(links_in(root)) == MAX_LINKS
+
+
+def test_bytes_a_second_are_those_between_two_looks_and_a_counter_that_fell_says_nothing() -> None:
+    link = Link(name="mlx5_0/1", kind="infiniband", up=True)
+    before = LinkCounters(link, 10.0, 1000, 5000, 100)
+    assert with_rates(LinkCounters(link, 40.0, 4000, 4000, 400), before) == replace(
+        link, sent_bytes_s=100.0, received_bytes_s=None, waits_s=10.0
+    )
+    assert with_rates(before, None) == link
+    assert with_rates(before, before) == link
+
+
+@given(st.binary(max_size=40) | st.from_regex(rb"-?\d{0,12}(\.\d)? ?Gb/sec", fullmatch=True))
+def test_no_text_of_a_driver_is_an_impossible_rate(text: bytes) -> None:
+    for parse in (parse_rate, parse_speed):
+        rate = parse(text)
+        assert rate is None or 0 < rate < 10**18
+
+
+@given(st.dictionaries(st.sampled_from([*PORT]), st.text("0123456789-. GbADCTIVE:/sec\x00é", max_size=24)))
+def test_tree_with_anything_in_its_files_is_read(tmp_path_factory: object, files: dict[str, str]) -> None:
+    root = tmp_path_factory.mktemp("sysfs")  # type: ignore[attr-defined]
+    (found,) = links_in(tree(root, {"infiniband/x/ports/1": {"link_layer": "InfiniBand"} | files}))
+    assert found.link.errors is None or found.link.errors >= 0

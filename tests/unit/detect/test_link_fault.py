@@ -1,0 +1,148 @@
+"""link_fault: by a link's own past and its peers; evidence in a hang and for slow nodes, and an event of its node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.links import stopped
+from slurm_watchdog.controller.state.links import Links
+from slurm_watchdog.detect import slow_node
+from slurm_watchdog.detect.link_fault import LinkFault, detect
+from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.diagnose.everybody_waits import with_links
+from slurm_watchdog.ledger.from_incident import blamed
+from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.incidents import Finding, Severity, Truth
+from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.node_view import LinkView, NodeView, Rise
+from tests.builders import slow_nodes as slow
+from tests.builders.views import cluster, job, slurm_job
+
+NOW = 10_000.0
+GBIT = 10**9
+
+
+def link(rate: int = 400, **changes: Any) -> LinkView:
+    outer = {name: changes.pop(name) for name in list(changes) if name in LinkView.__struct_fields__}
+    given = {"name": "mlx5_0/1", "kind": "infiniband", "up": True, "rate_bits_s": rate * GBIT}
+    return LinkView(link=Link(**{**given, **changes}), **{"best_rate_bits_s": rate * GBIT, **outer})
+
+
+def view(*links: LinkView, **changes: Any) -> ClusterView:
+    """The first node has the first of these links, and so on; all others are well."""
+    names = tuple(f"n{number + 1}" for number in range(5))
+    whole = (*links, *[link()] * (5 - len(links)))
+    nodes = tuple(
+        NodeView(
+            name=name, reported_at=NOW - 2, links=(each,),
+            rates=((each.link.name, each.link.kind, each.link.rate_bits_s or 0),),
+        )
+        for name, each in zip(names, whole, strict=True)
+    )  # fmt: skip
+    return cluster(job(job=slurm_job(nodes=names)), nodes=nodes, **changes)
+
+
+RISING = Rise(counter="errors", first_at=NOW - 600, last_at=NOW - 20, times=12)
+FLAPS = link(went_down=(NOW - 900, NOW - 60))
+WRONG = view(FLAPS)
+
+
+def bad(of: ClusterView) -> list[Finding]:
+    return [each for each in detect(of, LinkFault()) if each.truth is Truth.BAD]
+
+
+def test_link_that_flaps_is_named_with_its_times_and_held_against_its_node() -> None:
+    (finding,) = bad(WRONG)
+    assert finding.subject == "link:n1/mlx5_0/1" and finding.job_ids == ("7",)
+    assert finding.summary == "Link mlx5_0/1 (infiniband) of n1 went down 2 times within an hour (900 s, 60 s ago)."
+    assert blamed(finding) == (("n1", "link:mlx5_0/1"),)
+
+
+@pytest.mark.parametrize(
+    ("of", "words", "severity"),
+    [
+        (view(link(up=False, down_since=NOW - 90)), "has been down for 90 s", Severity.WARNING),
+        (view(link(100, best_rate_bits_s=400 * GBIT)), "runs at 100 Gb/s, and has run at 400 Gb/s", Severity.WARNING),
+        (view(link(200)), "runs at 200 Gb/s, that of 4 other nodes at 400 Gb/s and more", Severity.WARNING),
+        (view(link(rising=RISING)), "has errors that rise for 600 s (12 times)", Severity.INFO),
+    ],
+)
+def test_link_that_is_down_slow_or_has_errors_is_reported(of: ClusterView, words: str, severity: Severity) -> None:
+    (finding,) = bad(of)
+    assert words in finding.summary and finding.severity is severity
+    assert finding.culprits[0].link == "mlx5_0/1" and finding.culprits[0].node == "n1"
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        view(link()),
+        view(link(up=False)),
+        view(link(up=False, down_since=NOW - 20)),
+        view(link(went_down=(NOW - 60,))),
+        view(link(200), link(200)),
+        view(link(rising=replace(RISING, times=5))),
+        replace(view(link(200)), jobs=(job(job=slurm_job(nodes=("n1", "n2", "n3"))),)),
+        replace(WRONG, silent_nodes=("n1",)),
+        view(link(rate_bits_s=None)),
+    ],
+    ids=["well", "never up", "just now", "once", "two kinds", "few errors", "few peers", "silent", "no rate"],
+)
+def test_what_is_well_or_not_known_accuses_no_link(of: ClusterView) -> None:
+    assert bad(of) == []
+
+
+def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
+    links, at = Links(), 0.0
+    first = Link(name="a", kind="infiniband", up=True, rate_bits_s=400, downs=3, errors=5)
+
+    def look(**changes: Any) -> LinkView:
+        nonlocal at
+        at += 30.0
+        (found,) = links.apply((replace(first, **changes),), at)
+        return found
+
+    assert look() == LinkView(link=first, best_rate_bits_s=400)
+    assert look(downs=5).went_down == (60.0,)
+    down = look(downs=5, up=False, rate_bits_s=10)
+    assert (down.down_since, down.went_down, down.best_rate_bits_s) == (90.0, (60.0, 90.0), 400)
+    again = look(downs=6, rate_bits_s=100)
+    assert (again.down_since, len(again.went_down), again.best_rate_bits_s) == (None, 3, 400)
+    for errors in (6, 7, 8):
+        risen = look(downs=6, errors=errors).rising
+    assert risen is not None and (risen.times, risen.first_at) == (3, 150.0)
+    assert links.apply((), at) == ()
+    at += 3700.0
+    assert look(downs=6, errors=8).went_down == ()
+
+
+def moves(mbytes_s: float, usual: float = 1e9) -> LinkView:
+    return link(sent_bytes_s=mbytes_s * 1e6, received_bytes_s=0.0, usual_bytes_s=usual)
+
+
+def test_bytes_that_stop_on_one_node_are_a_fact_of_a_hang_and_of_all_nodes_none() -> None:
+    one = view(moves(0.0), *[moves(800.0)] * 4)
+    assert stopped(one.nodes) == ("mlx5_0/1 of n1",)
+    assert stopped(view(*[moves(0.0)] * 5).nodes) == ()
+    assert stopped(view(moves(0.0, usual=5.0), *[moves(800.0)] * 4).nodes) == ()
+    hang = Finding(kind="collective_hang", subject="job:7", truth=Truth.BAD, summary="hangs")
+    found = with_links(one.jobs[0], hang, one.nodes, 60.0)
+    assert any("nothing goes through mlx5_0/1 of n1" in fact for fact in found.facts) and not found.culprits
+    down = view(link(up=False, down_since=NOW - 90))
+    assert "mlx5_0/1 of n1 is down" in with_links(down.jobs[0], hang, down.nodes, 60.0).summary
+
+
+def test_errors_that_rise_on_one_node_tell_it_from_the_others_of_a_slow_job() -> None:
+    base = slow.view({})
+    odd = tuple(
+        replace(node, links=(link(rising=replace(RISING, first_at=base.now - 300, last_at=base.now)),))
+        if node.name == "n2"
+        else node
+        for node in base.nodes
+    )
+    (finding,) = slow_node.detect(replace(base, nodes=odd), SlowJob())
+    assert finding.truth is Truth.BAD and finding.exclude_nodes == ("n2",)
+    assert "its link mlx5_0/1 has errors that rise" in finding.summary

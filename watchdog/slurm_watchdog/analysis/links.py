@@ -1,0 +1,97 @@
+"""What is wrong with a network link, by its own past and by the same link of other nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from slurm_watchdog.model.node_view import LinkView, NodeView
+
+DOWN_S: Final = 60.0
+"""A link that comes back within a minute has flapped: that is another complaint."""
+FLAPS: Final = 2
+"""Once within an hour is a cable that was moved."""
+RISES: Final = 10
+"""Looks, half a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
+a cable may have."""
+PEERS: Final = 3
+"""Links of the same name and kind on other nodes that show at which rate such a link runs."""
+STOPPED: Final = 0.01
+MOVES_BYTES_S: Final = 1e6
+"""Who usually moved less has nothing to stop."""
+
+
+class Complaint(NamedTuple):
+    """One thing that is wrong with a link."""
+
+    signal: str
+    """`down`, `flaps`, `slow` or `errors`."""
+    text: str
+    """The rest of a sentence that begins with the link."""
+    since: float
+
+
+Rates = Mapping[tuple[str, str], Mapping[str, int]]
+"""(name, kind) of a link -> node -> the rate at which it runs there."""
+
+
+def rates_of(nodes: Iterable[NodeView]) -> Rates:
+    """At which rates the links of these nodes run that are up."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for node in nodes:
+        for name, kind, rate_bits_s in node.rates:
+            found.setdefault((name, kind), {})[node.name] = rate_bits_s
+    return found
+
+
+def has_complaint(link: LinkView) -> bool:
+    """Whether something may be wrong with it by its own past."""
+    rate, best = link.link.rate_bits_s, link.best_rate_bits_s
+    return (
+        link.down_since is not None
+        or len(link.went_down) >= FLAPS
+        or (rate is not None and best is not None and rate < best)
+        or (link.rising is not None and link.rising.times >= RISES)
+    )
+
+
+def complaints(node: NodeView, link: LinkView, now: float, rates: Rates) -> list[Complaint]:
+    """All that is wrong with one link of a node, the worst first; a link that was never up is a port without a cable.
+    `rates` are those of the nodes of one job."""
+    found = []
+    if link.down_since is not None and now - link.down_since >= DOWN_S:
+        found.append(Complaint("down", f"has been down for {now - link.down_since:.0f} s", link.down_since))
+    if len(link.went_down) >= FLAPS:
+        times = ", ".join(f"{now - at:.0f} s" for at in link.went_down[-4:])
+        text = f"went down {len(link.went_down)} times within an hour ({times} ago)"
+        found.append(Complaint("flaps", text, link.went_down[0]))
+    rate = link.link.rate_bits_s if link.link.up else None
+    if rate is not None and link.best_rate_bits_s is not None and rate < link.best_rate_bits_s:
+        text = f"runs at {_gbit(rate)}, and has run at {_gbit(link.best_rate_bits_s)}"
+        found.append(Complaint("slow", text, now))
+    elif rate is not None:
+        others = [each for name, each in rates.get((link.link.name, link.link.kind), {}).items() if name != node.name]
+        if len(others) >= PEERS and rate < min(others):
+            text = f"runs at {_gbit(rate)}, that of {len(others)} other nodes at {_gbit(min(others))} and more"
+            found.append(Complaint("slow", text, now))
+    if link.rising is not None and link.rising.times >= RISES:
+        text = f"has errors that rise for {now - link.rising.first_at:.0f} s ({link.rising.times} times)"
+        found.append(Complaint("errors", text, link.rising.first_at))
+    return found
+
+
+def _gbit(rate_bits_s: int) -> str:
+    return f"{rate_bits_s / 1e9:g} Gb/s"
+
+
+def stopped(nodes: Iterable[NodeView]) -> tuple[str, ...]:
+    """Of the nodes of a job, those through whose links nothing goes any more, while something still goes through those
+    of most others: `mlx5_0/1 of n2`. Nobody where all have stopped, which is what a hang looks like."""
+    still, moving = [], 0
+    for node in nodes:
+        known = [(each, moved) for each in node.links if (moved := each.link.moved_bytes_s) is not None]
+        usual = [(each, moved) for each, moved in known if (each.usual_bytes_s or 0.0) >= MOVES_BYTES_S]
+        silent = [each.link.name for each, moved in usual if moved <= STOPPED * (each.usual_bytes_s or 0.0)]
+        moving += bool(usual) and not silent
+        still += [f"{name} of {node.name}" for name in silent]
+    return tuple(still) if still and moving > len(still) else ()

@@ -1,0 +1,89 @@
+"""What is remembered of each network link of a node: when it went down, how fast it was, whether its errors rise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.node_view import LinkView, Rise
+
+FLAP_S = 3600.0
+"""A link that went down is held to have flapped for so long."""
+MAX_TIMES = 32
+RISE_BREAK_S = 900.0
+"""As of a GPU's corrections."""
+USUAL_S, USUAL_LOOKS = 3600.0, 10
+"""Time constant of what usually goes through it, and looks before that is known: five minutes."""
+
+
+@dataclass(slots=True)
+class _Past:
+    link: Link
+    seen_at: float
+    was_up: bool = False
+    down_since: float | None = None
+    went_down: list[float] = field(default_factory=list)
+    best: int | None = None
+    usual: float | None = None
+    looks: int = 0
+    rising: Rise | None = None
+
+
+class Links:
+    """The links of one node since its start."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, _Past] = {}
+
+    def apply(self, links: tuple[Link, ...], now: float) -> tuple[LinkView, ...]:
+        """What they are at `now`. A link that is not named any more is forgotten: its adapter is gone."""
+        if not links:
+            return ()  # nothing was seen: what is known stays
+        known, self._past = self._past, {}
+        for link in links:
+            past = known.get(link.name) or _Past(link=link, seen_at=now)
+            if past.link is not link and past.link != link:
+                _look(past, link, now)
+            past.was_up = past.was_up or bool(link.up)
+            if link.up is not None:
+                past.down_since = (past.down_since or now) if past.was_up and not link.up else None
+            if link.rate_bits_s is not None and link.up is not False:
+                past.best = max(past.best or 0, link.rate_bits_s)
+            past.link = link
+            self._past[link.name] = past
+        return tuple(_view(past, now) for past in self._past.values())
+
+
+def _look(past: _Past, link: Link, now: float) -> None:
+    before = past.link
+    fell = before.downs is not None and link.downs is not None and link.downs > before.downs
+    if fell or (before.up is True and link.up is False):
+        past.went_down = [*past.went_down, now][-MAX_TIMES:]
+    if before.errors is not None and link.errors is not None and link.errors > before.errors:
+        rise = past.rising
+        if rise is None or now - rise.last_at > RISE_BREAK_S:
+            rise = Rise(counter="errors", first_at=now, last_at=now, times=0)
+        past.rising = replace(rise, last_at=now, times=rise.times + 1)
+    moved = link.moved_bytes_s
+    if moved is not None:
+        weight = min(1.0, max(0.0, now - past.seen_at) / USUAL_S)
+        past.usual = (
+            moved if past.usual is None else past.usual + max(weight, 1 / (past.looks + 1)) * (moved - past.usual)
+        )
+        past.looks += 1
+        past.seen_at = now
+
+
+def _view(past: _Past, now: float) -> LinkView:
+    past.went_down = [at for at in past.went_down if now - at <= FLAP_S]
+    rising = past.rising if past.rising is not None and now - past.rising.last_at <= RISE_BREAK_S else None
+    return LinkView(
+        link=past.link,
+        down_since=past.down_since,
+        went_down=tuple(past.went_down),
+        best_rate_bits_s=past.best,
+        usual_bytes_s=past.usual if past.looks >= USUAL_LOOKS else None,
+        rising=rising,
+    )

@@ -1,0 +1,100 @@
+"""`link_fault`: a network link of a node that runs a job is down, goes down again and again, runs below its rate, or
+has errors that rise.
+
+Fires: a link that has been up is down for a minute; went down twice within an hour; runs slower than it did since the
+node was started, or than that of all other nodes of its job (three at least); or its errors rose in ten looks, half a
+minute apart.
+Names: the node and the link, with the times.
+Note: it explains nothing by itself: that bytes stop there is a fact of `collective_hang`, that errors rise one of
+`slow_node`, and each is remembered of the node (docs/nodes.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.links import PEERS, Rates, complaints, rates_of
+from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.node_view import LinkView, NodeView
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFault:
+    """A network link of a node with a job is down, flaps, is slow or has errors. Never acted on."""
+
+
+def detect(view: ClusterView, settings: LinkFault) -> list[Finding]:
+    """One finding for each link of the nodes that have something to tell."""
+    unlike = _unlike(view)
+    silent = set(view.silent_nodes)
+    asked = {node.name: node for node in nodes_to_judge(view)}
+    asked |= {node.name: node for node, _ in unlike.values()}
+    return [
+        _finding(view, node, link, unlike[name][1] if name in unlike else {})
+        for name, node in sorted(asked.items())
+        if name not in silent
+        for link in node.links
+    ]
+
+
+def _unlike(view: ClusterView) -> dict[str, tuple[NodeView, Rates]]:
+    """The nodes of jobs whose links do not all run at the same rates, with the rates of all nodes of the job."""
+    found: dict[str, tuple[NodeView, Rates]] = {}
+    nodes: dict[str, NodeView] = {}
+    for job in view.jobs:
+        if len(job.job.nodes) <= PEERS:
+            continue
+        nodes = nodes or {node.name: node for node in view.nodes}
+        mine = [nodes[name] for name in job.job.nodes if name in nodes]
+        if len({node.rates for node in mine if node.rates}) > 1:
+            rates = rates_of(mine)
+            found |= {node.name: (node, rates) for node in mine}
+    return found
+
+
+def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> Finding:
+    name = link.link.name
+    jobs = tuple(job.job.job_id for job in _jobs_on(view, node.name))
+    finding = SPEC.about(f"link:{node.name}/{name}", f"link {name} of {node.name} is up", *jobs)
+    wrong = complaints(node, link, view.now, rates)
+    if not wrong:
+        return finding.ok(finding.summary) if link.link.up else finding.unknown(f"link {name} is not known to be up")
+    first = wrong[0]
+    return replace(
+        finding, severity=Severity.INFO if first.signal == "errors" else Severity.WARNING,
+        duration_s=max(0.0, view.now - first.since),
+    ).bad(
+        f"Link {name} ({link.link.kind}) of {node.name} {first.text}.",
+        culprits=(Culprit(node=node.name, link=name, reason=first.text),),
+        facts=tuple(f"{name} {each.text}" for each in wrong[1:]),
+    )  # fmt: skip
+
+
+def _jobs_on(view: ClusterView, node: str) -> Iterator[JobView]:
+    return (job for job in view.jobs if node in job.job.nodes)
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.LINK_FAULT,
+    detect=detect,
+    settings=LinkFault,
+    subject=Subject.NODE,
+    severity=Severity.WARNING,
+    blames_node=0.5,
+    sentence="A network link has a fault",
+    steps_continue=True,
+    why_no_action="a job that hangs or slows for it is acted on as that",
+    alerts=("SlurmWatchdogSlow",),
+    hint=Hint(
+        usually="A cable, a transceiver or a port of the switch; an adapter that is too hot.",
+        try_next="mlxlink -d DEVICE, ibdiagnet, ethtool -m; the same port with another cable.",
+        documented="sysfs-class-infiniband (counters); mlxlink",
+    ),
+)

@@ -42,7 +42,7 @@ class FixedController:
         self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()
         self.ledger = SimpleNamespace(suspicions=lambda: past, history=lambda node: by_node(PAST).get(node, []))
-        self.state = SimpleNamespace(node_addresses={})
+        self.state = SimpleNamespace(node_addresses={}, people=())
         self.journal = Remembered(incidents)
         self.silences = Given(incidents).silences()
 

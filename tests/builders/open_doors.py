@@ -102,6 +102,7 @@ class Controller:
         self.silences = Given(self.judge.incidents, clock.wall(), self.journal).silences()
         self.state = SimpleNamespace(
             jobs={"7": slurm_job},
+            people=(),
             reservations=(Reservation(name="maint", start_at=1.0, end_at=2.0, nodes=("n1",)),),
             job_view=lambda *_: self.view,
             node_addresses={},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from slurm_watchdog.config.types import Section, refuse
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
+COMMANDS: Final = ("pause", "restart", "silence", "acknowledge", "mend")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Identity = Literal["tls", "munge"]
@@ -66,6 +68,13 @@ class Security(Section):
         "root and the controller's user: names of users, and `group:NAME`. Others see it of their own jobs; "
         "of other jobs they are shown what happened, and where.",
     )
+    may: dict[str, list[str]] = Field(
+        {},
+        description="Who else may use a command, beside those who may anyway (root, the controller's user, and where "
+        "it says so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. "
+        "Commands: pause (and resume), restart (and save-all), silence, acknowledge, mend (nodes --mended). Slurm's "
+        "accounting says who is an operator, and a coordinator of the job's account.",
+    )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."
     )
@@ -81,6 +90,20 @@ class Security(Section):
             found.append(f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}")
         refuse(found)
         return given
+
+    def asks_slurm(self) -> bool:
+        """Whether somebody may something for what he is in Slurm's accounting."""
+        return any(name.startswith("slurm:") for names in self.may.values() for name in names)
+
+    def problems(self) -> Iterator[str]:
+        for command, names in self.may.items():
+            if command not in COMMANDS:
+                yield f"security.may.{command[:60]}: is no command that has a right; known: {', '.join(COMMANDS)}"
+            for name in names:
+                if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
+                    yield f"security.may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
+                if not name or (name == "slurm:coordinator" and command in ("pause", "mend")):
+                    yield f"security.may.{command}: {name!r} is for what concerns jobs of an account"
 
     def identity(self) -> Identity:
         """How nodes prove who they are, `auto` resolved."""

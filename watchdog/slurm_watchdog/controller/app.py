@@ -46,7 +46,7 @@ BACKLOG = 4096
 """Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
 somaxconn, if less."""
 RESERVATIONS_EVERY_S = 60.0
-"""Maintenance is announced hours before."""
+"""Maintenance is announced hours before; who becomes an operator has a minute's patience."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
@@ -151,7 +151,7 @@ async def _serve(
         log.error("the controller cannot start: %s", error)
         return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
-    reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_reservations(controller, slurm), stop))
+    reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
     await live(controller, notifier, stop, restart)
     reading.cancel()
     for runner in runners:
@@ -160,12 +160,15 @@ async def _serve(
     return RESTART if restart.is_set() else 0
 
 
-async def read_reservations(controller: Controller, slurm: CommandLineSlurm) -> None:
-    """One listing of reservations; without an answer those of the last one stay."""
+async def read_rarely(controller: Controller, slurm: CommandLineSlurm) -> None:
+    """One listing of reservations, and of who is what in Slurm's accounting; without an answer those of the last
+    one stay."""
     try:
         controller.state.reservations = await slurm.read_reservations()
+        if controller.config.security.asks_slurm():
+            controller.state.people = await slurm.read_people()
     except SlurmUnavailable as error:
-        log.warning("Slurm's reservations are not known: %s", error)
+        log.warning("Slurm's reservations, or who is what in its accounting, are not known: %s", error)
 
 
 async def live(

@@ -108,6 +108,16 @@ class Reservation(Struct, frozen=True, kw_only=True):
         return "MAINT" in self.flags
 
 
+class SlurmPerson(Struct, frozen=True, kw_only=True):
+    """A user who is more than that in Slurm's accounting."""
+
+    user: str
+    is_operator: bool = False
+    """Operator or Administrator."""
+    coordinates: tuple[str, ...] = ()
+    """Accounts that he is a coordinator of."""
+
+
 class SlurmView(Struct, frozen=True, kw_only=True):
     """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
 from slurm_watchdog.slurm import parse, requeue_outcome, submit_as_user
 from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
@@ -23,6 +23,7 @@ from slurm_watchdog.slurm.commands import Answer, Commands, first_line, run
 from slurm_watchdog.slurm.error_messages import parse_refusal
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
+from slurm_watchdog.slurm.people import read_people
 from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.request_guard import (
     Observe,
@@ -95,6 +96,10 @@ class CommandLineSlurm:
     async def read_reservations(self) -> tuple[Reservation, ...]:
         """Every reservation. Raises SlurmUnavailable."""
         return await self._carry_out("read_reservations", self._reservations)
+
+    async def read_people(self) -> tuple[SlurmPerson, ...]:
+        """Operators and coordinators of Slurm's accounting. Raises SlurmUnavailable."""
+        return await self._carry_out("read_people", lambda: read_people(self._commands))
 
     async def read_script(self, job_id: str) -> bytes:
         return await self._carry_out("read_script", lambda: self._read_script(checked_job_id(job_id)))

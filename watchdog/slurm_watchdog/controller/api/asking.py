@@ -17,10 +17,10 @@ from aiohttp import web
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees
-from slurm_watchdog.controller.api.operators import operators_of
+from slurm_watchdog.controller.api.operators import operators_of, others_of
 from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 SO_PEERGROUPS: Final = 59
@@ -51,6 +51,7 @@ RIGHTS: Final = {
     "restart": Right("restart the job", owner=True),
     "silence": Right("silence this", owner=True, operators=True),
     "acknowledge": Right("acknowledge the incident", owner=True, operators=True),
+    "mend": Right("say that a node is mended", operators=True),
 }
 
 
@@ -80,8 +81,13 @@ def peer_person(request: web.Request) -> Person:
 class Who:
     """Knows those who ask. `person_of` says who that is."""
 
-    def __init__(self, config: Config, person_of: Callable[[web.Request], Person] = peer_person):
-        self.person = person_of
+    def __init__(
+        self, config: Config, people: Callable[[], Iterable[SlurmPerson]],
+        person_of: Callable[[web.Request], Person] = peer_person,
+    ):  # fmt: skip
+        """`people`: who is what in Slurm's accounting."""
+        self.person, self._people = person_of, people
+        self._others = {command: others_of(names, command) for command, names in config.security.may.items()}
         self.operators = operators_of(config.security.operators)
 
     def is_operator(self, request: web.Request) -> bool:
@@ -112,16 +118,22 @@ class Who:
         except KeyError:
             return f"uid {uid}"
 
-    def require(self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "") -> str:
+    def require(
+        self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "",
+        accounts: Iterable[str] = (),
+    ) -> str:  # fmt: skip
         """The name of the person who asks. Raises RequestRefused if this person may not use a command of RIGHTS on what
-        belongs to `owners`; `about` says whose it is."""
+        belongs to `owners`, of these Slurm accounts; `about` says whose it is."""
         name, person, right = self.name(request), self.person(request), RIGHTS[command]
+        others = self._others.get(command)
+        if others is not None and others.include(person, name, accounts, self._people()):
+            return name
         if person.uid in (0, os.geteuid()) or (right.operators and self.operators.include(person)):
             return name
         if right.owner and set(owners) == {person.uid}:
             return name
         who = ["root", "the user that the controller runs as"]
-        who += ["its owner"] * right.owner + ["security.operators"] * right.operators
+        who += ["its owner"] * right.owner + ["security.operators"] * right.operators + [f"security.may.{command}"]
         raise RequestRefused(403, f"{about + ': ' if about else ''}only {', '.join(who)} may {right.what}")
 
 

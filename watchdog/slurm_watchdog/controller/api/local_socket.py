@@ -30,6 +30,7 @@ from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.node_events import NodeEventKind
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.notify.notification import Delivery
 
@@ -84,7 +85,7 @@ class LocalApi:
     def __init__(self, controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person):
         """`person_of` says who asks; what is answered depends on it."""
         self._controller = controller
-        self.who = Who(controller.config, person_of)
+        self.who = Who(controller.config, lambda: controller.state.people, person_of)
 
     async def status(self, request: web.Request) -> web.Response:
         c, now = self._controller, clock.monotonic()
@@ -206,6 +207,9 @@ class LocalApi:
         if not node_views.has_room(self._controller.ledger, now):
             raise RequestRefused(429, "so many events were added today that no more is taken")
         name, is_operator = self.who.name(request), self.who.is_operator(request)
+        if body.get("kind") == NodeEventKind.MENDED and not is_operator:
+            self.who.require(request, "mend")
+            is_operator = True
         try:
             event = node_views.event_of(node, body, now, name, is_operator=is_operator)
         except node_views.Unfit as error:

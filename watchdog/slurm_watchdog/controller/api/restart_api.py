@@ -36,7 +36,7 @@ class RestartApi:
         job = await self._controller.slurm.read_job(job_id)
         if job is None:
             raise RequestRefused(404, f"Slurm knows no job {job_id}")
-        name = self._who.require(request, "restart", (job.uid,), f"job {job_id} belongs to {job.user}")
+        name = self._who.require(request, "restart", (job.uid,), f"job {job_id} belongs to {job.user}", (job.account,))
         self._controller.state.apply_job(job, clock.monotonic(), clock.wall())
         reason, at_once = reason_of(body), body.get("now") is True
         hang = proves_stuck(self._controller.judge.incidents, job.job_id)
@@ -64,8 +64,8 @@ class RestartApi:
         """Ends an operator's restart that still waits for the job to save; its kill switch is removed."""
         job_id = job_id_of(await read_body(request))
         job = self._controller.state.jobs.get(job_id)
-        owners, about = ((job.uid,), f"job {job_id} belongs to {job.user}") if job is not None else ((), "")
-        problem = self._controller.actions.abandon(job_id, self._who.require(request, "restart", owners, about))
+        whose = ((job.uid,), f"job {job_id} belongs to {job.user}", (job.account,)) if job is not None else ()
+        problem = self._controller.actions.abandon(job_id, self._who.require(request, "restart", *whose))
         if problem is not None:
             raise RequestRefused(409, problem)
         return web.json_response({"cancelled": True, "job_id": job_id})

@@ -111,7 +111,7 @@ class SaveApi:
         if job is None:
             return {"verdict": "refused", "reason": "Slurm does not list it any more"}
         try:
-            name = self._who.require(request, "restart", (job.uid,), f"it belongs to {job.user}")
+            name = self._who.require(request, "restart", (job.uid,), f"it belongs to {job.user}", (job.account,))
         except RequestRefused as error:
             return {"verdict": "refused", "reason": str(error)}
         why_not = self._why_deaf(job)

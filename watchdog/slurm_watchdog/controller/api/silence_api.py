@@ -49,7 +49,8 @@ class SilenceApi:
             raise RequestRefused(400, "name what is silenced: --kind, --job or --node")
         known = [self._controller.state.jobs.get(each) for each in jobs]
         owners = {each.uid for each in known if each is not None} if None not in known else set()
-        name = self._who.require(request, "silence", owners)
+        accounts = {each.account for each in known if each is not None} if owners else set()
+        name = self._who.require(request, "silence", owners, accounts=accounts)
         if len(self._controller.silences.listed()) >= MAX_SILENCES:
             raise RequestRefused(429, f"there are {MAX_SILENCES} silences already: end some")
         return self._add(
@@ -69,7 +70,9 @@ class SilenceApi:
         except journal_view.NotFound as error:
             raise RequestRefused(error.status, str(error)) from error
         incident = self._controller.judge.incidents.get(found.id)
-        name = self._who.require(request, "acknowledge", found.owners)
+        known = [self._controller.state.jobs.get(each) for each in found.job_ids]
+        accounts = {"" if each is None else each.account for each in known}
+        name = self._who.require(request, "acknowledge", found.owners, accounts=accounts)
         if incident is None or incident.state is not IncidentState.FIRING:
             raise RequestRefused(409, f"incident {found.id} does not fire (any more): there is nothing to look after")
         for each in self._controller.silences.listed():

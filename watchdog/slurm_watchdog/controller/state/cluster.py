@@ -37,7 +37,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobVi
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
-from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
 from slurm_watchdog.model.slurm_states import RUNNING, may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
@@ -82,6 +82,8 @@ class ClusterState:
         """Of the newest listing: what a job could be placed on."""
         self.reservations: tuple[Reservation, ...] = ()
         """Of the newest listing of these; none where nobody reads them, as with a Slurm of one's own."""
+        self.people: tuple[SlurmPerson, ...] = ()
+        """Operators and coordinators, as Slurm's accounting named them last, where `security.may` asks for it."""
         self._jobs_seen_on: dict[str, set[str]] = {}
         """Node -> the jobs with processes that are remembered there."""
         self._unlisted_on: dict[str, list[Run]] = {}

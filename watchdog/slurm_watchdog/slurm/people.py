@@ -1,4 +1,4 @@
-"""Who is what in Slurm's accounting: operators, administrators, coordinators of accounts. Pure, but for the reading."""
+"""Who is what in Slurm's accounting: operators, administrators, coordinators of accounts."""
 
 from __future__ import annotations
 

@@ -18,12 +18,14 @@ from tools.docs.marks import between
 CHECKOUT = Path(__file__).parents[2]
 FILE = CHECKOUT / "docs/evaluation.md"
 RESULTS = CHECKOUT / "tests/accuracy/results.json"
+SOURCES = CHECKOUT / "tests/accuracy/sources.json"
 
 
 def write() -> str:
     """The whole page: its text as it is, with new tables."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     page = between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
+    page = between(page, "sources", sources(json.loads(SOURCES.read_text(encoding="utf-8"))))
     page = between(page, "recovery", recovery.recovery())
     return between(page, "compare", recovery.compare())
 
@@ -62,6 +64,21 @@ def accuracy(results: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *(f"| {row['thing'].removeprefix('healthy_').replace('_', ' ')} | {row['hours']:,.0f} | {row['false']} |" for row in healthy),
         f"| **together** | **{hours:,.0f}** | **{false}** |",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def sources(results: Mapping[str, Any]) -> str:
+    """A table of what `tests.accuracy.sources` kept."""
+    rows = results["rows"]
+    faults = list(rows[0]["faults"])
+    lines = [
+        f"On {results['date']}, {rows[0]['runs']} runs a row:",
+        "",
+        f"| sources | found | right verdict | somebody wrongly named | {' | '.join(f.replace('_', ' ') for f in faults)} |",
+        "|---|---|---|---|" + "---|" * len(faults),
+        *(f"| {row['sources']} | {_percent(row['found'])} | {_percent(row['right'])} | {row['wrong']} | "
+          f"{' | '.join(_percent(row['faults'][each]) for each in faults)} |" for row in rows),
     ]  # fmt: skip
     return "\n".join(lines)
 

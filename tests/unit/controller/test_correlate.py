@@ -292,3 +292,13 @@ def test_a_card_that_cost_a_rank_keeps_its_name_when_the_job_runs_again() -> Non
     other = Culprit(node="n1", pid=77, gpu_uuid="GPU-3")
     story.after(60, replace(fault, culprits=(other,)))
     assert story.last[0].culprits == (other,)
+
+
+def test_who_was_named_stays_so_until_a_finding_clears_them() -> None:
+    story = Story()
+    named = says(Truth.BAD, IncidentKind.COLLECTIVE_HANG, culprits=(Culprit(node="n1", rank=3),))
+    story.after(0, named)
+    story.after(60, replace(named, culprits=()))
+    assert [each.rank for each in story.last[0].culprits] == [3]
+    story.after(60, replace(named, culprits=(), clears=True))
+    assert story.last[0].culprits == ()

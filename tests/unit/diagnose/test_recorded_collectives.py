@@ -43,7 +43,7 @@ def test_who_stands_outside_and_is_absent_by_the_records_is_named_with_both() ->
 
 def test_who_is_accused_and_waits_by_the_records_is_not_named_and_nothing_is_done_soon() -> None:
     finding = found(WAITS, records(3))
-    assert finding.culprits == ()
+    assert (finding.culprits, finding.clears) == ((), True)
     assert "but the Flight Recorder has rank 2 wait as the others do, and rank 3 has not entered" in finding.summary
     assert not finding.actionable
     assert found(WAITS, records(3), age_s=1900.0).actionable

@@ -82,6 +82,7 @@ def with_other_sources(job: JobView, finding: Finding, nodes: Iterable[NodeView]
         finding,
         summary="; ".join((finding.summary.removesuffix("."), *weighed.words)) + ".",
         culprits=weighed.culprits,
+        clears=weighed.disagree,
         facts=(*finding.facts, *weighed.facts),
         actionable=finding.actionable and (not weighed.disagree or finding.duration_s >= patient_s),
     )

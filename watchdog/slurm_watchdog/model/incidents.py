@@ -132,6 +132,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     job_ids: tuple[str, ...] = ()
     severity: Severity = Severity.CRITICAL
     culprits: tuple[Culprit, ...] = ()
+    clears: bool = False
+    """Who was named before is not to blame: an incident forgets them."""
     facts: tuple[str, ...] = ()
     """The evidence, a sentence each."""
     duration_s: float = 0.0

@@ -324,7 +324,7 @@ class Collector:
         begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
         for file in evidence.files:
             if file.record is not None:
-                found.dumps[node, file.record.rank] = begun - file.age_s, file.record
+                found.dumps[node, file.record.rank] = begun - file.age_s, found.shared.record(file.record)
 
     # ------------------------------------------------------------------------------------ judging
 

@@ -189,7 +189,7 @@ def _update(
             clear_mono=None,
             job_ids=job_ids,
             runs=tuple({**dict(_runs(finding, moment)), **dict(incident.runs)}.items()),
-            culprits=_with_ranks(finding.culprits, incident.culprits) or incident.culprits,
+            culprits=_with_ranks(finding.culprits, incident.culprits) or (() if finding.clears else incident.culprits),
             owners=_owners(finding, incident.owners, moment),
             **_said(finding, moment),
         )

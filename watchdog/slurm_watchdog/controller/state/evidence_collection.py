@@ -118,6 +118,7 @@ class SharedFrames:
         self._frames: dict[Frame, Frame] = {}
         self._stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
         self._pairs: dict[tuple[str, str], tuple[str, str]] = {}
+        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def of(self, rank: RankEvidence) -> RankEvidence:
         dumps = tuple(replace(d, threads=tuple(self._thread(t) for t in d.threads)) for d in rank.dumps[:DUMPS])
@@ -132,6 +133,13 @@ class SharedFrames:
             silent_files=(),
             problems=(),
         )
+
+    def record(self, record: CollectiveRecord) -> CollectiveRecord:
+        """The same; a communicator's list of ranks is kept once."""
+        places = (
+            replace(each, members=self._members.setdefault(each.members, each.members)) for each in record.communicators
+        )
+        return replace(record, communicators=tuple(places))
 
     def _thread(self, thread: ThreadStack) -> ThreadStack:
         frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)

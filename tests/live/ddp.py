@@ -278,6 +278,23 @@ def never_end(how):
         atexit.register(wait_for_the_cache)
 
 
+def answer_dumps(rank):
+    """Writes a Flight Recorder dump whenever something comes through the pipe: NCCL's monitor does so, gloo has none."""
+    pipe = f"{os.environ['TORCH_NCCL_DEBUG_INFO_PIPE_FILE']}{rank}.pipe"
+    if os.path.exists(pipe):
+        os.unlink(pipe)
+    os.mkfifo(pipe)
+
+    def write_dumps():
+        while True:
+            with open(pipe, "rb") as asked:
+                asked.read(1)
+            with open(f"{os.environ['TORCH_NCCL_DEBUG_INFO_TEMP_FILE']}{rank}", "wb") as file:
+                file.write(torch._C._distributed_c10d._dump_fr_trace())
+
+    threading.Thread(target=write_dumps, name="dumps", daemon=True).start()
+
+
 def main():
     args = options()
     for ours, slurms in (
@@ -292,6 +309,8 @@ def main():
     dist.init_process_group("gloo", timeout=patience)
     rank = dist.get_rank()
     note(os.path.join(args.place, f"rank{rank}.json"), rank)
+    if "TORCH_NCCL_DEBUG_INFO_PIPE_FILE" in os.environ:
+        answer_dumps(rank)
     store = dist.distributed_c10d._get_default_store()
     try:
         Training(args).train()

@@ -180,6 +180,7 @@ class Stage:
         script = (
             "#!/bin/bash\n#SBATCH --requeue --open-mode=append\n"
             f"export MASTER_ADDR={nodes[0]} MASTER_PORT={room.port} {ENVIRONMENT}\n"
+            f"export TORCH_NCCL_DEBUG_INFO_TEMP_FILE={room.place}/fr_ TORCH_NCCL_DEBUG_INFO_PIPE_FILE={room.place}/ask_\n"
             f"srun --ntasks-per-node={tasks} bash -c '{command}'\n"
         )
         where = (f"-N{len(nodes)}", f"--ntasks-per-node={tasks}", f"--nodelist={','.join(nodes)}")

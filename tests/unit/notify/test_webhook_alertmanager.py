@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.journal.journal import Journal
@@ -24,6 +20,7 @@ from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.self_test import Outcome, try_receivers
 from slurm_watchdog.notify.slack_messages import parent
 from slurm_watchdog.notify.webhook import WebhookChannel, event_json
+from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
 
 SECRET = "hookSECRET"
@@ -34,37 +31,7 @@ def journal() -> Journal:
     return Journal("sqlite://")
 
 
-class Receiver:
-    """Answers as told, 200 when nothing is left to say; keeps (path, headers, document)."""
-
-    def __init__(self, *answers: tuple[int, str]) -> None:
-        self.answers = list(answers)
-        self.got: list[tuple[str, Any, Any]] = []
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.Response:
-        self.got.append((request.path, request.headers, await request.json()))
-        status, text = self.answers.pop(0) if self.answers else (200, "")
-        return web.Response(status=status, text=text, headers={"Location": "http://127.0.0.1:1/elsewhere"})
-
-    def documents(self) -> list[Any]:
-        return [document for _, _, document in self.got]
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[Receiver]:
-        app = web.Application()
-        app.router.add_post("/{path:.*}", self.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
-
-
-def webhook(receiver: Receiver, directory: Path, token: str = "") -> WebhookChannel:
+def webhook(receiver: JsonReceiver, directory: Path, token: str = "") -> WebhookChannel:
     (directory / "hook").write_text(f"{receiver.url}/{SECRET}\n")
     (directory / "token").write_text(f"{token}\n")
     return WebhookChannel(str(directory / "hook"), str(directory / "token") if token else "", 5.0, "a")
@@ -74,7 +41,7 @@ def webhook(receiver: Receiver, directory: Path, token: str = "") -> WebhookChan
 
 
 def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: Journal, tmp_path: Path) -> None:
-    receiver = Receiver()
+    receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
@@ -109,7 +76,7 @@ def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: J
 def test_webhook_that_fails_is_retried_and_a_rejected_event_is_dropped_alone(
     journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receiver = Receiver((500, f"no {SECRET}"), (302, ""), (422, "no"), (200, ""), (422, "no"), (422, "no"))
+    receiver = JsonReceiver((500, f"no {SECRET}"), (302, ""), (422, "no"), (200, ""), (422, "no"), (422, "no"))
 
     async def go() -> None:
         async with receiver.listening():
@@ -126,7 +93,7 @@ def test_webhook_that_fails_is_retried_and_a_rejected_event_is_dropped_alone(
 
 
 def test_a_thousand_events_are_ten_requests(journal: Journal, tmp_path: Path) -> None:
-    receiver = Receiver()
+    receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
@@ -150,7 +117,7 @@ def alertmanager(told: list[Ticking], *urls: str) -> AlertmanagerChannel:
 
 
 def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Journal) -> None:
-    receiver = Receiver()
+    receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
@@ -187,7 +154,7 @@ def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Jo
 
 
 def test_one_alertmanager_of_two_is_enough_and_none_is_tried_again(journal: Journal) -> None:
-    receiver = Receiver((200, ""), (503, ""))
+    receiver = JsonReceiver((200, ""), (503, ""))
 
     async def go() -> None:
         async with receiver.listening():
@@ -203,7 +170,7 @@ def test_one_alertmanager_of_two_is_enough_and_none_is_tried_again(journal: Jour
 
 
 def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
-    receiver = Receiver()
+    receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
@@ -271,7 +238,7 @@ def test_alerts_that_would_end_in_between_are_refused(settings: str, complaint: 
 
 
 def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
-    receiver = Receiver()
+    receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
@@ -312,7 +279,7 @@ def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
 def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_reason(
     tmp_path: Path,
 ) -> None:
-    hook, good, bad = Receiver(), Receiver(), Receiver(*[(404, "no such tenant")] * 3)
+    hook, good, bad = JsonReceiver(), JsonReceiver(), JsonReceiver(*[(404, "no such tenant")] * 3)
 
     async def go() -> list[Outcome]:
         async with hook.listening(), good.listening(), bad.listening():

@@ -21,7 +21,7 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import count, sentence
 
 NO_RECEIVER = (
-    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager): "
+    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager, notify.receivers): "
     "notifications go to the controller's log only."
 )
 

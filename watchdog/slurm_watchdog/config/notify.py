@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from slurm_watchdog.config.receivers import Receiver
 from slurm_watchdog.config.types import Seconds, Section, Span
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
@@ -95,6 +96,15 @@ class Alertmanager(Section):
             yield "notify.alertmanager.repeat: must be below 4min, or alerts end in between"
 
 
+class Heartbeat(Section):
+    """A request to an address outside that rings when none comes (a dead man's switch): sent only by a controller
+    that completes its ticks and sees."""
+
+    url_file: str = Field("", description="A file with its address, which may be a secret; empty = none is sent.")
+    every: Span = Field(60.0, description="So often.")
+    deadline: Span = Field(10.0, description="For one request.")
+
+
 class Notify(Section):
     """Who is notified. Where nothing is configured, messages go to the controller's log."""
 
@@ -112,6 +122,17 @@ class Notify(Section):
     slack: Slack = Slack()
     webhook: Webhook = Webhook()
     alertmanager: Alertmanager = Alertmanager()
+    heartbeat: Heartbeat = Heartbeat()
+    receivers: list[Receiver] = Field(
+        [],
+        description="More receivers, each for the incidents of its route: [{name: oncall, type: pagerduty, key_file: F,"
+        " route: {severity: [critical]}}]. docs/notifications.md has all keys.",
+    )
+
+    def problems(self) -> Iterator[str]:
+        names = [each.name for each in self.receivers]
+        for name in sorted({each for each in names if names.count(each) > 1}):
+            yield f"notify.receivers: two are called {name}"
 
     @field_validator("external_url", "runbook_url")
     @classmethod

@@ -34,6 +34,7 @@ from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.heartbeat import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.factory import make_client
@@ -152,8 +153,13 @@ async def _serve(
         return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
+    beats = config.notify.heartbeat
+    heart = Heartbeat(beats.url_file, beats.deadline, config.cluster_name, controller.healthy)
+    beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
     await live(controller, notifier, stop, restart)
     reading.cancel()
+    if beating is not None:
+        beating.cancel()
     for runner in runners:
         await runner.cleanup()
     await slurm.close()
@@ -253,7 +259,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     return doors
 
 
-async def _every(interval_s: float, work: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:
     while not stop.is_set():
         try:
             await work()

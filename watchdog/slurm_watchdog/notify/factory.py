@@ -9,6 +9,7 @@ from slurm_watchdog.notify.delivery import Channel, Outbox
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.links import SiteLinks
 from slurm_watchdog.notify.notification import Caller
+from slurm_watchdog.notify.receivers import ReceiverChannel
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
 from slurm_watchdog.notify.webhook import WebhookChannel
@@ -21,7 +22,7 @@ LOG_MESSAGES_PER_MINUTE = 1_000_000
 
 
 def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVICE) -> Notifier:
-    """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
+    """Slack, a webhook, Alertmanager, and more receivers, each if it is configured; the log if none is."""
     channels: list[Channel] = []
     notifier: list[Notifier] = []
     settings, cluster = config.notify.slack, config.cluster_name
@@ -50,6 +51,7 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
                 places,
             )
         )
+    channels += [ReceiverChannel(each, cluster, places) for each in config.notify.receivers]
     if not channels:
         channels.append(
             SlackChannel(LogNotifier(), cluster, name="log", pace=MessageRate(LOG_MESSAGES_PER_MINUTE, gap_s=0.0))

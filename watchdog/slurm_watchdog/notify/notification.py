@@ -70,6 +70,7 @@ class JobNote(Struct, frozen=True, kw_only=True):
     job_id: str
     user: str = ""
     partition: str = ""
+    account: str = ""
     name: str = ""
     gpus: int = 0
     """0: not known."""
@@ -134,7 +135,14 @@ def from_row(row: dict[str, Any]) -> Notice:
 def job_notes(jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0) -> tuple[JobNote, ...]:
     """Whose these jobs are, and how many GPUs wait with them; of those that are not known nothing is said."""
     return tuple(
-        JobNote(job_id=job.job_id, user=job.user, partition=job.partition, name=job.name, gpus=gpus_of(job.job_id))
+        JobNote(
+            job_id=job.job_id,
+            user=job.user,
+            partition=job.partition,
+            account=job.account,
+            name=job.name,
+            gpus=gpus_of(job.job_id),
+        )
         for job in jobs
         if job is not None
     )

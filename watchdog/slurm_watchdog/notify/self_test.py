@@ -36,7 +36,9 @@ def each_receiver(config: Config) -> Iterator[tuple[str, Config]]:
     """(name, the configuration with that receiver only): each is tried by itself, each Alertmanager of a
     cluster, too."""
     notify, empty = config.notify, type(config.notify)()
-    only = notify.model_copy(update={name: getattr(empty, name) for name in ("slack", "webhook", "alertmanager")})
+    only = notify.model_copy(
+        update={name: getattr(empty, name) for name in ("slack", "webhook", "alertmanager", "receivers")}
+    )
     parts: list[tuple[str, dict[str, object]]] = []
     if notify.slack.token_file or notify.slack.webhook_url_file:
         where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
@@ -46,6 +48,9 @@ def each_receiver(config: Config) -> Iterator[tuple[str, Config]]:
     for url in notify.alertmanager.urls:
         one = notify.alertmanager.model_copy(update={"urls": [url]})
         parts.append((f"alertmanager {url}", {"alertmanager": one}))
+    for each in notify.receivers:
+        everything = each.model_copy(update={"route": type(each.route)(), "only_persons": False})
+        parts.append((f"{each.type} {each.name}", {"receivers": [everything]}))
     for name, part in parts:
         yield name, config.model_copy(update={"notify": only.model_copy(update=part)})
 

@@ -1,0 +1,247 @@
+"""Receivers of `notify.receivers`: who gets what, in which form, and that no text of a user makes another document of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email import message_from_bytes, policy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.config.loading import ConfigError, parse_config
+from slurm_watchdog.config.receivers import Receiver
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.notify.dispatcher import IncidentSources
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.heartbeat import Heartbeat
+from slurm_watchdog.notify.links import SiteLinks
+from slurm_watchdog.notify.receivers import ReceiverChannel
+from slurm_watchdog.notify.self_test import each_receiver
+from tests.builders.json_receiver import JsonReceiver
+from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
+
+HOSTILE = 'x", "evil": "{text} \n\r\x1b[31m**bold** <!here>'
+PLACES = SiteLinks(external_url="https://watchdog.example.org")
+
+
+def settings(tmp_path: Path, url: str = "", **given: Any) -> Receiver:
+    (tmp_path / "url").write_text(f"{url}/secret\n")
+    (tmp_path / "key").write_text("K" * 32 + "\n")
+    files = {"pagerduty": {"key_file": str(tmp_path / "key")}, "email": {"sender": "watchdog@example.org"}}
+    return Receiver(**{"name": "r", **files.get(given["type"], {"url_file": str(tmp_path / "url")}), **given})
+
+
+def sent(tmp_path: Path, *steps: Any, places: SiteLinks = PLACES, **given: Any) -> list[Any]:
+    """The documents that a receiver has got after these steps of a notifier."""
+    receiver, journal = JsonReceiver(), Journal("sqlite://")
+
+    async def go() -> None:
+        async with receiver.listening():
+            channel = ReceiverChannel(settings(tmp_path, receiver.url, **given), "c", places, receiver.url)
+            told = Ticking(journal, [channel])
+            job = SlurmJob(
+                job_id="7", state="RUNNING", user="ann", uid=5, partition="gpu", account="vision", name=HOSTILE
+            )
+            told.notifier.attach(IncidentSources(job_of=lambda job_id: job if job_id == "7" else None))
+            for step in steps:
+                step(told.notifier)
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    return receiver.documents()
+
+
+def opened(told: Any) -> None:
+    told.opened(INCIDENT)
+
+
+def story(told: Any) -> None:
+    told.opened(INCIDENT)
+    told.decided(INCIDENT, DECISION)
+    told.ended(INCIDENT, FAILED)
+    told.noted(INCIDENT, "acknowledged by bob")
+    told.resolved(OVER)
+
+
+def test_pagerduty_rings_for_what_needs_a_person_and_its_alert_is_acknowledged_and_resolved(tmp_path: Path) -> None:
+    events = sent(tmp_path, story, type="pagerduty")
+    assert [each["event_action"] for each in events] == ["trigger", "acknowledge", "resolve"]
+    assert {each["dedup_key"] for each in events} == {"slurm-watchdog/c/i1"}
+    first = events[0]
+    assert first["routing_key"] == "K" * 32 and first["payload"]["severity"] == "critical"
+    assert "NEEDS YOU" in first["payload"]["summary"]
+    assert first["links"] == [{"href": "https://watchdog.example.org/#/incident/i1", "text": "Incident"}]
+
+
+def test_a_template_has_values_in_its_strings_and_no_text_makes_another_document_of_it(tmp_path: Path) -> None:
+    template = {
+        "text": "{text}",
+        "who": ["{users} in {partitions} of {accounts}"],
+        "n": 3,
+        "job": "{jobs}",
+        "u": "{link}",
+    }
+    hostile = replace(INCIDENT, summary=HOSTILE)
+    (document,) = sent(tmp_path, lambda told: told.opened(hostile), type="template", template=template)
+    assert set(document) == {"text", "who", "n", "job", "u"}
+    assert (document["n"], document["job"], document["who"]) == (3, "7", ["ann in gpu of vision"])
+    assert "\n" not in document["text"] and "\x1b" not in document["text"] and "{text}" in document["text"]
+
+
+def test_teams_gets_runs_of_text_without_markup(tmp_path: Path) -> None:
+    (document,) = sent(tmp_path, opened, type="teams")
+    card = document["attachments"][0]["content"]
+    assert {block["type"] for block in card["body"]} == {"RichTextBlock"}
+    assert "rank 3 waits alone" in card["body"][0]["inlines"][0]["text"]
+    assert card["actions"][0]["url"].endswith("/i1")
+
+
+@pytest.mark.parametrize(
+    ("route", "gets"),
+    [
+        ({}, True),
+        ({"severity": ["critical"]}, True),
+        ({"severity": ["warning", "info"]}, False),
+        ({"kinds": ["collective_hang"]}, True),
+        ({"kinds": ["gpu_fault"]}, False),
+        ({"partition": "g*"}, True),
+        ({"partition": ["cpu", "debug"]}, False),
+        ({"account": "vision", "user": "ann"}, True),
+        ({"account": "vision", "user": "bob"}, False),
+    ],
+)
+def test_a_receiver_gets_what_its_route_lets_through(tmp_path: Path, route: dict[str, Any], gets: bool) -> None:
+    documents = sent(tmp_path, opened, type="template", template={"x": "{kind}"}, route=route)
+    assert documents == ([{"x": "collective_hang"}] if gets else [])
+
+
+def test_an_incident_of_no_job_goes_to_no_partition(tmp_path: Path) -> None:
+    fault = replace(INCIDENT, kind=IncidentKind.GPU_FAULT, job_ids=(), subject="node:n1")
+    for route, number in (({"partition": "*"}, 0), ({}, 1)):
+        found = sent(tmp_path, lambda told: told.opened(fault), type="template", template="{kind}", route=route)
+        assert len(found) == number
+
+
+def test_many_at_once_are_one_digest_that_names_each(tmp_path: Path) -> None:
+    def storm(told: Any) -> None:
+        for number in range(100, 400):
+            told.opened(incident(number))
+
+    (document,) = sent(tmp_path, storm, type="template", template={"text": "{text}", "more": "{details}"})
+    assert "300 incidents" in document["text"] and "100-399" in document["more"]
+
+
+class Smtp(socketserver.StreamRequestHandler):
+    """As much of an SMTP server as takes mails."""
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 here\r\n")
+        to: list[str] = []
+        while line := self.rfile.readline():
+            word = line.split()[0].upper() if line.split() else b""
+            if word == b"RCPT":
+                to.append(line.decode().partition("<")[2].partition(">")[0])
+            if word == b"DATA":
+                self.wfile.write(b"354 go on\r\n")
+                body = b"".join(iter(self.rfile.readline, b".\r\n"))
+                self.server.mails.append((to, message_from_bytes(body, policy=policy.default)))  # type: ignore[attr-defined]
+                to = []
+            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            if word == b"QUIT":
+                return
+
+
+@contextmanager
+def smtp() -> Iterator[Any]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp) as server:
+        server.mails = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_a_mail_goes_to_the_site_and_to_the_jobs_owner(tmp_path: Path) -> None:
+    with smtp() as server:
+        place = f"127.0.0.1:{server.server_address[1]}"
+        more = {"encryption": "none", "to": ["ops@example.org"], "owner": "{user}@example.org"}
+        shared = replace(INCIDENT, id="i2", job_ids=("7", "8"))
+        sent(tmp_path, opened, lambda told: told.opened(shared), type="email", server=place, **more)
+        (to, mail), (of_two, _) = server.mails
+    assert (to, of_two) == (["ops@example.org", "ann@example.org"], ["ops@example.org"])
+    assert mail["Subject"].startswith("[c] CRITICAL: job 7: rank 3 waits alone.") and mail["Auto-Submitted"]
+    text = mail.get_content()
+    assert "no step for 90 s" in text and "slurm-watchdog explain i1" in text and "users: ann" in text
+
+
+def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:
+    journal = Journal("sqlite://")
+    given = settings(tmp_path, type="email", server="127.0.0.1:1", encryption="none", to=["ops@example.org"])
+    told = Ticking(journal, [ReceiverChannel(given, "c")])
+    told.notifier.opened(INCIDENT)
+    asyncio.run(told.run_until(told.now + 30))
+    assert told.workers[0].delivery().error == "r can't be reached (ConnectionRefusedError)"
+    assert journal.outbox.pending(1)
+
+
+@pytest.mark.parametrize(
+    ("receiver", "words"),
+    [
+        ("{name: a, type: pagerduty}", "key_file: required"),
+        ("{name: a, type: teams}", "url_file: required"),
+        ("{name: a, type: template, url_file: f}", "template: required"),
+        ("{name: a, type: template, url_file: f, template: '{texts}'}", "{texts} is not known; known: text"),
+        ("{name: A b, type: teams, url_file: f}", "pattern"),
+        ("{name: a, type: sms}", "pagerduty"),
+        ("{name: a, type: teams, url_file: f, route: {kinds: [x]}}", "'x' is no kind"),
+        ("{name: a, type: email, sender: w@x.org, server: mail, to: [a@x.org]}", "HOST:PORT"),
+        (
+            "{name: a, type: email, sender: w@x.org, server: 'mail:25', encryption: none, to: [a@x.org]}",
+            "on this machine",
+        ),
+        ("{name: a, type: email, sender: w@x.org, server: 'mail:25', to: ['a@x.org, b@y']}", "is no mail address"),
+        ("{name: a, type: email, sender: w@x.org, server: 'mail:25'}", "name who gets the mails"),
+        (
+            "{name: a, type: email, sender: w@x.org, server: 'mail:25', owner: '{user}', to: [a@x.org]}",
+            "is no mail address",
+        ),
+        ("{name: a, type: teams, url_file: f}, {name: a, type: teams, url_file: g}", "two are called a"),
+    ],
+)
+def test_a_receiver_that_cannot_work_is_refused(receiver: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"notify: {{receivers: [{receiver}]}}\n")
+    assert words in "\n".join(caught.value.lines()), caught.value.lines()
+
+
+def test_every_receiver_has_its_channel_and_is_tried_by_the_self_test_whatever_its_route() -> None:
+    config = parse_config(
+        "notify: {receivers: [{name: a, type: teams, url_file: f, route: {severity: [critical]}}, "
+        "{name: b, type: pagerduty, key_file: f}]}\n"
+    )
+    channels = [each.channel for each in make_notifier(config, Journal("sqlite://").outbox).deliveries()]
+    assert channels == ["to-a", "to-b"]
+    tried = {name: one.notify.receivers for name, one in each_receiver(config)}
+    assert list(tried) == ["teams a", "pagerduty b"]
+    assert [(each.only_persons, each.route.severity) for (each,) in tried.values()] == [(False, [])] * 2
+
+
+def test_the_heartbeat_beats_only_while_the_controller_sees(tmp_path: Path) -> None:
+    receiver, health = JsonReceiver((200, ""), (500, "")), [(True, "watching")]
+
+    async def go() -> list[bool]:
+        async with receiver.listening():
+            (tmp_path / "url").write_text(f"{receiver.url}/secret\n")
+            heart = Heartbeat(str(tmp_path / "url"), 2.0, "c", lambda: health[0])
+            beats = [await heart.beat(), await heart.beat()]
+            health[0] = (False, "no complete tick lately")
+            return [*beats, await heart.beat()]
+
+    assert asyncio.run(go()) == [True, False, False]
+    assert receiver.documents() == [{"cluster": "c", "detail": "watching"}] * 2

@@ -1,0 +1,153 @@
+"""Receivers of `notify.receivers`: each has rows of its own in the outbox, and gets what its route lets through."""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import ssl
+from email.message import EmailMessage
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from slurm_watchdog.base.text import safe
+from slurm_watchdog.knowledge.message_templates import fill
+from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.digest import Digest
+from slurm_watchdog.notify.http import post_json
+from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
+from slurm_watchdog.notify.notification import Notice, Topic, from_row
+from slurm_watchdog.notify.receiver_documents import PAGERDUTY, PAGERDUTY_EVENTS, Letter, mail, pagerduty, teams
+from slurm_watchdog.notify.slack import read_secret, read_url
+from slurm_watchdog.notify.wording import message_of
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.receivers import Receiver
+    from slurm_watchdog.journal.outbox import OutboxItem
+    from slurm_watchdog.notify.delivery import Outbox
+
+GAP_S: Final = 1.0
+SINGLE: Final = 20
+"""More messages than these are one digest."""
+AT_ONCE: Final = 500
+
+
+class ReceiverChannel:
+    """See the module. `settings` is the configuration's."""
+
+    topics = frozenset(Topic)
+    takes_messages = False
+
+    def __init__(self, settings: Receiver, cluster: str, places: SiteLinks = NO_LINKS, url: str = "") -> None:
+        """`url`: in the place of PagerDuty's."""
+        self.name = f"to-{settings.name}"
+        self._settings, self._cluster, self._places, self._url = settings, cluster, places, url or PAGERDUTY
+
+    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+        """See delivery.Channel."""
+        items = outbox.pending(AT_ONCE, self.name)
+        wanted = [(item, notice) for item in items if (notice := _notice(item)) is not None and self._lets(notice)]
+        kept = {item.id for item, _ in wanted}
+        outbox.done_all(self.name, [item.id for item in items if item.id not in kept])
+        if not wanted:
+            return GAP_S if items else None
+        if len(wanted) > SINGLE and self._settings.type != "pagerduty":
+            digest = Digest({})
+            for _, notice in wanted:
+                digest.add(notice)
+            await self._send(Letter(message=digest.words(), cluster=self._cluster), now)
+            outbox.done_all(self.name, [item.id for item, _ in wanted])
+            return GAP_S
+        item, notice = wanted[0]
+        letter = Letter(message=message_of(notice), cluster=self._cluster, notice=notice, places=self._places)
+        await self._send(letter, now)
+        outbox.done_all(self.name, [item.id])
+        return GAP_S
+
+    def _lets(self, notice: Notice) -> bool:
+        """Whether this receiver gets it."""
+        route, incident, settings = self._settings.route, notice.incident, self._settings
+        if settings.only_persons if settings.only_persons is not None else settings.type == "pagerduty":
+            ends = settings.type == "pagerduty" and notice.topic in PAGERDUTY_EVENTS
+            if not (notice.needs_person or ends):
+                return False
+        of_jobs = (("partition", route.partition), ("account", route.account), ("user", route.user))
+        return (
+            (not route.severity or incident.severity.value in route.severity)
+            and (not route.kinds or incident.kind in route.kinds)
+            and all(
+                not globs or any(fnmatchcase(getattr(job, name), glob) for job in notice.jobs for glob in globs)
+                for name, globs in of_jobs
+            )
+        )
+
+    async def _send(self, letter: Letter, now: float) -> None:
+        """Raises SendFailed."""
+        settings, where = self._settings, f"notify.receivers.{self._settings.name}"
+        if settings.type == "email":
+            to = self._addresses(letter.notice)
+            if to:
+                await self._mail(mail(letter, settings.sender, to, now), where)
+            return
+        headers = {}
+        if settings.type == "pagerduty":
+            url, document = self._url, pagerduty(letter, read_secret(settings.key_file, f"{where}.key_file"))
+        else:
+            url = read_url(settings.url_file, f"{where}.url_file")
+            document = teams(letter) if settings.type == "teams" else fill(settings.template, letter.values())
+        if settings.token_file:
+            headers["Authorization"] = f"Bearer {read_secret(settings.token_file, f'{where}.token_file')}"
+        await post_json(url, document, settings.deadline, receiver=settings.name, headers=headers)
+
+    def _addresses(self, notice: Notice | None) -> list[str]:
+        """Who gets a mail; owners get what is about their jobs alone."""
+        users = dict.fromkeys(job.user for job in notice.jobs) if notice is not None and self._settings.owner else {}
+        whole = notice is not None and len(notice.jobs) == len(notice.incident.job_ids)
+        own = list(users) if len(users) == 1 and whole else []
+        fit = [user for user in own if user.replace("-", "").replace(".", "").replace("_", "").isalnum()]
+        return [*self._settings.to, *(self._settings.owner.replace("{user}", user) for user in fit)]
+
+    async def _mail(self, message: EmailMessage, where: str) -> None:
+        settings = self._settings
+        password = read_secret(settings.password_file, f"{where}.password_file") if settings.login else ""
+        try:
+            # A server that sends a byte now and then holds up one thread, and no message of others.
+            await asyncio.wait_for(asyncio.to_thread(_deliver, settings, password, message), 3 * settings.deadline)
+        except TimeoutError:
+            raise SendFailed(f"{settings.name} did not take the mail in time") from None
+        except smtplib.SMTPRecipientsRefused as error:
+            said = "; ".join(
+                f"{code} {safe(text.decode(errors='replace'), 100)}" for code, text in error.recipients.values()
+            )
+            raise SendFailed(f"{settings.name} refuses every recipient: {said}", permanent=True) from None
+        except smtplib.SMTPResponseException as error:
+            said = (
+                error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
+            )
+            raise SendFailed(f"{settings.name} answered {error.smtp_code}: {safe(str(said), 200)}") from None
+        except (smtplib.SMTPException, OSError, ValueError) as error:
+            raise SendFailed(f"{settings.name} can't be reached ({type(error).__name__})") from None
+
+
+def _deliver(settings: Receiver, password: str, message: EmailMessage) -> None:
+    host, _, port = settings.server.rpartition(":")
+    tls = ssl.create_default_context()
+    server: smtplib.SMTP
+    if settings.encryption == "tls":
+        server = smtplib.SMTP_SSL(host.strip("[]"), int(port), timeout=settings.deadline, context=tls)
+    else:
+        server = smtplib.SMTP(host.strip("[]"), int(port), timeout=settings.deadline)
+    with server:
+        if settings.encryption == "starttls":
+            server.starttls(context=tls)
+        if settings.login:
+            server.login(settings.login, password)
+        server.send_message(message)
+
+
+def _notice(item: OutboxItem) -> Notice | None:
+    try:
+        return from_row(item.payload)
+    except msgspec.ValidationError:
+        return None  # a row of another release

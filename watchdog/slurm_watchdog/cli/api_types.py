@@ -233,6 +233,7 @@ class End(Answer, frozen=True, kw_only=True):
     steps_lost: int | None = None
     downtime_s: float | None = None
     needless: bool = False
+    ended_at: float | None = None
 
     @property
     def outcome(self) -> str:

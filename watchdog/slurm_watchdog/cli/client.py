@@ -29,6 +29,7 @@ from slurm_watchdog.cli.api_types import (
     Status,
 )
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.cli.report_types import Report
 
 T = TypeVar("T")
 
@@ -139,6 +140,10 @@ class Client:
         """Adds a test's result, or that it was mended, to what is remembered of a node."""
         body = msgspec.to_builtins(event)
         return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/events", dict[str, Any], body)[1]
+
+    def report(self, asked: Mapping[str, str]) -> tuple[Report, Any]:
+        """What the time of the jobs went to. `asked`: `from`, `to`, `user`, `account`, `partition`, `job`."""
+        return self._ask("GET", f"/v1/report?{urlencode(asked)}", Report)
 
     def pause(self, reason: str) -> tuple[Paused, Any]:
         """No action anywhere from now on."""

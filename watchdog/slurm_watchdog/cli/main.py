@@ -22,6 +22,7 @@ from slurm_watchdog.cli.nodes import nodes
 from slurm_watchdog.cli.notify import notify
 from slurm_watchdog.cli.pause import pause
 from slurm_watchdog.cli.replay import replay
+from slurm_watchdog.cli.report import report
 from slurm_watchdog.cli.restart import restart
 from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
@@ -29,6 +30,7 @@ from slurm_watchdog.cli.save_all import save_all
 from slurm_watchdog.cli.scan_log import scan_log
 from slurm_watchdog.cli.silence import ack, silence
 from slurm_watchdog.cli.status import status
+from slurm_watchdog.cli.story import story
 from slurm_watchdog.cli.test_nodes import test_nodes
 
 
@@ -68,6 +70,8 @@ for _command in (
     incidents,
     explain,
     nodes,
+    report,
+    story,
     ack,
     silence,
     doctor,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import INSTALL, needs_package
@@ -81,15 +81,21 @@ def _open_copy(file: Path, copy: Path) -> Journal:
 
 def _answers(journal: Journal, file: Path) -> Callable[[str, str, object], Answer]:
     from slurm_watchdog.controller.api import journal_view
+    from slurm_watchdog.controller.api.report_view import Unfit, report_asked
 
     def everything(incident: object) -> bool:
         return True  # who may read the file may read what is in it
 
     def document(method: str, target: str) -> Any:
         split = urlsplit(target)
+        if (method, split.path) == ("GET", "/v1/report"):
+            try:
+                return report_asked(journal.url, dict(parse_qsl(split.query)), None)
+            except Unfit as error:
+                raise journal_view.NotFound(400, str(error)) from error
         asked = _ASKED.fullmatch(split.path)
         if method != "GET" or asked is None:
-            raise journal_view.NotFound(409, f"{file} is a journal: only incidents and explain read it")
+            raise journal_view.NotFound(409, f"{file} is a journal: only incidents, explain, report and story read it")
         if asked["id"] is None:
             job = parse_qs(split.query).get("job", [None])[0]
             return journal_view.listed(journal, job, everything)

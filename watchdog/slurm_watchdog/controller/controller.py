@@ -35,6 +35,7 @@ from slurm_watchdog.controller.ports.given import (
     TickChunks,
 )
 from slurm_watchdog.controller.recorder import Recorder
+from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -110,6 +111,7 @@ class Controller:
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
         self._paths = OwnedPaths(config.jobs, self.state)
         self.searches = SlowSearches(config, journal, self.writer, self.ledger.record, clock.wall)
+        self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
             config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, self.ledger, hangs,
             self._paths.patience_s,
@@ -283,6 +285,7 @@ class Controller:
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
+            self.runs.update(self.judge.view, clock.wall())
             self.searches.update(self.judge.view, self.judge.incidents, self.state.jobs)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)

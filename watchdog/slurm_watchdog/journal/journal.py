@@ -22,6 +22,7 @@ from slurm_watchdog.journal.hang_places import SqlHangPlaces
 from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.quarantines import SqlQuarantines
+from slurm_watchdog.journal.run_records import SqlRunRecords
 from slurm_watchdog.journal.silences import SqlSilences
 from slurm_watchdog.journal.slow_searches import SqlSlowSearches
 from slurm_watchdog.journal.tables import (
@@ -85,12 +86,14 @@ class Journal:
     """
 
     def __init__(self, url: str, database: Callable[[str], Database] = Database) -> None:
+        self.url = url
         self._database = database(url)
         self.outbox = SqlOutbox(self._database)
         self.evidence = SqlEvidence(self._database)
         self.hang_places = SqlHangPlaces(self._database)
         self.quarantines = SqlQuarantines(self._database)
         self.slow_searches = SqlSlowSearches(self._database)
+        self.run_records = SqlRunRecords(self._database)
         self.node_events = SqlNodeEvents(self._database)
         self.silences = SqlSilences(self._database)
         try:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -203,6 +203,17 @@ SLOW_SEARCHES = sa.Table(
 )
 """The search for the nodes that make a job slow, with its runs: see slurm_watchdog.model.slow_search."""
 
+JOB_RUNS = sa.Table(
+    "job_runs",
+    META,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("restarts", sa.Integer, primary_key=True),
+    sa.Column("began_at", sa.Float, nullable=False, index=True),
+    sa.Column("seen_at", sa.Float, nullable=False, index=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+"""Runs of jobs, for reports: see slurm_watchdog.model.run_record."""
+
 
 def _to_2(sql: sa.Connection) -> None:
     """Threads of messages, and the ledger of nodes. A journal of schema 1 may have the former already."""
@@ -248,8 +259,15 @@ def _to_9(sql: sa.Connection) -> None:
     SLOW_SEARCHES.create(sql, checkfirst=True)
 
 
+def _to_10(sql: sa.Connection) -> None:
+    """Runs of jobs."""
+    JOB_RUNS.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
-MIGRATIONS: Final[Migrations] = {1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9}
+MIGRATIONS: Final[Migrations] = {
+    1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10,
+}  # fmt: skip
 """From version n to n + 1, in the same transaction as the new version number."""
 
 

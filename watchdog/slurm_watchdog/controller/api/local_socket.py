@@ -23,6 +23,7 @@ from slurm_watchdog.controller.api.asking import (
     reason_of,
 )
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
+from slurm_watchdog.controller.api.report_api import ReportApi
 from slurm_watchdog.controller.api.restart_api import NODE, RestartApi
 from slurm_watchdog.controller.api.save_api import SaveApi
 from slurm_watchdog.controller.api.silence_api import SilenceApi
@@ -58,6 +59,7 @@ def make_app(controller: CommandSources, person_of: Callable[[web.Request], Pers
     app.router.add_get("/v1/incidents", api.incidents)
     app.router.add_get("/v1/incidents/{id}", api.explain)
     app.router.add_get("/v1/incidents/{id}/evidence/{number}", api.evidence)
+    app.router.add_get("/v1/report", ReportApi(controller, api.who).report)
     app.router.add_post("/v1/diagnose", api.start_diagnosis)
     app.router.add_get("/v1/diagnose/{id}", api.diagnosis)
     app.router.add_get("/v1/nodes", api.nodes)

@@ -1,0 +1,165 @@
+"""`report` and `story`: from what a controller sees of runs, by the journal, to what people read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from msgspec.structs import replace
+
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.controller.run_records import RunRecords
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.model.actions import Action
+from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.model.past_runs import EndedJob
+from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.slurm.accounting import parse_accounting
+from tests.builders.cli import run
+from tests.builders.crash_loops import run as past_run
+from tests.builders.notices import DECISION, INCIDENT, RUN
+from tests.builders.open_doors import OWNER, STRANGE, Controller
+from tests.builders.views import cluster, job, progress, slurm_job
+
+T, H = 1_700_000_000.0, 3600.0
+NOW = 10_000.0
+"""Of the monotonic clock, as `cluster` has it."""
+
+
+def record(number: int, began_h: float, ended_h: float, **changes: Any) -> RunRecord:
+    given: dict[str, Any] = {
+        "job_id": "7", "restarts": number, "began_at": T + began_h * H, "ended_at": T + ended_h * H, "seen_at": T + ended_h * H,
+        "first_rise_at": T + (began_h + 0.25) * H, "last_rise_at": T + ended_h * H, "step_s": 10.0, "first_step": 0, "last_step": 810,
+        "uid": OWNER, "user": "ann", "account": "vision", "partition": "gpu", "name": "gpt", "nodes": 10, "state": "COMPLETED",
+    }  # fmt: skip
+    return RunRecord(**{**given, **changes})
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Job 7 hung for 7.5 h, was requeued, and made half an hour of steps again; another one was well."""
+    found = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    found.run_records.save(record(0, 0, 10, state="RUNNING", last_rise_at=T + 2.5 * H))
+    found.run_records.save(record(1, 10.5, 13, first_step=630, last_step=1440))
+    found.run_records.save(record(0, 0, 2.5, job_id="8", user="bob", uid=STRANGE, account="speech", nodes=1))
+    found.save_incident(replace(INCIDENT, state=IncidentState.RESOLVED, opened_at=T + 2.5 * H, resolved_at=T + 10 * H))
+    assert RUN.end is not None
+    found.add_decision(replace(DECISION, action=Action.REQUEUE, decided_at=T + 10 * H))
+    found.end_action(DECISION.id, replace(RUN.end, ended_at=T + 10.75 * H))
+    yield found
+    found.close()
+
+
+def asked(journal: Journal, command: str, *arguments: str) -> str:
+    path = journal.url.removeprefix("sqlite:///")
+    result = run(command, *arguments, "--journal", path)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save(journal: Journal) -> None:
+    said = asked(journal, "report", "--from", "2023-11-01")
+    first = said.splitlines()[0]
+    assert "2 jobs had 127.5 node-hours" in first and "33.1% went into steps that were kept" in first
+    assert "collective_hang   75.0        58.8%" in said
+    assert "recomputed steps  5.0         3.9%" in said
+    row = next(line for line in said.splitlines() if line.startswith("7 "))
+    assert row.split()[:5] == ["7", "gpt", "ann", "10", "2"]
+    assert "Incidents: 1 collective_hang." in said and "Nodes named most: n1 (1)." in said
+    assert (
+        "1 run failed or had to be ended, one in 127.5 node-hours" in said and "39 min on 10 nodes (Young 1974)" in said
+    )
+
+
+def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
+    said = asked(journal, "report", "--from", "2023-11-01", "--account", "speech", "--json")
+    (only,) = json.loads(said)["jobs"]
+    assert (only["job_id"], only["allocated_h"], only["share"]) == ("8", 2.5, 0.9)
+    assert "no job ran" in asked(journal, "report", "--from", "2023-11-01", "--user", "eve")
+
+
+def test_a_story_has_each_run_what_happened_and_what_it_cost(journal: Journal) -> None:
+    said = asked(journal, "story", "7", "--no-accounting")
+    assert said.startswith("Job 7 (gpt, ann): 2 runs, 1 incident, 125.0 node-hours, 32.0% of its measured time")
+    lines = said.splitlines()
+    hang, restart = (
+        next(n for n, line in enumerate(lines) if words in line)
+        for words in ("rank 3 waits alone", "requeue: runs on n2")
+    )
+    assert hang < restart
+    assert "630 to 1440" in said and "waited 30 min in the queue" in said
+
+
+def test_a_story_of_a_job_that_nobody_knows_says_so(journal: Journal) -> None:
+    assert "No run of job 99 is known" in asked(journal, "story", "99", "--no-accounting")
+
+
+def test_people_are_answered_about_their_own_jobs(tmp_path: Path) -> None:
+    controller: Any = Controller(tmp_path)
+    controller.journal.run_records.save(record(0, 0, 2))
+    controller.journal.run_records.save(record(0, 0, 2, job_id="8", uid=STRANGE))
+
+    def jobs(person: int, query: str = "") -> tuple[int, list[str]]:
+        async def go() -> tuple[int, Any]:
+            async with TestClient(TestServer(make_app(controller, lambda _: Person(person)))) as client:
+                answer = await client.get(f"/v1/report?from=0{query}")
+                return answer.status, await answer.json()
+
+        status, told = asyncio.run(go())
+        return status, sorted(each["job_id"] for each in told.get("jobs", ()))
+
+    assert jobs(0) == (200, ["7", "8"])
+    assert jobs(OWNER) == (200, ["7"])
+    assert jobs(STRANGE, "&job=7") == (200, [])
+    assert jobs(0, "&to=never") == (400, [])
+    assert jobs(0, "&to=-1") == (400, [])
+
+
+def test_a_run_is_kept_from_its_beginning_to_its_end_also_by_a_controller_that_was_started_in_between(
+    journal: Journal,
+) -> None:
+    def see(kept: RunRecords, age_s: float, **view: Any) -> None:
+        kept.update(replace(cluster(**view), now=NOW + age_s), T + age_s)
+
+    writer = JournalWriter(journal, LeftOut())
+    running = job(
+        job=slurm_job(job_id="9", start_at=T - 60.0, uid=5),
+        run_age_s=60.0,
+        progress=progress(5.0, step=100, first_step=90),
+    )
+    first = RunRecords(journal, writer, NOW, T)
+    see(first, 0.0, jobs=(running,))
+    later = RunRecords(journal, writer, NOW + 500.0, T + 500.0)
+    over = replace(
+        past_run(0), restarts=0, began_at=NOW + 400.0, ended_at=NOW + 900.0, steps_seen=2, first_step=300, last_step=400
+    )
+    see(later, 1000.0, ended=(EndedJob(job=running.job, ended_at=NOW + 900.0, run=over),))
+    see(later, 1100.0, ended=(EndedJob(job=running.job, ended_at=NOW + 900.0, run=replace(over, last_step=None)),))
+    (found,) = journal.run_records.of_job("9")
+    assert (found.began_at, found.ended_at, found.first_step, found.last_step) == (T - 60.0, T + 900.0, 90, 400)
+    assert (found.first_rise_at, found.uid) == (T - 5.0, 5)
+
+
+def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None:
+    text = (
+        "7|NODE_FAIL|1700000000|1700003600|4|ann|vision|gpu|a|b\n"
+        "7|CANCELLED by 1000|1700007200|1700007260|4|ann|vision|gpu|gpt\n"
+        "7|RUNNING|1700010000|Unknown|4|ann|vision|gpu|gpt\n"
+        "7|PENDING|Unknown|Unknown|4|ann|vision|gpu|gpt\n"
+        "70|RUNNING|1700010000|Unknown|4|ann|vision|gpu|gpt\n"
+        "7|RUNNING|170001\n\x00|||\n7|X|2|1|x|||\n"
+    )
+    found = parse_accounting(text, "7")
+    assert [(each.state, each.ended_at, each.name) for each in found] == [
+        ("NODE_FAIL", 1700003600.0, "a|b"),
+        ("CANCELLED", 1700007260.0, "gpt"),
+        ("RUNNING", None, "gpt"),
+    ]

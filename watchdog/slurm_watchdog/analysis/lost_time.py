@@ -1,0 +1,243 @@
+"""Where the time of jobs went: what a report counts, from the runs of each job and what was reported of them. Pure.
+
+Effective training time is the time of those steps that were kept: the steps that a run made, less those that the next
+run made again, times the usual time of a step of that run. Its share of the time for which nodes were allocated is
+what Meta calls the effective training time ratio (A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine
+Learning Research Clusters", 2024), without the time in the queue, which costs nobody a GPU and is counted beside it.
+
+A run is divided in this order, each part bounded by what is left:
+  start       from its beginning to its first new step: `first start`, or `restart` where a run came before;
+  waiting     from its last new step to its end, under the kind of the incident that was open then, else `ended STATE`;
+  recomputed  steps that the next run made again, and those that a restart in its allocation made again;
+  effective   the steps that were kept;
+  incidents   in between, for as long as they were open;
+  other       what remains: evaluations, checkpoints, steps slower than usual.
+A run whose steps could not be read is `not measured`, and in no share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
+from math import sqrt
+
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.run_record import RunRecord, Spell
+from slurm_watchdog.model.slurm_states import ALIVE, FAILED
+
+FIRST_START, RESTART, RECOMPUTED, OTHER = "first start", "restart", "recomputed steps", "other"
+NOT_MEASURED = "not measured"
+SLACK_S = 60.0
+"""An incident that began so long after a run's end is still about it."""
+PROMPT_STEPS = 3.0
+"""The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last."""
+PROMPT_S = 30.0
+HOUR_S = 3600.0
+
+
+class JobTime(Struct, frozen=True, kw_only=True):
+    """Of one job. Hours are node-hours."""
+
+    job_id: str
+    name: str
+    user: str
+    account: str
+    partition: str
+    nodes: int
+    runs: int
+    began_at: float
+    ended_at: float
+    allocated_h: float
+    measured_h: float
+    effective_h: float
+    lost_h: tuple[tuple[str, float], ...]
+    """(cause, node-hours), the largest first."""
+    queued_h: float
+    """Hours, not node-hours, in the queue between its runs."""
+    failures: int
+    """Runs that ended by themselves with an error, or by an action for an incident."""
+
+    @property
+    def share(self) -> float | None:
+        """Effective share of what was measured; None: nothing was."""
+        return self.effective_h / self.measured_h if self.measured_h > 0 else None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Of all jobs together."""
+
+    since: float
+    until: float
+    jobs: tuple[JobTime, ...]
+    """Those that lost most first."""
+    allocated_h: float
+    measured_h: float
+    effective_h: float
+    lost_h: tuple[tuple[str, float], ...]
+    failures: int
+    node_hours_between_failures: float | None
+    incidents: tuple[tuple[str, int], ...]
+    """(kind, how many), the most first."""
+    nodes: tuple[tuple[str, int], ...]
+    """(node, incidents that name it), the most first."""
+
+    @property
+    def share(self) -> float | None:
+        """As of a job."""
+        return self.effective_h / self.measured_h if self.measured_h > 0 else None
+
+
+def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Report:
+    """What happened from `since` to `until` (dates). What a run did outside of these is left out in proportion to its
+    time."""
+    of_job: dict[str, list[Spell]] = defaultdict(list)
+    within = [each for each in spells if each.ended_at >= since and each.began_at <= until]
+    for each in within:
+        of_job[each.job_id].append(each)
+    ordered = sorted(runs, key=lambda run: (run.job_id, run.restarts))
+    jobs = [
+        job
+        for job_id, mine in groupby(ordered, key=lambda run: run.job_id)
+        if (job := _job_time(list(mine), of_job[job_id], since, until)) is not None
+    ]
+    lost: dict[str, float] = defaultdict(float)
+    for job in jobs:
+        _add(lost, dict(job.lost_h))
+    failures, allocated_h = sum(job.failures for job in jobs), sum(job.allocated_h for job in jobs)
+    return Report(
+        since=since,
+        until=until,
+        jobs=tuple(sorted(jobs, key=lambda job: (-sum(hours for _, hours in job.lost_h), job.job_id))),
+        allocated_h=allocated_h,
+        measured_h=sum(job.measured_h for job in jobs),
+        effective_h=sum(job.effective_h for job in jobs),
+        lost_h=_largest(lost),
+        failures=failures,
+        node_hours_between_failures=allocated_h / failures if failures else None,
+        incidents=tuple(Counter(each.kind for each in within).most_common()),
+        nodes=tuple(Counter(node for each in within for node in each.nodes).most_common(20)),
+    )
+
+
+def checkpoint_interval_s(node_hours_between_failures: float, nodes: int, save_s: float) -> float:
+    """The interval between two checkpoints, in seconds, that loses least (J. W. Young, "A first order approximation to
+    the optimum checkpoint interval", CACM 1974), for a job on so many nodes that takes `save_s` to save."""
+    return sqrt(2.0 * save_s * node_hours_between_failures * HOUR_S / nodes)
+
+
+def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, until: float) -> JobTime | None:
+    """The runs of one job, in their order; None if it did nothing in that time."""
+    lost: dict[str, float] = defaultdict(float)
+    allocated_h = measured_h = effective_h = 0.0
+    counted, failures = [], 0
+    for number, run in enumerate(runs):
+        following = runs[number + 1] if number + 1 < len(runs) else None
+        whole_s = _end(run) - run.began_at
+        inside_s = min(_end(run), until) - max(run.began_at, since)
+        if whole_s <= 0 or inside_s <= 0:
+            continue
+        mine = [each for each in spells if each.restarts in (None, run.restarts)]
+        parts = _parts(run, following, mine, is_first=number == 0 and run.restarts == 0)
+        hours = inside_s / whole_s * run.nodes / HOUR_S
+        counted.append(run)
+        allocated_h += whole_s * hours
+        if parts is None:
+            lost[NOT_MEASURED] += whole_s * hours
+        else:
+            kept_s, lost_s = parts
+            measured_h += whole_s * hours
+            effective_h += kept_s * hours
+            _add(lost, {cause: seconds * hours for cause, seconds in lost_s.items()})
+        failures += _has_failed(run, mine) and since <= _end(run) <= until
+    if not counted:
+        return None
+    last = counted[-1]
+    return JobTime(
+        job_id=last.job_id,
+        name=last.name,
+        user=last.user,
+        account=last.account,
+        partition=last.partition,
+        nodes=max(run.nodes for run in counted),
+        runs=len(counted),
+        began_at=counted[0].began_at,
+        ended_at=_end(last),
+        allocated_h=allocated_h,
+        measured_h=measured_h,
+        effective_h=effective_h,
+        lost_h=_largest(lost),
+        queued_h=sum(max(0.0, b.began_at - _end(a)) for a, b in pairwise(counted)) / HOUR_S,
+        failures=failures,
+    )
+
+
+def _parts(
+    run: RunRecord, following: RunRecord | None, spells: Sequence[Spell], *, is_first: bool
+) -> tuple[float, dict[str, float]] | None:
+    """Seconds of steps that were kept, and what the rest went to; None if its steps are not known."""
+    left_s = _end(run) - run.began_at
+    lost: dict[str, float] = defaultdict(float)
+    if run.first_rise_at is None or run.last_rise_at is None or run.first_step is None or run.last_step is None:
+        return _stepless(run, spells, left_s)
+
+    def take(cause: str, seconds: float) -> float:
+        nonlocal left_s
+        taken = min(max(0.0, seconds), left_s)
+        left_s -= taken
+        if taken > 0:
+            lost[cause] += taken
+        return taken
+
+    take(FIRST_START if is_first else RESTART, run.first_rise_at - run.began_at)
+    tail_s = _end(run) - run.last_rise_at
+    if tail_s > max(PROMPT_S, PROMPT_STEPS * (run.step_s or 0.0) * run.stride) and run.ended_at is not None:
+        take(_why_it_waited(run, spells), tail_s)
+    made = max(0, run.last_step - run.first_step)
+    again = 0
+    if following is not None and following.first_step is not None:
+        again = min(made, max(0, run.last_step - following.first_step))
+    step_s = run.step_s or (run.last_rise_at - run.first_rise_at) / max(1, made)
+    take(RECOMPUTED, again * step_s + sum(each.recomputed_s for each in spells))
+    kept_s = min(left_s, (made - again) * step_s)
+    left_s -= kept_s
+    for each in spells:
+        if run.first_rise_at <= each.began_at < run.last_rise_at:
+            take(each.kind, min(each.ended_at, run.last_rise_at) - each.began_at)
+    take(OTHER, left_s)
+    return kept_s, dict(lost)
+
+
+def _stepless(run: RunRecord, spells: Sequence[Spell], seconds: float) -> tuple[float, dict[str, float]] | None:
+    """A run that failed before its first step has done nothing that counts, if its job is one whose steps are read."""
+    if run.ended_at is None or not _has_failed(run, spells):
+        return None
+    return 0.0, {_why_it_waited(run, spells): seconds}
+
+
+def _why_it_waited(run: RunRecord, spells: Sequence[Spell]) -> str:
+    last_at = run.last_rise_at or run.began_at
+    about = [each for each in spells if last_at - SLACK_S <= each.began_at <= _end(run) + SLACK_S]
+    if about:
+        return min(about, key=lambda each: each.began_at).kind
+    return f"ended {run.state}" if run.state and run.state not in ALIVE else "waiting"
+
+
+def _has_failed(run: RunRecord, spells: Sequence[Spell]) -> bool:
+    if run.ended_at is None:
+        return False
+    ended = any(each.acted and run.began_at <= each.began_at <= _end(run) + SLACK_S for each in spells)
+    return ended or run.state in FAILED
+
+
+def _end(run: RunRecord) -> float:
+    return run.seen_at if run.ended_at is None else run.ended_at
+
+
+def _add(to: dict[str, float], more: Mapping[str, float]) -> None:
+    for cause, amount in more.items():
+        to[cause] += amount
+
+
+def _largest(hours: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(hours.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,138 @@
+"""`slurm-watchdog report`: what the jobs' time went to."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import click
+
+from slurm_watchdog.analysis.lost_time import checkpoint_interval_s
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.options import journal_option, operator_options, print_json, reported_errors, seconds_of
+from slurm_watchdog.cli.report_types import JobTime, Report
+from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+
+WEEK_S: Final = 7 * 86400.0
+DATES: Final = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
+SHOWN_JOBS, SHOWN_NODES = 15, 10
+SHOWN_SIZES: Final = 4
+"""The largest numbers of nodes, for which an interval between checkpoints is said."""
+HEADINGS: Final = ("JOB", "NAME", "USER", "NODES", "RUNS", "NODE-HOURS", "EFFECTIVE", "LOST TO")
+_FIRST = ("JOB", "NODE-HOURS", "EFFECTIVE", "LOST TO", "RUNS", "NAME", "USER", "NODES")
+WANTED: Final = [HEADINGS.index(name) for name in _FIRST]
+
+
+@click.command(short_help="Where the jobs' time went: kept steps, restarts, hangs, steps made again.")
+@click.option("--week", is_flag=True, help="The last seven days. [default]")
+@click.option("--from", "since", type=click.DateTime(DATES), metavar="DATE", help="From this local date on.")
+@click.option("--to", "until", type=click.DateTime(DATES), metavar="DATE", help="Up to this local date. [default: now]")
+@click.option("--user", metavar="USER", help="Jobs of these users alone, with commas.")
+@click.option("--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
+@click.option("--partition", metavar="PARTITION", help="Jobs of these partitions alone.")
+@click.option(
+    "--job", metavar="J", shell_complete=complete.jobs, help="This job alone. See also: slurm-watchdog story."
+)
+@click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
+              help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip
+@journal_option
+@operator_options
+def report(  # noqa: PLR0913 - click hands each option over by itself
+    week: bool,
+    since: datetime | None,
+    until: datetime | None,
+    user: str | None,
+    account: str | None,
+    partition: str | None,
+    job: str | None,
+    save_s: float,
+    journal: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """What the time of the jobs went to: steps that were kept, and what was lost to which cause.
+
+    Effective is the time of the steps that were kept, by the usual time of a step: those that a restart made again
+    count as lost. Operators see all jobs, others their own. docs/report.md says how each hour is counted.
+
+    \b
+    Examples:
+      slurm-watchdog report
+      slurm-watchdog report --from 2026-11-01 --to 2026-12-01 --account vision
+      slurm-watchdog report --json | jq .share
+    """
+    if week and since is not None:
+        raise click.UsageError("--week and --from exclude each other")
+    now = clock.wall()
+    asked = {"user": user, "account": account, "partition": partition, "job": job}
+    dates = {
+        "from": str(since.timestamp() if since is not None else now - WEEK_S),
+        "to": str(now if until is None else until.timestamp()),
+    }
+    with reported_errors(as_json):
+        client = choose_or_journal(socket_path, config_file, journal)
+        found, document = client.report(dates | {name: value for name, value in asked.items() if value})
+        if as_json:
+            print_json(document)
+        else:
+            show(found, save_s)
+
+
+def show(found: Report, save_s: float) -> None:
+    """Prints it: one sentence, what was lost to what, the jobs that lost most, advice."""
+    when = f"From {moment(found.since)} to {moment(found.until)}"
+    if not found.jobs:
+        sentence(f"{when} no job ran that this controller has seen.")
+        return
+    if found.share is None:
+        had = f"{count(found.known_jobs, 'job')} had {found.allocated_h:,.1f} node-hours"
+        sentence(f"{when} {had}; no job's steps could be read.")
+    else:
+        lost_h = found.measured_h - found.effective_h
+        sentence(
+            f"{when} {count(found.known_jobs, 'job')} had {found.allocated_h:,.1f} node-hours: of the "
+            f"{found.measured_h:,.1f} whose steps could be read {found.share:.1%} went into steps that were kept, and "
+            f"{lost_h:,.1f} were lost."
+        )
+    whole_h = found.allocated_h or 1.0
+    print()
+    lost = [(cause, f"{hours:,.1f}", f"{hours / whole_h:.1%}") for cause, hours in found.lost_h]
+    table(("LOST TO", "NODE-HOURS", "SHARE"), lost)
+    print()
+    table(HEADINGS, [_row(each) for each in found.jobs[:SHOWN_JOBS]], wanted=WANTED, wraps=HEADINGS.index("LOST TO"))
+    if found.known_jobs > SHOWN_JOBS:
+        sentence(f"{found.known_jobs - SHOWN_JOBS} more jobs lost less than these.")
+    print()
+    _advise(found, save_s)
+
+
+def _row(job: JobTime) -> tuple[str, ...]:
+    lost = ", ".join(f"{cause} {hours:,.1f}" for cause, hours in job.lost_h[:4] if hours >= 0.05)
+    share = "-" if job.share is None else f"{job.share:.1%}"
+    return (
+        job.job_id, job.name, job.user, str(job.nodes), str(job.runs), f"{job.allocated_h:,.1f}", share, lost or "-",
+    )  # fmt: skip
+
+
+def _advise(found: Report, save_s: float) -> None:
+    if found.incidents:
+        sentence("Incidents: " + ", ".join(f"{number} {kind}" for kind, number in found.incidents) + ".")
+    if found.nodes:
+        named = [f"{node} ({number})" for node, number in found.nodes[:SHOWN_NODES]]
+        sentence(f"Nodes named most: {', '.join(named)}. More: slurm-watchdog nodes")
+    between_h = found.node_hours_between_failures
+    if between_h is None:
+        sentence("No run failed, so nothing is said about the interval between checkpoints.")
+        return
+    sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
+    intervals = [
+        f"{duration(checkpoint_interval_s(between_h, size, save_s))} on {count(size, 'node')}" for size in sizes
+    ]
+    often = f"{count(found.failures, 'run')} failed or had to be ended, one in {between_h:,.1f} node-hours"
+    sentence(
+        f"{often}. With a checkpoint that holds the training up for {duration(save_s)} least is lost by saving every "
+        f"{', '.join(intervals)} (Young 1974)."
+    )

@@ -1,0 +1,141 @@
+"""`slurm-watchdog story`: one job from its first run to now, on one page."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import click
+
+from slurm_watchdog.cli import complete
+from slurm_watchdog.cli.api_types import Explanation
+from slurm_watchdog.cli.client import Client
+from slurm_watchdog.cli.diagnosis_text import heading
+from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.options import journal_option, operator_options, print_json, reported_errors
+from slurm_watchdog.cli.report_types import JobRun, Report
+from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.model.slurm_states import ALIVE
+
+MAX_INCIDENTS: Final = 50
+"""The newest; `incidents` lists all."""
+SAME_S: Final = 120.0
+"""A run of accounting that began so near to one of the controller's is the same."""
+
+
+@click.command(short_help="One job from its first run to now: runs, incidents, actions, lost hours.")
+@click.argument("job_id", metavar="JOB", shell_complete=complete.jobs)
+@click.option("--accounting/--no-accounting", default=True, help="Ask sacct, too: for runs from before the controller.")
+@journal_option
+@operator_options
+def story(
+    job_id: str,
+    accounting: bool,
+    journal: str | None,
+    socket_path: str | None,
+    config_file: str | None,
+    as_json: bool,
+) -> None:
+    """One job from its first run to now: its runs, what went wrong, what was done, and the hours that it cost.
+
+    Also of a job that ended long ago: the controller keeps its runs for 400 days, and Slurm's accounting has those
+    from before the controller, where the site keeps one.
+
+    \b
+    Examples:
+      slurm-watchdog story 4711
+      slurm-watchdog story 4711_3 --no-accounting
+    """
+    with reported_errors(as_json):
+        client = choose_or_journal(socket_path, config_file, journal)
+        found, document = client.report({"job": job_id, "from": "0"})
+        explained = _explained(client, job_id)
+        before, why_not = _before(job_id, found.runs) if accounting else ([], "")
+        if as_json:
+            print_json(_as_json(document, explained, before, why_not))
+        else:
+            _print(job_id, found, [each for each, _ in explained], before, why_not)
+
+
+def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
+    incidents, _ = client.incidents(job_id)
+    return [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
+
+
+def _before(job_id: str, known: Sequence[JobRun]) -> tuple[list[RunRecord], str]:
+    """The runs that only accounting has, and why it was of no use."""
+    from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
+    from slurm_watchdog.slurm.commands import Commands
+
+    try:
+        found = asyncio.run(read_accounting(Commands("", os.environ), job_id))
+    except NoAccounting as error:
+        return [], str(error)
+    return [each for each in found if all(abs(each.began_at - run.began_at) > SAME_S for run in known)], ""
+
+
+def _as_json(document: Any, explained: Iterable[tuple[Any, Any]], before: Sequence[RunRecord], why_not: str) -> Any:
+    only = [
+        {"began_at": each.began_at, "ended_at": each.ended_at, "state": each.state, "nodes": each.nodes}
+        for each in before
+    ]
+    return {
+        "report": document,
+        "incidents": [each for _, each in explained],
+        "accounting": {"runs": only, "problem": why_not},
+    }
+
+
+def _print(
+    job_id: str, found: Report, explained: Sequence[Explanation], before: Sequence[RunRecord], why_not: str
+) -> None:
+    if not found.runs and not before:
+        sentence(f"No run of job {job_id} is known{f': {why_not}' if why_not else ' to the controller or to sacct'}.")
+        return
+    runs: list[JobRun | RunRecord] = sorted([*before, *found.runs], key=lambda run: run.began_at)
+    sentence(_head(job_id, found, len(runs), len(explained)))
+    heading("Runs")
+    table(("BEGAN", "FOR", "END", "NODES", "STEPS", "STEP TIME"), [_run_row(each) for each in runs])
+    events = sorted(event for each in explained for event in _events(each))
+    if events:
+        heading("What happened")
+        table(("TIME", "WHAT", "INCIDENT"), [(moment(at), what, name) for at, what, name in events], wraps=1)
+    for job in found.jobs:
+        heading("Node-hours")
+        table(("LOST TO", "NODE-HOURS"), [(cause, f"{hours:,.1f}") for cause, hours in job.lost_h])
+        if job.queued_h >= 0.1:
+            sentence(f"Between its runs it waited {duration(job.queued_h * 3600)} in the queue.")
+    if why_not:
+        sentence(f"Runs from before the controller are not known: {why_not}")
+
+
+def _head(job_id: str, found: Report, runs: int, incidents: int) -> str:
+    job = found.jobs[0] if found.jobs else None
+    of = f" ({job.name}, {job.user})" if job is not None else ""
+    share = (
+        "" if job is None or job.share is None else f", {job.share:.1%} of its measured time in steps that were kept"
+    )
+    hours = "" if job is None else f", {job.allocated_h:,.1f} node-hours"
+    return f"Job {job_id}{of}: {count(runs, 'run')}, {count(incidents, 'incident')}{hours}{share}."
+
+
+def _run_row(run: JobRun | RunRecord) -> tuple[str, ...]:
+    took = "-" if run.ended_at is None else duration(run.ended_at - run.began_at)
+    steps = (
+        "-" if run.last_step is None else f"{run.first_step if run.first_step is not None else '?'} to {run.last_step}"
+    )
+    step_s = "-" if run.step_s is None else duration(run.step_s)
+    end = "restarted" if run.ended_at is not None and run.state in ALIVE else run.state or "-"
+    return moment(run.began_at), took, end, str(run.nodes), steps, step_s
+
+
+def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:
+    incident = found.incident
+    if incident.opened_at is not None:
+        yield incident.opened_at, incident.summary, incident.id
+    for action in found.actions:
+        if action.end is not None and action.end.ended_at is not None:
+            yield action.end.ended_at, f"{action.action}: {action.end.detail or action.end.outcome}", incident.id

@@ -1,0 +1,68 @@
+"""What a report counts from, read from a journal while a controller writes it: a connection of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import sqlalchemy as sa
+
+from slurm_watchdog.journal.database import Database
+from slurm_watchdog.journal.run_records import SqlRunRecords
+from slurm_watchdog.journal.tables import ACTION_ENDS, DECISIONS, INCIDENTS
+from slurm_watchdog.model.actions import Action, ActionEnd, Decision
+from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.run_record import RunRecord, Spell
+
+LONGEST_S = 30 * 86400.0
+"""An incident that began so long before the time of a report is not looked for."""
+
+
+def read_report(url: str, since: float, until: float) -> tuple[list[RunRecord], list[Spell]]:
+    """The runs of that time (dates), and the incidents, each once for every job of it. Raises JournalError."""
+    database = Database(url)
+    try:
+        with database.together():
+            runs = SqlRunRecords(database).between(since, until)
+            spells = _spells(database, since, until)
+    finally:
+        database.close()
+    return runs, spells
+
+
+def _spells(database: Database, since: float, until: float) -> list[Spell]:
+    opened = INCIDENTS.c.opened_at.between(since - LONGEST_S, until)
+    incidents = [
+        database.decode(row.document, Incident)
+        for row in database.rows(sa.select(INCIDENTS.c.document).where(opened).order_by(INCIDENTS.c.opened_at))
+    ]
+    done = sa.select(DECISIONS.c.document.label("decision"), ACTION_ENDS.c.document.label("ended")).join(
+        ACTION_ENDS, ACTION_ENDS.c.decision_id == DECISIONS.c.id
+    )
+    ends: dict[str, list[tuple[Decision, ActionEnd]]] = defaultdict(list)
+    for row in database.rows(done.where(DECISIONS.c.decided_at.between(since - LONGEST_S, until))):
+        decision = database.decode(row.decision, Decision)
+        ends[decision.incident_id].append((decision, database.decode(row.ended, ActionEnd)))
+    return [spell for each in incidents for spell in spells_of(each, ends[each.id], until)]
+
+
+def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until: float) -> list[Spell]:
+    """One a job; nothing of an incident that was never reported, or that another one explains."""
+    if incident.fired_at is None or incident.inhibited_by is not None:
+        return []
+    runs = dict(incident.runs)
+    good = [(decision, end) for decision, end in ends if end.ok]
+    in_place = [end.seconds_lost or 0.0 for decision, end in good if decision.action == Action.RESTART_STEP]
+    nodes = tuple(dict.fromkeys(each.node for each in incident.culprits if each.node))
+    return [
+        Spell(
+            job_id=job_id,
+            restarts=runs.get(job_id),
+            kind=incident.kind,
+            began_at=incident.opened_at,
+            ended_at=until if incident.resolved_at is None else incident.resolved_at,
+            nodes=nodes if number == 0 else (),
+            acted=bool(good),
+            recomputed_s=sum(in_place) if number == 0 else 0.0,
+        )
+        for number, job_id in enumerate(incident.job_ids or ("",))
+    ]

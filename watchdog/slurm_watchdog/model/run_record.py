@@ -1,0 +1,71 @@
+"""What is kept of a run of a job for reports: when it ran, on how many nodes, and which steps it made."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import Struct
+
+
+class RunRecord(Struct, frozen=True, kw_only=True):
+    """One run, (job id, restart count). Times are dates (seconds since 1970); None: not known."""
+
+    job_id: str
+    restarts: int
+    began_at: float
+    seen_at: float
+    """When Slurm last listed it as running."""
+    ended_at: float | None = None
+    """None while it runs."""
+    state: str = ""
+    uid: int = -1
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    name: str = ""
+    nodes: int = 1
+    gpus: int | None = None
+    """Those that ranks were seen to compute on."""
+    first_step: int | None = None
+    last_step: int | None = None
+    stride: int = 1
+    """Steps between two lines of its log."""
+    first_rise_at: float | None = None
+    """When its step first rose."""
+    last_rise_at: float | None = None
+    step_s: float | None = None
+    """Of one step, the median of the recent ones."""
+
+
+class Spell(Struct, frozen=True, kw_only=True):
+    """An incident of one run: when it was open (dates)."""
+
+    job_id: str
+    restarts: int | None
+    """None: not known."""
+    kind: str
+    began_at: float
+    ended_at: float
+    nodes: tuple[str, ...] = ()
+    acted: bool = False
+    """Whether an action of ours for it succeeded."""
+    recomputed_s: float = 0.0
+    """Time of the steps that a restart inside of this run made again."""
+
+
+def merged(before: RunRecord, now: RunRecord) -> RunRecord:
+    """Both of one run: a controller that was started in between knows only the later part of it."""
+    steps = [each for each in (before.first_step, now.first_step) if each is not None]
+    last = [each for each in (before.last_step, now.last_step) if each is not None]
+    rises = [each for each in (before.first_rise_at, now.first_rise_at) if each is not None]
+    return replace(
+        now,
+        began_at=min(before.began_at, now.began_at),
+        gpus=now.gpus if before.gpus is None else max(before.gpus, now.gpus or 0),
+        first_step=min(steps, default=None),
+        last_step=max(last, default=None),
+        stride=max(before.stride, now.stride),
+        first_rise_at=min(rises, default=None),
+        last_rise_at=before.last_rise_at if now.last_rise_at is None else now.last_rise_at,
+        step_s=before.step_s if now.step_s is None else now.step_s,
+    )

@@ -44,6 +44,10 @@ def rising(counter: str = "pcie_replays", times: int = 6, first_at: float = CHAN
 
 SIGNS: dict[str, tuple[dict[str, Any], str]] = {
     "a low clock": ({"recent_sm_clock_hz": 1.7e9}, "1700 MHz under load"),
+    "heat held it back often": (
+        {"throttled": (("hw_thermal_slowdown", 0.4),)},
+        "hw_thermal_slowdown (40% of five minutes)",
+    ),
     "heat holds it back": ({"throttle": ("hw_thermal_slowdown",)}, "held back by hw_thermal_slowdown"),
     "less power than it usually draws": ({"recent_power_w": 480.0}, "79 % of its usual power"),
     "heat": ({"temperature_c": 88.0}, "88 C"),

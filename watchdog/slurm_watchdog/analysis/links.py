@@ -12,7 +12,7 @@ DOWN_S: Final = 60.0
 FLAPS: Final = 2
 """Once within an hour is a cable that was moved."""
 RISES: Final = 10
-"""Looks, half a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
+"""Looks, a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
 a cable may have."""
 PEERS: Final = 3
 """Links of the same name and kind on other nodes that show at which rate such a link runs."""

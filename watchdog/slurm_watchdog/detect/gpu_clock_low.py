@@ -113,6 +113,9 @@ def _facts(each: RankGpu) -> str:
         parts.append(f"{gpu.temperature_c:.0f} C")
     if gpu.power_w is not None:
         parts.append(f"{gpu.power_w:.0f} W")
+    parts += [
+        f"{share:.0%} of five minutes held back by {why}" for why, share in each.view.throttled if why not in CHOSEN
+    ]
     if each.view.usual_sm_clock_hz is not None:
         parts.append(f"usually {each.view.usual_sm_clock_hz / 1e6:.0f} MHz under load")
     return ", ".join(parts)

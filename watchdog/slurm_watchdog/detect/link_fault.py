@@ -2,8 +2,8 @@
 has errors that rise.
 
 Fires: a link that has been up is down for a minute; went down twice within an hour; runs slower than it did since the
-node was started, or than that of all other nodes of its job (three at least); or its errors rose in ten looks, half a
-minute apart.
+node was started, or than that of all other nodes of its job (three at least); or its errors rose in ten looks, a minute
+apart.
 Names: the node and the link, with the times.
 Note: it explains nothing by itself: that bytes stop there is a fact of `collective_hang`, that errors rise one of
 `slow_node`, and each is remembered of the node (docs/nodes.md).

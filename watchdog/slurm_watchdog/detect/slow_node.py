@@ -46,6 +46,8 @@ HOT_C, HOTTER_C = 85.0, 12.0
 HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
+OFTEN = 0.2
+"""Share of five minutes under load from which a reason counts that is not there in this very look."""
 LEAST_S = 60.0
 """So long the job has to be slower: the sign on a node says itself that it is no burst of what all share."""
 SLOW_VALUES_S = 150.0
@@ -192,12 +194,15 @@ def _clocks(job: JobView) -> list[Sign]:
 
 
 def _held_back(job: JobView) -> list[Sign]:
-    return [
-        Sign(node=each.view.node, signal="throttle", text=f"{_gpu(each)} is held back by "
-            f"{', '.join(sorted(reasons))}", gpu=each)
-        for each in _busy(job)
-        if (reasons := HELD_BACK & set(each.view.gpu.throttle or ()))
-    ]  # fmt: skip
+    found = []
+    for each in _busy(job):
+        shares = {why: share for why, share in each.view.throttled if share >= OFTEN}
+        reasons = sorted(HELD_BACK & {*(each.view.gpu.throttle or ()), *shares})
+        if reasons:
+            words = ", ".join(f"{why} ({shares[why]:.0%} of five minutes)" if why in shares else why for why in reasons)
+            text = f"{_gpu(each)} is held back by {words}"
+            found.append(Sign(node=each.view.node, signal="throttle", text=text, gpu=each))
+    return found
 
 
 def _power(job: JobView) -> list[Sign]:

@@ -37,6 +37,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
     """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
     usual_power_w: float | None = None
     """The most that its average over a minute came to for the program that runs; forgotten over hours."""
+    throttled: tuple[tuple[str, float], ...] = ()
+    """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
     rising: tuple[Rise, ...] = ()

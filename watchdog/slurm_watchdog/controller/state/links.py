@@ -15,7 +15,7 @@ MAX_TIMES = 32
 RISE_BREAK_S = 900.0
 """As of a GPU's corrections."""
 USUAL_S, USUAL_LOOKS = 3600.0, 10
-"""Time constant of what usually goes through it, and looks before that is known: five minutes."""
+"""Time constant of what usually goes through it, and looks before that is known: ten minutes."""
 
 
 @dataclass(slots=True)

@@ -34,6 +34,10 @@ KEPT_MOUNT_S = 600.0
 KEPT_USAGE_S = 600.0
 """As long as `memory_kill` reports a kill by default: its group is gone by then, most often."""
 MAX_USAGES = 1024
+THROTTLE_S, THROTTLED_FROM = 300.0, 0.05
+"""Time constant of the shares of throttle reasons, and the least that is told."""
+MAX_REASONS = 16
+"""NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other."""
 IDLE_RATIO = 0.05
 """A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
 BUSY_RATIO = 0.5
@@ -105,6 +109,7 @@ class _Past:
     power_w: _Averages = field(default_factory=_power)
     pids: tuple[int, ...] = ()
     """Who computed on it last: its power is usual for that program, and for no other."""
+    throttled: dict[str, float] = field(default_factory=dict)
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
     corrections: tuple[int | None, ...] = (None, None, None)
@@ -270,6 +275,8 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)
+            if gpu.throttle or past.throttled:
+                _note_throttle(past.throttled, gpu.throttle, elapsed_s)
     else:
         past.idle_since = past.busy_since = None
         past.looks = 0
@@ -291,10 +298,22 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         usual_sm_clock_hz=past.clock_hz.usual,
         recent_power_w=past.power_w.recent(past.looks),
         usual_power_w=past.power_w.usual,
+        throttled=tuple(sorted((why, share) for why, share in past.throttled.items() if share >= THROTTLED_FROM)),
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),
     )
     return past.view
+
+
+def _note_throttle(throttled: dict[str, float], reasons: tuple[str, ...] | None, elapsed_s: float) -> None:
+    """A card that comes and goes with its heat is seen between two of its moments half of the time."""
+    if reasons is None:
+        return
+    for reason in {*throttled, *reasons[:MAX_REASONS]}:
+        share = _average(throttled.get(reason, 0.0), float(reason in reasons), elapsed_s, THROTTLE_S)
+        throttled[reason] = share
+        if share < THROTTLED_FROM / 10:
+            del throttled[reason]
 
 
 def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:

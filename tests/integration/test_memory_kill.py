@@ -6,12 +6,17 @@ The rig's Slurm has no control groups, so the rank is put into one of version 1 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.agent.collectors.usage import read_usage
+from slurm_watchdog.model.usage import Resource, Usage
+from tests.builders.views import process
 from tests.integration.training_job import inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
@@ -78,3 +83,31 @@ def test_rank_that_the_kernel_kills_for_memory_is_named_before_the_cascade(
     print(incident["summary"])
     others = [each for each in watchdog.incidents() if each["kind"] in ("dead_rank", "log_error")]
     assert all(each["inhibited_by"] == incident["id"] for each in others), others
+
+
+def test_real_groups_use_and_kills_are_read(group: Callable[[str], Path]) -> None:
+    place = group("4711")
+    eater = "import sys; sys.stdin.read(1); kept = [b'x' * (1 << 20) for _ in range(1000)]"
+    child = subprocess.Popen([sys.executable, "-c", eater], stdin=subprocess.PIPE)
+    rank = process(0, pid=child.pid, job_id="4711")
+
+    def step() -> Usage:
+        found = read_usage([rank]).usages
+        (row,) = (each for each in found if each.job_id == "4711" and each.step_id == "0")
+        return row
+
+    try:
+        (place / "cgroup.procs").write_text(str(child.pid))
+        before = step()
+        assert (before.resource, before.limit, before.refused) == (Resource.MEMORY, LIMIT, 0)
+        assert child.stdin is not None
+        with subprocess.Popen(["sleep", "30"]) as beside:  # so that somebody is there when the other one is not
+            (place / "cgroup.procs").write_text(str(beside.pid))
+            child.communicate(b"x")
+            assert child.returncode == -9
+            rank = process(0, pid=beside.pid, job_id="4711")
+            after = step()
+            beside.kill()
+        assert after.refused == 1 and after.peak is not None and after.peak >= 0.9 * LIMIT
+    finally:
+        child.kill()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.link import with_rates
+from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
+from slurm_watchdog.agent.collectors.link import OLD_S, LinkCollector, with_rates
 from slurm_watchdog.agent.files.links import MAX_LINKS, links_in, parse_rate, parse_speed
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
+from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.links import Link
+from slurm_watchdog.model.report import LinkSection, ProcessSection
+from tests.builders.requests import functions
+from tests.builders.views import process
 
 PORT = {
     "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
@@ -83,3 +90,25 @@ def test_tree_with_anything_in_its_files_is_read(tmp_path_factory: object, files
     root = tmp_path_factory.mktemp("sysfs")  # type: ignore[attr-defined]
     (found,) = links_in(tree(root, {"infiniband/x/ports/1": {"link_layer": "InfiniBand"} | files}))
     assert found.link.errors is None or found.link.errors >= 0
+
+
+def test_links_come_from_a_child_are_said_again_and_dropped_when_the_adapters_are_silent() -> None:
+    sections = Sections()
+    sections.put(ProcessSection(processes=(process(),)))
+    probes = WorkerPool(functions("read_links"))
+    context = SimpleNamespace(workers=probes, sections=sections, settings=SimpleNamespace(probe_deadline=10.0))
+    collector = LinkCollector(cast(CollectorContext, context))
+    try:
+        began = probes.read_clock()
+        assert collector.collect(began) == LinkSection()
+        probes.settle(10.0, [1])
+        assert list(collector.problems(began)) == []
+        now = probes.read_clock()
+        seen = collector.collect(now)
+        assert {each.name for each in seen.links} == {each.link.name for each in links_in("/sys/class")}
+        assert collector.collect(now + 5.0) == seen
+        assert collector.collect(now + OLD_S + 5.0) == LinkSection()
+        sections.put(ProcessSection())
+        assert collector.collect(now) == LinkSection()
+    finally:
+        probes.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
@@ -64,9 +65,15 @@ def test_given_others_that_are_taken_before_the_job_starts_then_it_gets_its_old_
     assert job.excluded == () and job.nodes == ("n1", "n2") and job.state == "RUNNING"
 
 
-def test_given_a_controller_that_dies_over_the_exclusion_then_it_is_made_once(story: Story) -> None:
+@pytest.mark.parametrize("rung", ["requeue_hold", "exclude", "release"])
+@pytest.mark.parametrize("moment", ["before intent", "after intent", "before outcome", "after outcome"])
+def test_given_a_controller_that_dies_at_any_write_then_the_exclusion_is_made_once_and_the_search_lives(
+    story: Story, moment: str, rung: str
+) -> None:
     job = searched(story)
-    story.controller_dies("after intent exclude")
+    story.controller_dies(f"{moment} {rung}")
     hangs(story, job)
     assert len(job.excluded) == 1 and job.state == "RUNNING"
     assert len(story.journal.node_entries("excluded", "7")) == 1
+    assert story.done.count("requeue_hold 7") == 1
+    assert story.journal.slow_searches.all() == list(story.controller.searches.all()) != []

@@ -36,6 +36,13 @@ def run(figures: Figures) -> None:
                 whole = sum(names == each.slow for names, each in zip(named, found, strict=True))
                 figures.add(f"{name}.all_of_them_named", 100 * whole / tries, "%", at_least=95)
                 figures.add(f"{name}.restarts_until_all.95_of_100", _share(found, 0.95), "restarts")
+        for slow in (1, 2, 3):
+            found = list(pool.map(partial(_by_place, slow), range(2 * SIZES[48]), chunksize=4))
+            name = f"search.48_nodes.{slow}_slow.cost_differs_by_place"
+            wrong = sum(bool({one.node for one in each.verdict.named} - each.slow) for each in found)
+            figures.add(f"{name}.wrong_name", 100 * wrong / len(found), "%", at_most=1)
+            in_time = [each for each in found if each.first_named and (each.first_named_after or 0) <= 7]
+            figures.add(f"{name}.named_in_7_restarts", 100 * len(in_time) / len(found), "%", at_least=95)
         for nodes in (48, 384):
             found = list(pool.map(partial(_few, nodes), range(SIZES[nodes]), chunksize=4))
             name = f"search.{nodes}_nodes.1_slow.one_in_{FEW_SPARES}_is_a_spare"
@@ -46,6 +53,11 @@ def run(figures: Figures) -> None:
 
 def _half(nodes: int, slow: int, seed: int) -> Searched:
     return search_cluster(nodes, nodes // 2, slow, seed)
+
+
+def _by_place(slow: int, seed: int) -> Searched:
+    """What a slow node costs differs by up to a quarter from run to run."""
+    return search_cluster(48, 24, slow, seed, place=0.25)
 
 
 def _few(nodes: int, seed: int) -> Searched:

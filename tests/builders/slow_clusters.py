@@ -13,7 +13,7 @@ from slurm_watchdog.analysis.slow_node_search import (
     without,
 )
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SlowSearch
+from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SearchState, SlowSearch
 
 STEPS = 180
 """Of a run that are measured, half an hour; three times as many were seen before the search."""
@@ -33,10 +33,11 @@ class Searched(Struct, frozen=True):
 
 
 def search_cluster(
-    nodes: int, in_job: int, slow_nodes: int, seed: int, most: int = 60, noise: float = 0.02, swing: float = 0.01
-) -> Searched:
+    nodes: int, in_job: int, slow_nodes: int, seed: int, most: int = 60, noise: float = 0.02, swing: float = 0.01,
+    place: float = 0.0,
+) -> Searched:  # fmt: skip
     """1 to 3 nodes of the job become 3 to 10 % slower; its step times scatter by `noise` and swing by so much with the
-    hour of the day. Ends with the verdict, or after `most` restarts."""
+    hour of the day; what a slow node costs differs by up to `place` of it from run to run. Ends with the verdict, or after `most` restarts."""
     chance = random.Random(f"{nodes}/{in_job}/{slow_nodes}/{seed}")
     names = [f"n{number:04d}" for number in range(nodes)]
     job, spares = names[:in_job], names[in_job:]
@@ -44,7 +45,8 @@ def search_cluster(
     phase = chance.random()
 
     def run(used: tuple[str, ...], at: float, steps: int = STEPS) -> tuple[float, float]:
-        top = max((slow.get(node, 0.0) for node in used), default=0.0)
+        cost = 1 + place * chance.uniform(-1, 1) if place else 1.0
+        top = cost * max((slow.get(node, 0.0) for node in used), default=0.0)
         day = 1 + swing * math.sin(2 * math.pi * (at / 86400 + phase))
         found = measure([STEP_S * (1 + top) * day * (1 + chance.gauss(0, noise)) for _ in range(steps)])
         assert found is not None
@@ -81,5 +83,5 @@ def job_search(nodes: str, *runs: tuple[str, float]) -> JobSearch:
     search = SlowSearch(suspects=tuple(nodes.split()), fast=2.0, slow=2.07, error=0.001, at=0.0, runs=found)
     return JobSearch(
         job_id="7", chain="", incident_id="s1", opened_at=0.0, updated_at=0.0, restarts=0, step_id="0", step=9,
-        batch=None, logged=True, search=search,
+        batch=None, logged=True, search=search, state=SearchState.SEARCHING,
     )  # fmt: skip

@@ -102,8 +102,10 @@ def test_restarts_needed_where_few_can_be_left_out_at_once(suspects: int, spares
 
 @pytest.mark.parametrize("slow", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_search_of_a_cluster_names_its_slow_nodes_and_nobody_else(slow: int, seed: int) -> None:
-    found = search_cluster(48, 24, slow, seed)
+@pytest.mark.parametrize("place", [0.0, 0.25], ids=["the same in each run", "by its place"])
+def test_search_of_a_cluster_names_its_slow_nodes_and_nobody_else(slow: int, seed: int, place: float) -> None:
+    found = search_cluster(48, 24, slow, seed, place=place)
+    assert found.first_named <= found.slow
     assert {each.node for each in found.verdict.named} <= found.slow
     assert found.first_named_after is not None and found.first_named_after <= 9
 

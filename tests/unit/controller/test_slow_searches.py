@@ -17,6 +17,7 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentKind, Truth
 from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.slow_search import SearchState
 from tests.builders.notices import INCIDENT
 from tests.builders.step_noise import noisy
 from tests.builders.views import cluster, job, slurm_job
@@ -89,6 +90,7 @@ def test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(w
     assert event.what.endswith("(confidence 1.00)")
     search = world.searches.get("7")
     assert search is not None and search.named == ("n1",) and len(search.search.runs) == 3
+    assert search.state is SearchState.FOUND
     assert world.journal.slow_searches.all() == [search]
 
 
@@ -96,6 +98,7 @@ def test_a_node_that_later_runs_contradict_is_withdrawn(world: World) -> None:
     test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(world)
     world.run(4, ("n2", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
     assert [(each.node, each.withdrawn_why != "") for each in world.told] == [("n1", False), ("n1", True)]
+    assert [each.state for each in world.searches.all()] == [SearchState.ACQUITTED]
 
 
 def test_a_run_is_measured_again_only_when_it_has_half_as_many_steps_more(world: World) -> None:

@@ -13,15 +13,17 @@ from run to run; a run that fits no known height, or two of them, is unclear and
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import ceil, erfc, exp, hypot, inf, log, log2, pi, sin, sqrt
 from statistics import fmean
 
 from slurm_watchdog.analysis.level_shift import DAY_SWING
+from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.base.midmean import midmean
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.slow_search import SlowSearch
+from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
 
 BATCH = 10
 """Steps of one batch (see level_shift)."""
@@ -37,10 +39,16 @@ LIKE = 1.5
 nodes that differ by less one may pass for the other, and does little harm."""
 SLOW = 0.025
 """A run that is slower by less may be so by the hour of the day: it says nothing."""
+ROUGH, TALLER = 0.35, 2.0
+"""Of a height: what a slow node, or a slow link, costs differs with its place among the others. A run that is slower
+than twice what the search began with has something else."""
 LEAST_HEIGHT = 0.02
 """Slower by less is not searched for: the runs of one job differ by that."""
 LOST = 2
 """Unclear runs one after the other, after which a run on nodes above suspicion shows what fast is at this hour."""
+SEEN = 2
+"""Slow runs that nobody but a node explains, the one in which the job became slow among them, before it is named beside
+another one: what the hour of the day did to a single run has named a wrong one."""
 SKIPPED = 5
 """First steps of a run, which compile, warm caches and fill pipelines."""
 
@@ -73,6 +81,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     contradicts itself names nobody."""
     uncleared: tuple[str, ...] = ()
     """Nodes that were in no fast run yet."""
+    to_confirm: tuple[str, ...] = ()
+    """Nodes that one run alone speaks against: the next one has to use them."""
 
     @property
     def over(self) -> bool:
@@ -113,6 +123,11 @@ class _Read(Struct, frozen=True):
 
 def judge(search: SlowSearch) -> Verdict:
     """What the runs say, each of the nodes that it used."""
+    return _judge(search.runs, search)
+
+
+@by_identity
+def _judge(_: tuple[SearchRun, ...], search: SlowSearch) -> Verdict:
     clear, unclear_now = _read(search)
     at_most = _at_most(clear)
     slow = [run for run in clear if run.height > 0]
@@ -121,10 +136,12 @@ def judge(search: SlowSearch) -> Verdict:
     tested = any(run.height < slow[0].height - slow[0].room for run in clear)
     acquitted = any(not group for _, group in groups)
     doubt = sum(run.doubt for run in clear)
+    alone = Counter(node for _, group in groups if len(group) == 1 and tested for node in group)
+    least = min(SEEN, max(alone.values(), default=SEEN))
     named: dict[str, SlowNode] = {}
     for run, group in groups:
-        if len(group) == 1 and tested and not group <= named.keys():
-            (node,) = group
+        (node,) = group if len(group) == 1 else ("",)
+        if alone[node] >= least and node not in named and (least == SEEN or not named):
             named[node] = SlowNode(node=node, percent=percent_of(run.height), confidence=max(0.0, 1 - doubt))
     left = [group for _, group in groups if group and not any(node in group for node in named)]
     return Verdict(
@@ -135,6 +152,7 @@ def judge(search: SlowSearch) -> Verdict:
         unclear_now=unclear_now,
         acquitted=acquitted,
         uncleared=tuple(node for node in search.suspects if at_most[node] >= LEAST_HEIGHT),
+        to_confirm=tuple(sorted(alone.keys() - named.keys())),
     )
 
 
@@ -158,7 +176,7 @@ def _read(search: SlowSearch) -> tuple[list[_Read], int]:
     """The runs that were clearly slow or clearly fast, the one in which it became slow first; and how many of the
     newest are not among them."""
     height = search.slow - search.fast
-    read = [_Read(search.suspects, height, max(SAME, ERRORS * search.error), 0.0)]
+    read = [_Read(search.suspects, height, max(SAME, ERRORS * search.error, ROUGH * height), 0.0)]
     drift, spread, clear_at, unclear = 0.0, 0.0, search.at, 0
     uncleared = set(search.suspects)
     for run in search.runs:
@@ -169,7 +187,7 @@ def _read(search: SlowSearch) -> tuple[list[_Read], int]:
         innocent = unclear > 0 and abs(raw) <= 2 * DAY_SWING and uncleared.isdisjoint(run.nodes)
         if innocent:  # it cannot but be fast, and says what fast is at this hour
             drift, spread, raw = drift + raw, run.error, 0.0
-        elif raw > height + 2 * room or LEAST_HEIGHT - room <= raw <= max(SLOW, LEAST_HEIGHT / 2 + room):
+        elif raw > TALLER * height + 2 * room or LEAST_HEIGHT - room <= raw <= max(SLOW, LEAST_HEIGHT / 2 + room):
             unclear += 1
             continue  # slower than ever: something else is wrong; or neither slow nor fast
         unclear = 0
@@ -177,7 +195,8 @@ def _read(search: SlowSearch) -> tuple[list[_Read], int]:
         if is_fast:
             uncleared.difference_update(run.nodes)
         doubt = erfc(abs(raw - LEAST_HEIGHT * 0.75) / max(error, 1e-9) / sqrt(2)) / 2
-        read.append(_Read(run.nodes, 0.0 if is_fast else raw, room, doubt))
+        seen = 0.0 if is_fast else min(raw, height + room)
+        read.append(_Read(run.nodes, seen, max(room, ROUGH * seen), doubt))
         off = raw if is_fast else raw - height
         if is_fast or abs(off) <= LIKE * error:  # of a level that is known: so much the hour of the day has changed
             gain = spread**2 / error**2 if error > 0 else 0.0
@@ -197,7 +216,8 @@ def leave_out(verdict: Verdict, at_most: int, chance: random.Random) -> tuple[st
         out += [node for node in verdict.uncleared if node not in out]
     elif verdict.suspects:
         group = verdict.suspects[0]
-        out += chance.sample(group, max(1, len(group) // 2))
+        if group[0] not in verdict.to_confirm:
+            out += chance.sample(group, max(1, len(group) // 2))
         out += [node for node in verdict.uncleared if node not in group and node not in out]
     return tuple(out[:at_most])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from math import exp
 
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SlowSearch
+from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SearchState, SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,10 @@ class SlowSearches:
         if before is None or after is None or after.level - before.level < SLOW:
             return
         wall = self._wall()
-        log.warning("job %s: a slow node is searched for (incident %s)", job.job.job_id, incident.id)
+        log.warning(
+            "job %s: a slow node is searched for (incident %s): %.4g s a step before, %.4g s now, +- %.2g %%",
+            job.job.job_id, incident.id, exp(before.level), exp(after.level), 100 * max(before.error, after.error),
+        )  # fmt: skip
         self._save(
             JobSearch(
                 job_id=job.job.job_id, chain=f"{job.job.uid}/{job.job.name}"[:400], incident_id=incident.id,
@@ -101,6 +105,7 @@ class SlowSearches:
                     suspects=job.job.nodes, fast=before.level, slow=after.level, error=max(before.error, after.error),
                     at=wall - (now - after.at),
                 ),
+                state=SearchState.SEARCHING,
             )
         )  # fmt: skip
 
@@ -132,16 +137,28 @@ class SlowSearches:
             runs = runs[:-1]
         search = replace(known.search, runs=(*runs, run)[-MAX_RUNS:])
         changed = replace(known, search=search, updated_at=self._wall())
-        self._save(replace(changed, named=self._tell(changed, acquitted=judge(known.search).acquitted)))
+        log.info(
+            "job %s: run %d of its search, on %d nodes: %.4g s a step, +- %.2g %%, %d batches", job.job.job_id,
+            len(changed.search.runs), len(run.nodes), exp(run.level), 100 * run.error, run.batches,
+        )  # fmt: skip
+        self._save(replace(changed, named=self._tell(changed), state=self._state(changed)))
 
-    def _tell(self, search: JobSearch, *, acquitted: bool) -> tuple[str, ...]:
-        """Writes down who was found; and of one that later runs contradict, that it was not. `acquitted`: whether the
-        search had acquitted all of them before. Returns the nodes that the ledger knows of."""
+    def _state(self, search: JobSearch) -> SearchState:
+        verdict = judge(search.search)
+        if verdict.acquitted and search.state is not SearchState.ACQUITTED:
+            self._note(search, "the search for a slow node has acquitted all of them")
+        return SearchState.ACQUITTED if verdict.acquitted else (
+            SearchState.FOUND if verdict.over else SearchState.SEARCHING
+        )  # fmt: skip
+
+    def _tell(self, search: JobSearch) -> tuple[str, ...]:
+        """Writes down who was found; and of one that later runs contradict, that it was not. Returns the nodes that
+        the ledger knows of."""
         verdict = judge(search.search)
         sure = {each.node: each for each in verdict.named if each.confidence >= SURE}
         for node in sorted(sure.keys() | set(search.named)):
             found, before = sure.get(node), node in search.named
-            if found is not None and before:
+            if before and (found is not None or node in verdict.to_confirm):
                 continue
             what = f"{node} is not what makes job {search.job_id} slow: later runs contradict it"
             event = NodeEvent(
@@ -153,9 +170,7 @@ class SlowSearches:
                 event = replace(event, withdrawn_at=search.updated_at, withdrawn_why="later runs contradict it")
             self._record(event)
             self._note(search, event.what)
-        if verdict.acquitted and not acquitted:
-            self._note(search, "the search for a slow node has acquitted all of them")
-        return tuple(sorted(sure))
+        return tuple(sorted(sure.keys() | set(search.named).intersection(verdict.to_confirm)))
 
     def _note(self, search: JobSearch, text: str) -> None:
         log.warning("job %s: %s", search.job_id, text)

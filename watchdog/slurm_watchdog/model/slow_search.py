@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from slurm_watchdog.base.structs import Struct
 
 
@@ -38,6 +40,15 @@ class SlowSearch(Struct, frozen=True, kw_only=True):
     """On other nodes, oldest first."""
 
 
+class SearchState(StrEnum):
+    """How far a search has come."""
+
+    SEARCHING = "searching"
+    FOUND = "found"
+    ACQUITTED = "acquitted"
+    """It is none of the nodes."""
+
+
 class JobSearch(Struct, frozen=True, kw_only=True):
     """The search that goes with one job. Dates are the controller's."""
 
@@ -58,5 +69,6 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     logged: bool
     """Whether the log itself says how long a step takes."""
     search: SlowSearch
+    state: SearchState = SearchState.SEARCHING
     named: tuple[str, ...] = ()
     """Nodes that the ledger knows of by this search."""

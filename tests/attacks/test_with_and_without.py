@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,7 @@ from slurm_watchdog.model.observations import EventKind, Role
 from slurm_watchdog.model.protocol import DumpStacks
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, report_rate
@@ -265,6 +267,14 @@ def thousands_of_new_processes(stage: Stage) -> bool:
     node = World(*range(1, 3001))
     node.give(3000, VICTIM)
     return 3000 not in node.ask()[IDENTIFY]
+
+
+def pickle_for_a_dump(stage: Stage) -> bool:
+    """Where a rank's Flight Recorder dump should be lies a pickle that starts a program when it is read."""
+    mark = stage.place / "ran"
+    with suppress(ValueError):
+        parse_flight_recorder(f"cos\nsystem\n(S'touch {mark}'\ntR.".encode(), 0)
+    return mark.exists()
 
 
 def output_bomb(stage: Stage) -> bool:
@@ -489,6 +499,7 @@ ROWS = {
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.silence.why_no_answer", nothing),)),
+    "a pickle for a dump": Row("L12", "user", pickle_for_a_dump, (("slurm_watchdog.parse.flight_recorder._NoNames", pickle.Unpickler),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.text.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),

@@ -23,6 +23,14 @@ def test_dumps_of_all_ranks_name_the_one_that_did_not_come() -> None:
     assert json.loads(run(str(DUMPS / "missing_json"), "--json").stdout)["odd"][0]["rank"] == 2
 
 
+def test_the_dumps_in_an_unpacked_bundle_are_found_by_their_ranks(tmp_path: Path) -> None:
+    for rank in range(4):
+        place = tmp_path / f"incident-i/n{rank // 2}/rank-{rank}"
+        place.mkdir(parents=True)
+        (place / "flight_recorder.pickle").write_bytes((DUMPS / "missing" / f"trace_{rank}").read_bytes())
+    assert json.loads(run(str(tmp_path), "--json").stdout)["odd"][0]["rank"] == 2
+
+
 def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     result = run(str(tmp_path))

@@ -8,11 +8,12 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.filesystems import filesystem_key
 from slurm_watchdog.model.actions import Fence
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import BATCH_STEP, PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus
 from tests.builders.reported_cluster import Cluster, progress_event
-from tests.builders.views import RECV, blocked, process, slurm_job, stack
+from tests.builders.views import COMPUTE, RECV, blocked, process, slurm_job, stack
 
 
 def test_only_a_count_that_rises_is_progress_and_repeats_are_none() -> None:
@@ -80,6 +81,27 @@ def test_a_step_clears_the_stacks_and_the_phase() -> None:
     assert len(cluster.job.snapshots) == 1
     cluster.step(2)
     assert (cluster.job.progress.phase, cluster.job.snapshots) == (None, ())
+
+
+def test_records_of_collectives_count_until_a_step_or_a_rank_that_moves_and_only_of_this_run() -> None:
+    found = (RecordSet(source="the Flight Recorder", records=()),)
+    cluster = Cluster()
+    cluster.step(1)
+    runs, asked_at = cluster.state.runs, cluster.now
+    runs.add_collectives("7", 1, found, asked_at)
+    assert cluster.job.collectives == ()  # of another run
+    runs.add_collectives("7", 0, found, asked_at)
+    assert cluster.job.collectives == found
+    cluster.now += 30
+    for at, lines in enumerate((RECV, COMPUTE)):
+        runs.add_snapshot("7", 0, (stack(0, lines, cpu_s=20.0 * at),), (), cluster.now + 10.0 * at)
+    assert cluster.job.collectives == ()
+    runs.add_collectives("7", 0, found, asked_at + 40)
+    assert cluster.job.collectives == found
+    cluster.step(2)
+    assert cluster.job.collectives == ()
+    runs.add_collectives("7", 0, found, asked_at)
+    assert cluster.job.collectives == ()  # asked before that step
 
 
 def test_a_dump_that_was_asked_for_before_the_restart_is_dropped() -> None:

@@ -59,7 +59,10 @@ WHAT_IT_IS: Final = (
     ("*/sockets*.txt", "its connections"),
     ("*/environment*.txt", "its variables, those that look like secrets masked"),
     ("*/evidence*.json", "everything of this process, with all dumps"),
-    ("*/flight_recorder*.pickle", "open it only with PyTorch's own tool, for a pickle can run code"),
+    (
+        "*/flight_recorder*.pickle",
+        "slurm-watchdog diagnose reads it; else it can run code, as any pickle",
+    ),
     ("*/kernel*.txt", "last lines of the node's kernel log"),
     ("*/settings*.txt", "versions and settings of the node"),
     ("*/log-*.txt", "the end of a log"),

@@ -72,6 +72,9 @@ def _read(directory: Path) -> tuple[dict[int, CollectiveRecord], list[str], list
 def _files(directory: Path) -> list[tuple[int, Path]]:
     names = sorted(os.listdir(directory), key=lambda name: (name.endswith(".json"), name))
     found = [(int(match[1]), directory / name) for name in names if (match := _RANK.search(name))]
+    for depth in ("*", "*/*"):  # of an unpacked bundle
+        for path in sorted(directory.glob(f"{depth}/rank-*/flight_recorder*.pickle")):
+            found += [(int(match[1]), path)] if (match := _RANK.search(path.parent.name)) else []
     return found[:MAX_FILES]
 
 

@@ -22,8 +22,9 @@ from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Comm
 
 MAX_BYTES: Final = 8 << 20
 """Of one dump: 2,000 entries with their frames have some 3 MiB."""
-MAX_COMMUNICATORS, MAX_WAITS = 64, 8
-"""Of one rank, and of one communicator, that are kept."""
+MAX_COMMUNICATORS, MAX_WAITS, MAX_MEMBERS, MAX_PEERS = 64, 8, 65_536, 1024
+"""Of one rank, and of one communicator, that are kept; the members of a larger one are not known."""
+MAX_NAME: Final = 64
 MAX_SIZES: Final = 64
 """Tensors of one call whose elements are counted."""
 SAME_ELEMENTS: Final = frozenset({
@@ -58,7 +59,7 @@ class _Entry(msgspec.Struct, gc=False):
 
     @property
     def name(self) -> str:
-        return self.profiling_name.rpartition(":")[2]
+        return self.profiling_name.rpartition(":")[2][:MAX_NAME]
 
     @property
     def finished(self) -> bool:
@@ -125,7 +126,7 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
         found.append(
             Communicator(
                 key=f"{name}@{zlib.crc32(repr(members).encode()):08x}" if members else name,
-                label=f"group {name}" if desc in ("", "undefined") else desc,
+                label=(f"group {name}" if desc in ("", "undefined") else desc)[:MAX_NAME],
                 entered=_entered(entries, dump.pg_status),
                 waits=tuple(calls.values())[:MAX_WAITS],
                 members=members if waits else (),
@@ -134,7 +135,7 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
     found.sort(key=lambda each: not each.waits)
     kept, whole = tuple(found[:MAX_COMMUNICATORS]), len(found) <= MAX_COMMUNICATORS
     return CollectiveRecord(
-        rank=rank, communicators=kept, whole=whole, peers=tuple(peers), busy=busy,
+        rank=rank, communicators=kept, whole=whole, peers=tuple(peers)[:MAX_PEERS], busy=busy,
         point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries[:1]),
     )  # fmt: skip
 
@@ -161,7 +162,8 @@ def _members(name: str, desc: str, groups: Mapping[str, _Group]) -> tuple[int, .
     group = groups.get(name) or (groups.get("") if desc == "default_pg" else None)
     if group is None or not re.fullmatch(r"\[[\d, ]*\]", group.ranks):
         return ()
-    return tuple(sorted(int(each) for each in re.findall(r"\d{1,7}", group.ranks)))
+    found = tuple(sorted(int(each) for each in re.findall(r"\d{1,7}", group.ranks)))
+    return found if len(found) <= MAX_MEMBERS else ()
 
 
 def _call(entry: _Entry) -> Call:

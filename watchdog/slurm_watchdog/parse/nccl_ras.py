@@ -68,7 +68,7 @@ def parse_ras(body: bytes) -> RasAnswer:
     release = _RELEASE.search(text)
     if release is None:
         raise ValueError(f"no answer of NCCL's RAS: {text[:60]!r}")
-    return RasAnswer(release=release[1], communicators=_bounded(_of_text(text.splitlines())))
+    return RasAnswer(release=release[1], communicators=bounded(_of_text(text.splitlines())))
 
 
 def _of_json(body: bytes) -> RasAnswer:
@@ -88,7 +88,7 @@ def _of_json(body: bytes) -> RasAnswer:
         )
         for each in answer.communicators
     )  # fmt: skip
-    return RasAnswer(release=answer.nccl_version, communicators=_bounded(found))
+    return RasAnswer(release=answer.nccl_version, communicators=bounded(found))
 
 
 def _of(rank: _Rank, *, unreachable: bool) -> RasRank:
@@ -96,7 +96,8 @@ def _of(rank: _Rank, *, unreachable: bool) -> RasRank:
     return RasRank(rank=rank.rank, pid=rank.pid if rank.pid > 0 else None, counts=counts, unreachable=unreachable)
 
 
-def _bounded(communicators: Iterable[RasCommunicator]) -> tuple[RasCommunicator, ...]:
+def bounded(communicators: Iterable[RasCommunicator]) -> tuple[RasCommunicator, ...]:
+    """The first of them."""
     kept: list[RasCommunicator] = []
     ranks = 0
     for each in communicators:

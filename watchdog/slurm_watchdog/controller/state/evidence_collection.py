@@ -24,6 +24,8 @@ from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvi
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.parse.flight_recorder import MAX_COMMUNICATORS, MAX_MEMBERS, MAX_PEERS, MAX_WAITS
+from slurm_watchdog.parse.nccl_ras import bounded
 
 FLIGHT_RECORDER: Final = "the Flight Recorder"
 RAS: Final = "NCCL's RAS"
@@ -135,11 +137,18 @@ class SharedFrames:
         )
 
     def record(self, record: CollectiveRecord) -> CollectiveRecord:
-        """The same; a communicator's list of ranks is kept once."""
+        """The same, of which a node may say more than an agent does; a communicator's list of ranks is kept once."""
         places = (
-            replace(each, members=self._members.setdefault(each.members, each.members)) for each in record.communicators
+            replace(
+                each,
+                waits=each.waits[:MAX_WAITS],
+                members=self._members.setdefault(each.members, each.members)
+                if len(each.members) <= MAX_MEMBERS
+                else (),
+            )
+            for each in record.communicators[:MAX_COMMUNICATORS]
         )
-        return replace(record, communicators=tuple(places))
+        return replace(record, communicators=tuple(places), peers=record.peers[:MAX_PEERS])
 
     def _thread(self, thread: ThreadStack) -> ThreadStack:
         frames = tuple(self._frames.setdefault(frame, frame) for frame in thread.frames)
@@ -155,9 +164,10 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     sets = [RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh))] if fresh else []
     if found.ras is not None:
         pids = {rank.process.rank: rank.process.pid for rank in view.ranks if rank.process.rank is not None}
-        gone = unreachable(found.ras, pids)
+        answer = replace(found.ras, communicators=bounded(found.ras.communicators))
+        gone = unreachable(answer, pids)
         facts = (f"rank {', '.join(map(str, gone[:6]))} does not answer it: stopped, or gone",) if gone else ()
-        sets.append(RecordSet(source=RAS, records=ras_records(found.ras, pids), facts=facts))
+        sets.append(RecordSet(source=RAS, records=ras_records(answer, pids), facts=facts))
     return tuple(sets)
 
 

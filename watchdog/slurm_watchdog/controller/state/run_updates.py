@@ -228,5 +228,7 @@ def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str,
     run.motion = rank_motion.follow(run.motion, dumps[-2] if len(dumps) > 1 else None, dumps[-1], at)
     outside = {(each.node, each.pid) for each in voted.outside}
     run.steady = follow(before, [each for each in stacks if (each.node, each.pid) in outside], at)
+    if voted.moving:
+        run.collectives = ()  # they may be further by now
     if voted.checkpointing and voted.moving is not False:
         run.saving_at = at

@@ -36,7 +36,7 @@ def blamed(about: Incident | Finding) -> tuple[tuple[str, str], ...]:
 
 
 def _part_of(culprit: Culprit) -> str:
-    link = LINK_PLACE + culprit.link if culprit.link else ""
+    link = LINK_PLACE + culprit.link.partition("/")[0] if culprit.link else ""  # as the kernel names the adapter
     return culprit.gpu_uuid or link or (MOUNT_PLACE + culprit.mount if culprit.mount else "")
 
 

@@ -169,7 +169,7 @@ def slower_by_six_percent(s: Setup) -> Scene:
         scene.fault(t)
 
     scene.world.at(at, begin)
-    scene.until_s = at + 4000.0
+    scene.until_s = at + scene.expect.within_s + 60.0
     return scene
 
 

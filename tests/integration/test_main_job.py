@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import sqlite3
@@ -12,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,17 @@ def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
     assert end["ok"], end
     assert 0 <= end["steps_lost"] <= SAVE_INTERVAL
     assert cluster.job(job)["Restarts"] == "1"
+
+    def told() -> Any:
+        found = json.loads(watchdog.command("story", job, "--json").stdout)
+        return (
+            found if [run["last_step"] is not None for run in found["report"].get("runs", ())] == [True, True] else None
+        )
+
+    story = watchdog.wait_for(told, 60, "both runs to be kept")
+    lost = dict(story["report"]["jobs"][0]["lost_h"])
+    assert lost.keys() >= {"lingering_job", "restart"} and story["report"]["failures"] == 1, story["report"]
+    assert "no accounting" in story["accounting"]["problem"] or "disabled" in story["accounting"]["problem"], story
 
 
 def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_while(

@@ -31,7 +31,7 @@ NOT_MEASURED = "not measured"
 SLACK_S = 60.0
 """An incident that began so long after a run's end is still about it."""
 PROMPT_STEPS = 3.0
-"""The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last."""
+"""The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last, without an incident."""
 PROMPT_S = 30.0
 HOUR_S = 3600.0
 
@@ -191,7 +191,8 @@ def _parts(
 
     take(FIRST_START if is_first else RESTART, run.first_rise_at - run.began_at)
     tail_s = _end(run) - run.last_rise_at
-    if tail_s > max(PROMPT_S, PROMPT_STEPS * (run.step_s or 0.0) * run.stride) and run.ended_at is not None:
+    is_prompt = tail_s <= max(PROMPT_S, PROMPT_STEPS * (run.step_s or 0.0) * run.stride)
+    if run.ended_at is not None and (_about(run, spells) or not is_prompt):
         take(_why_it_waited(run, spells), tail_s)
     made = max(0, run.last_step - run.first_step)
     again = 0
@@ -215,11 +216,17 @@ def _stepless(run: RunRecord, spells: Sequence[Spell], seconds: float) -> tuple[
     return 0.0, {_why_it_waited(run, spells): seconds}
 
 
-def _why_it_waited(run: RunRecord, spells: Sequence[Spell]) -> str:
+def _about(run: RunRecord, spells: Sequence[Spell]) -> list[Spell]:
+    """The incidents that were open from its last new step on, the first of them first."""
     last_at = run.last_rise_at or run.began_at
-    about = [each for each in spells if last_at - SLACK_S <= each.began_at <= _end(run) + SLACK_S]
+    about = (each for each in spells if last_at - SLACK_S <= each.began_at <= _end(run) + SLACK_S)
+    return sorted(about, key=lambda each: each.began_at)
+
+
+def _why_it_waited(run: RunRecord, spells: Sequence[Spell]) -> str:
+    about = _about(run, spells)
     if about:
-        return min(about, key=lambda each: each.began_at).kind
+        return about[0].kind
     return f"ended {run.state}" if run.state and run.state not in ALIVE else "waiting"
 
 

@@ -140,6 +140,15 @@ def test_job_that_ended_with_the_kill_is_reported_and_its_chain_says_why() -> No
     assert "killed by the kernel for memory" in broken.summary
 
 
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
+def test_helper_that_was_killed_in_a_run_that_is_completed_or_cancelled_did_not_end_it(state: str) -> None:
+    over = ended(state, job=slurm_job(job_id="9", state=state, nodes=("n1", "n2")))
+    assert over.run is not None
+    run = replace(over.run, ended_at=NOW - 130.0, nodes=("n1", "n2"), state=state)
+    node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=135.0))
+    assert found(cluster(ended=(replace(over, ended_at=NOW - 130.0, run=run),), nodes=(node,))).truth is Truth.OK
+
+
 def test_ranks_that_linger_after_it_are_reported_with_the_cause() -> None:
     lingers = view(
         kill(age_s=400.0), processes=(*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=398.0)), progress=progress(402.0)

@@ -103,6 +103,8 @@ def _counts(run: JobView | PastRun, kills: tuple[MemoryKill, ...], now: float, l
     if isinstance(run, PastRun):
         if run.touched_at is not None and run.touched_at < at:
             return "the run was being ended by slurm-watchdog"
+        if run.state == "COMPLETED" or (run.state == "CANCELLED" and kills[0].role is not Role.RANK):
+            return f"the run is {run.state}"
         return run.ended_at - at <= ENDS_WITHIN_S or "the run did not end with it"
     progress = run.progress
     rose_s = None if progress is None else progress.last_increase_age_s

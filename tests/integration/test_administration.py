@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from tests.integration.training_job import SAVE_INTERVAL, inject, submit, training
 from tests.rig.cluster import Cluster
+from tests.rig.rights import USER
 from tests.rig.stack import Watchdog
 
 
@@ -100,3 +102,39 @@ def test_a_maintenance_reservation_makes_three_jobs_save_in_time(
             watchdog.wait_for(lambda job=job: cluster.job(job)["Restarts"] == "1", 90, f"job {job} to be requeued")
             operations = [r["operation"] for r in watchdog.explain(incident["id"])["actions"][0]["operations"]]
             assert operations.index("wait_checkpoint") < operations.index("requeue_hold"), operations
+
+
+AS_COMMAND = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
+DOOR = 9768
+
+
+def test_a_user_sees_and_restarts_his_own_job_from_another_machine_and_another_user_nothing_of_it(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    address = f"{cluster.controller_address}:{DOOR}"
+    watchdog = watch(mode="observe", settings={"controller": {"user_listen": address}})
+    job = submit(cluster, nodes=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    munged = str(Path(cluster.directory) / "munge" / "socket")
+
+    def asks(user: str, *words: str) -> tuple[int, str]:
+        environment = cluster.place.environment | {"SLURM_WATCHDOG_MUNGE_SOCKET": munged}
+        argv = [cluster.place.python, "-c", AS_COMMAND, *words, "--socket", f"munge://0@{address}"]
+        prefix = ["env", *(f"{name}={value}" for name, value in environment.items())]
+        process = cluster.node_popen(
+            "n3", [*prefix, *argv], user=user, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        out, _ = process.communicate(timeout=120)
+        return process.returncode, out
+
+    code, told = asks(USER, "status", "--me", "--json")
+    assert (code, [each["job_id"] for each in json.loads(told)["jobs"]]) == (0, [job]), told
+    code, told = asks("nobody", "status", "--json")
+    assert json.loads(told)["jobs"] == [] and USER not in told, told
+    code, told = asks("nobody", "restart", job, "--no-wait")
+    assert code == 1 and "no job of yours" in told, told
+    code, told = asks("root", "status")
+    assert code == 3 and "on the management node" in told, told
+    code, told = asks(USER, "restart", job, "--reason", "from afar")
+    assert code == 0, told
+    assert cluster.job(job)["Restarts"] == "1"

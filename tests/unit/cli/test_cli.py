@@ -512,6 +512,14 @@ def test_restart_with_selectors_moves_all_of_them(controller: FakeController) ->
     assert controller.requests[1][2] == {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]}
 
 
+def test_status_me_asks_for_ones_own(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/status?me=1"] = status()
+    assert run("status", "--me", socket=controller.path).exit_code == 0
+    assert run("status", "--me", "--watch", socket=controller.path).exit_code == 2
+    wrong = run("status", SLURM_WATCHDOG_SOCKET="munge://nowhere")
+    assert (wrong.exit_code, "is no address of a controller" in wrong.stderr) == (3, True)
+
+
 def allowed(**changes: Any) -> dict[str, Any]:
     return {"incident_id": "7f3a", "decision_id": "d1", "verdict": "allowed", "by": "operator_restart",
             "reason": "no guard holds it back", **changes}  # fmt: skip

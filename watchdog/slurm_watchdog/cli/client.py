@@ -28,6 +28,7 @@ from slurm_watchdog.cli.api_types import (
     Silences,
     Status,
 )
+from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchange
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
 
@@ -97,11 +98,11 @@ class Client:
         """`exchange` answers in the place of a socket: a journal does."""
         self.path = path
         self._deadline_s = deadline_s
-        self._exchange = exchange or self._over_socket
+        self._exchange = exchange or (self._over_munge if path.startswith(SCHEME) else self._over_socket)
 
-    def status(self) -> tuple[Status, Any]:
-        """The state of everything, and the same as the plain document."""
-        return self._ask("GET", "/v1/status", Status)
+    def status(self, *, me: bool = False) -> tuple[Status, Any]:
+        """The state of everything, or of the caller's own jobs, and the same as the plain document."""
+        return self._ask("GET", "/v1/status?me=1" if me else "/v1/status", Status)
 
     def incidents(self, job_id: str | None) -> tuple[list[Incident], Any]:
         """The incidents, of one job or of all."""
@@ -208,6 +209,12 @@ class Client:
                 f"The controller's answer to {method} {target} is not what this release expects: {error}",
                 "Are the command and the controller of one release? Compare: slurm-watchdog --version",
             ) from error
+
+    def _over_munge(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+        try:
+            return MungeExchange(self.path, self._deadline_s)(method, target, body)
+        except ExchangeFailed as error:
+            raise ClientError(error.what, error.todo) from error
 
     def _over_socket(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
         connection = _UnixConnection(self.path, self._deadline_s)

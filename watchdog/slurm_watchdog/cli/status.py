@@ -71,13 +71,19 @@ NO_STATUS: Final = Status(
     metavar="SECONDS",
     help="How often, with --watch.",
 )
+@click.option("--me", is_flag=True, help="Only your own jobs and incidents.")
 @operator_options
-def status(watching: bool, every_s: float, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+def status(
+    watching: bool, every_s: float, me: bool, socket_path: str | None, config_file: str | None, as_json: bool
+) -> None:
     """What is watched and whether all is well.
 
     With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
     how much of their limit has passed without a step, those in trouble first. Piped, the same text as without
     it, again and again; with --json one document a line.
+
+    From another machine: `--socket munge://HOST:PORT`, or $SLURM_WATCHDOG_SOCKET, where the site has set
+    controller.user_listen. There everybody is shown his own jobs alone.
 
     Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
     several are shown one after the other (with --json: a list).
@@ -89,8 +95,11 @@ def status(watching: bool, every_s: float, socket_path: str | None, config_file:
     Examples:
       slurm-watchdog status
       slurm-watchdog status --watch
+      slurm-watchdog status --me --socket munge://mgmt1:9768
       slurm-watchdog status --json | jq .incidents
     """
+    if me and watching:
+        raise click.UsageError("--me goes without --watch")
     own = own_instead(socket_path, config_file)
     if len(own) > 1 and not watching:
         sys.exit(_print_each(own, as_json))
@@ -98,7 +107,7 @@ def status(watching: bool, every_s: float, socket_path: str | None, config_file:
     if watching:
         sys.exit(_watch(client, every_s, as_json))
     with reported_errors(as_json):
-        answer, document = client.status()
+        answer, document = client.status(me=me)
     if as_json:
         print_json(document)
     else:

@@ -19,6 +19,11 @@ class Controller(Section):
         description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 "
         "HOST); empty = none.",
     )
+    user_listen: str = Field(
+        "",
+        description="Address at which users on other machines ask about their own jobs, such as 10.0.0.1:9768; empty = "
+        "none. They prove themselves by MUNGE, in every security.mode: slurm-watchdog --socket munge://HOST:9768.",
+    )
     socket: str = Field(
         "/run/slurm-watchdog/controller.sock",
         description="Local socket for `slurm-watchdog status`, `restart`, `pause` and the other commands.",
@@ -58,6 +63,8 @@ class Controller(Section):
         yield from address_problems(self.listen, "controller.listen")
         if self.page_listen:
             yield from address_problems(self.page_listen, "controller.page_listen")
+        if self.user_listen:
+            yield from address_problems(self.user_listen, "controller.user_listen")
 
 
 class Slurm(Section):

@@ -20,6 +20,7 @@ from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import listening, local_socket
+from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_app
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
@@ -29,6 +30,7 @@ from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportE
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
+from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.journal import Journal, JournalError
@@ -247,6 +249,8 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     await local.setup()
     await listening.open_socket(local, config.controller.socket, config.controller.socket_group)
     doors: list[Server | web.AppRunner] = [agents, local]
+    if config.controller.user_listen and not own:
+        doors.append(await open_user_door(controller))
     if config.controller.page_listen:
         page = web.AppRunner(make_page(controller, page_token), access_log=None)
         await page.setup()
@@ -257,6 +261,19 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
             log.error("the page on %s is not served, all else is: %s", config.controller.page_listen, error)
         doors.append(page)
     return doors
+
+
+async def open_user_door(controller: Controller) -> web.AppRunner:
+    """The port for users on other machines. Raises OSError."""
+    munge = controller.config.security.munge_socket
+    decoder = MungeProcess(munge)
+    app = make_user_app(controller, UserDoor(decoder, lambda payload, uid: encode_with_munge(payload, uid, munge)))
+    app.on_cleanup.append(lambda _: decoder.close())
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    host, port = split_address(controller.config.controller.user_listen)
+    await web.TCPSite(runner, host, port).start()
+    return runner
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:

@@ -114,6 +114,20 @@ def authorization(session: Session, path: str, body: bytes) -> str:
     return f"Session {session.id} {session.counter} {request_mac(session.key, path, session.counter, body)}"
 
 
+class SealedAnswer(msgspec.Struct, frozen=True):
+    """What the controller answers a user on another machine, in a credential for him alone."""
+
+    digest: str
+    """Of the request."""
+    status: int
+    body: str
+
+
+def request_digest(method: str, target: str, body: bytes) -> str:
+    """What the credential of a user's request holds; `target` is path and query."""
+    return hashlib.sha256(f"{method}\n{target}\n".encode() + body).hexdigest()
+
+
 def parse_authorization(text: str) -> RequestProof | None:
     """None for anything else."""
     match = AUTHORIZATION.fullmatch(text)

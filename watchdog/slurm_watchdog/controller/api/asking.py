@@ -31,6 +31,8 @@ MAX_REASON: Final = 300
 UNKNOWN_CALLER: Final = "who is asking is not known"
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 
+ONLY_OWN: Final = web.RequestKey("only_own", int)
+"""In a request: the user of whose own jobs alone it may be answered."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -89,6 +91,11 @@ class Who:
         self.person, self._people = person_of, people
         self._others = {command: others_of(names, command) for command, names in config.security.may.items()}
         self.operators = operators_of(config.security.operators)
+
+    def only(self, request: web.Request) -> int | None:
+        """The user whose own jobs alone are asked for, or may be shown; None: all."""
+        forced: int | None = request.get(ONLY_OWN)
+        return self.person(request).uid if forced is None and request.query.get("me") == "1" else forced
 
     def is_operator(self, request: web.Request) -> bool:
         """Whether all evidence may be shown."""

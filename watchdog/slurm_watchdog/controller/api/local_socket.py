@@ -23,6 +23,7 @@ from slurm_watchdog.controller.api.asking import (
     reason_of,
 )
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
+from slurm_watchdog.controller.api.own_view import is_own, own_status
 from slurm_watchdog.controller.api.report_api import ReportApi
 from slurm_watchdog.controller.api.restart_api import NODE, RestartApi
 from slurm_watchdog.controller.api.save_api import SaveApi
@@ -91,9 +92,14 @@ class LocalApi:
 
     async def status(self, request: web.Request) -> web.Response:
         c, now = self._controller, clock.monotonic()
-        resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
-        sees = self.who.sees(request)
-        answer = status_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
+        only = self.who.only(request)
+        over = [i for i in c.journal.incidents() if i.state is IncidentState.RESOLVED]
+        resolved = sum(only is None or is_own(each, only) for each in over)
+        known = (c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
+        if only is None:
+            answer = status_json(*known, self.who.sees(request), c.health())
+        else:
+            answer = own_status(*known, c.health(), only)
         answer["mode"] = c.config.mode
         answer["paused"] = self._paused()
         answer["controller"] = {
@@ -103,6 +109,8 @@ class LocalApi:
             "warming_up": now - c.warm_up_began < c.config.controller.warm_up,
             "journal_error": c.journal_error,
         }
+        if only is not None:
+            return web.json_response(answer | {"slurm": {"age_s": c.judge.view.slurm_age_s}})
         answer["left_out"] = left_out_json(c.state.left_out.lately(now))
         answer["slurm"] = {
             "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
@@ -126,10 +134,12 @@ class LocalApi:
         open_now = self._controller.judge.incidents
         sees = self.who.sees(request)
         found = journal_view.listed(self._controller.journal, request.query.get("job"), sees, open_now)
+        if (only := self.who.only(request)) is not None:
+            found = [each for each in found if each.get("owner_uids") == [only]]
         return web.json_response(found)
 
     async def explain(self, request: web.Request) -> web.Response:
-        incident = self._find(request.match_info["id"])
+        incident = self._find(request, request.match_info["id"])
         current = self._controller.judge.incidents.get(incident.id) or incident
         return web.json_response(
             journal_view.explained(self._controller.journal, incident, current, self.who.sees(request), self._waiting)
@@ -140,7 +150,7 @@ class LocalApi:
 
     async def evidence(self, request: web.Request) -> web.Response:
         """The document of one piece of evidence."""
-        incident, number = self._find(request.match_info["id"]), request.match_info["number"]
+        incident, number = self._find(request, request.match_info["id"]), request.match_info["number"]
         if not self.who.sees(request)(incident):
             raise RequestRefused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
         if not number.isascii() or not number.isdecimal() or len(number) > 18:
@@ -157,6 +167,9 @@ class LocalApi:
         answer's id."""
         job_id = job_id_of(await read_body(request))
         now = clock.monotonic()
+        only, job = self.who.only(request), self._controller.state.jobs.get(job_id)
+        if only is not None and (job is None or job.uid != only):
+            raise RequestRefused(403, f"job {job_id} is none of yours")
         view = self._controller.state.job_view(job_id, now)
         if view is None or view.job.state not in RUNNING:
             state = "it is not watched" if view is None else f"it is {view.job.state}"
@@ -182,10 +195,13 @@ class LocalApi:
             "diagnosis": diagnosis_json(found) if over and found.diagnosis is not None else None,
         }
 
-    def _find(self, given: str) -> Incident:
+    def _find(self, request: web.Request, given: str) -> Incident:
         """The incident with this id, or the only one whose id begins so. Raises Refused."""
         try:
-            return journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
+            found = journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
+            if (only := self.who.only(request)) is not None and not is_own(found, only):
+                raise journal_view.NotFound(404, f"no incident {given[:40]!r} is about jobs of yours alone")
+            return found
         except journal_view.NotFound as error:
             raise RequestRefused(error.status, str(error)) from error
 

@@ -1,0 +1,90 @@
+"""A controller on another machine: what is believed of an answer, with programs in the place of munge and unmunge."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
+from slurm_watchdog.identity.munge_protocol import request_digest
+
+MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"
+UNMUNGE = """#!/bin/sh
+printf 'STATUS:          Success (0)\\nENCODE_HOST:     m (127.0.0.1)\\nUID:             controller (%s)\\nLENGTH: 9\\n\\n' "${MADE_BY}"
+cat
+"""
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What the other end answers: `status`, `body`; it keeps what it got."""
+    for name, text in (("munge", MUNGE), ("unmunge", UNMUNGE)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MADE_BY", "77")
+    given: dict[str, Any] = {"status": 200, "body": b""}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given["authorization"] = self.headers["Authorization"]
+            self.send_response(given["status"])
+            self.send_header("Content-Length", str(len(given["body"])))
+            self.end_headers()
+            self.wfile.write(given["body"])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        given["address"] = f"munge://77@127.0.0.1:{server.server_address[1]}"
+        yield given
+        server.shutdown()
+
+
+def sealed(digest: str) -> bytes:
+    return json.dumps({"digest": digest, "status": 404, "body": '{"error": "no"}'}).encode()
+
+
+DIGEST = request_digest("GET", "/v1/status", b"")
+
+
+def test_an_answer_of_the_controllers_user_to_this_request_is_believed(answers: dict[str, Any]) -> None:
+    answers["body"] = sealed(DIGEST)
+    assert MungeExchange(answers["address"], 5.0)("GET", "/v1/status", None) == (404, "", b'{"error": "no"}')
+    assert answers["authorization"] == f"Munge MUNGE:{DIGEST}:"
+
+
+def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = MungeExchange(answers["address"], 5.0)
+    for body, words in (
+        (sealed("0" * 64), "another request"),
+        (b"{}", "is not the controller"),
+        (b"", "is not the controller"),
+    ):
+        answers["body"] = body
+        with pytest.raises(ExchangeFailed, match=words):
+            ask("GET", "/v1/status", None)
+    answers["body"] = sealed(DIGEST)
+    monkeypatch.setenv("MADE_BY", "78")
+    with pytest.raises(ExchangeFailed, match="is not the controller"):
+        ask("GET", "/v1/status", None)
+    answers["status"], answers["body"] = 403, b'{"error": "this door is for users"}'
+    with pytest.raises(ExchangeFailed, match="refuses: this door is for users"):
+        ask("GET", "/v1/status", None)
+
+
+def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
+    with pytest.raises(ExchangeFailed, match="cannot be asked") as caught:
+        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)._send("GET", "/", b"", {})
+    assert "controller.user_listen" in caught.value.todo
+    with pytest.raises(ExchangeFailed, match="knows no user no-such-user-here"):
+        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", None)

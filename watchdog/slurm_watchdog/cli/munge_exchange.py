@@ -1,0 +1,121 @@
+"""Asks a controller on another machine: HTTP, each request and each answer in a credential of MUNGE."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pwd
+import re
+import subprocess
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
+
+SCHEME: Final = "munge://"
+ADDRESS: Final = re.compile(r"munge://(?:([A-Za-z0-9._-]{1,64})@)?([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})/?")
+DEFAULT_USER: Final = "slurm-watchdog"
+MUNGE_S: Final = 10.0
+MAX_BYTES: Final = 2 * 1024**2
+"""Of an answer: a credential holds no more."""
+MADE_BY: Final = re.compile(r"^UID:\s.*\((\d+)\)$", re.MULTILINE)
+
+
+class ExchangeFailed(Exception):
+    """There is no answer that can be believed: a sentence, and what to do next."""
+
+    def __init__(self, what: str, todo: str):
+        super().__init__(what)
+        self.what, self.todo = what, todo
+
+
+class MungeExchange:
+    """The controller at an address such as `munge://mgmt1:9768`, or with its user `munge://watchdog@mgmt1:9768`."""
+
+    def __init__(self, address: str, deadline_s: float):
+        """Raises ExchangeFailed for what is no such address. $SLURM_WATCHDOG_MUNGE_SOCKET: munged's, where it is not
+        the usual one."""
+        munge_socket = os.environ.get("SLURM_WATCHDOG_MUNGE_SOCKET", "")
+        found = ADDRESS.fullmatch(address)
+        if found is None or not 0 < int(found[3]) < 65536:
+            raise ExchangeFailed(f"{address[:80]!r} is no address of a controller.", "munge://HOST:PORT is one.")
+        self._host, self._port, self._deadline_s = found[2].strip("[]"), int(found[3]), deadline_s
+        self._user = found[1] or DEFAULT_USER
+        self._socket = ["--socket", munge_socket] if munge_socket else []
+
+    def __call__(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+        """(status, its words, body) of the answer. Raises ExchangeFailed."""
+        data = b"" if body is None else json.dumps(body).encode()
+        digest = request_digest(method, target, data)
+        uid = self._uid()
+        argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *self._socket]
+        credential = self._run(argv, digest.encode()).strip()
+        status, answer = self._send(method, target, data, {"Authorization": f"Munge {credential}"})
+        if status != 200:  # said before who asks was known: nobody vouches for it, and nothing follows from it
+            raise ExchangeFailed(f"{self._host} refuses: {_sentence(answer)}", "Who may ask is in docs/security.md.")
+        sealed = self._opened(answer, uid)
+        if sealed.digest != digest:
+            raise ExchangeFailed(f"{self._host} has answered another request.", "Try again.")
+        return sealed.status, "", sealed.body.encode()
+
+    def _uid(self) -> int:
+        if self._user.isdecimal():
+            return int(self._user)
+        try:
+            return pwd.getpwnam(self._user).pw_uid
+        except KeyError:
+            raise ExchangeFailed(
+                f"This machine knows no user {self._user}, who runs the controller.",
+                f"Give its number (id -u on the management node): munge://NUMBER@{self._host}:{self._port}",
+            ) from None
+
+    def _run(self, argv: list[str], given: bytes, more: Mapping[str, str] | None = None) -> str:
+        try:
+            done = subprocess.run(
+                argv, input=given, capture_output=True, timeout=MUNGE_S, check=False, env={**os.environ, **(more or {})}
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ExchangeFailed(
+                f"The program {argv[0]} gives no answer ({type(error).__name__}).", "Is munged well?"
+            ) from error
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()[:1]
+            raise ExchangeFailed(f"{argv[0]} failed: {' '.join(said)[:200]}", "Is munged well, and the clock right?")
+        return done.stdout.decode(errors="replace")
+
+    def _opened(self, answer: bytes, uid: int) -> SealedAnswer:
+        """The answer, if the controller's user has made it. Raises ExchangeFailed."""
+        no_answer = ExchangeFailed(
+            f"What answers on {self._host}:{self._port} is not the controller.", "Tell an administrator."
+        )
+        said = self._run(["unmunge", *self._socket], answer, {"LC_ALL": "C"})
+        head, _, payload = said.partition("\n\n")
+        made_by = MADE_BY.search(head)
+        if made_by is None or int(made_by[1]) != uid:
+            raise no_answer
+        try:
+            return msgspec.json.decode(payload.strip(), type=SealedAnswer)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise no_answer from error
+
+    def _send(self, method: str, target: str, data: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._deadline_s)
+        try:
+            connection.request(method, target, body=data or None, headers=headers)
+            response = connection.getresponse()
+            return response.status, response.read(MAX_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            what = f"The controller on {self._host}:{self._port} cannot be asked: {str(error) or type(error).__name__}."
+            raise ExchangeFailed(what, "Is controller.user_listen set there, and the port open?") from error
+        finally:
+            connection.close()
+
+
+def _sentence(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])[:300]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "it gives no reason"

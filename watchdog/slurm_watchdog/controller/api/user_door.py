@@ -1,0 +1,158 @@
+"""The door for users on other machines: each request is proven by MUNGE, and about its maker's own jobs.
+
+A request is plain HTTP, with a credential in its header that only the controller's user can decode and that holds a
+digest of the request; munged lets no credential be decoded twice. The answer is a credential, too: made by the
+controller's user, for the one who asked alone, with the digest that it answers. So nobody on the way reads an answer,
+changes one or a request, or sends one again; and an address that somebody else has taken over answers nothing.
+
+Root and the controller's user are not let in: who is root of a node is not root here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.controller.api.asking import ONLY_OWN, Handler, errors_as_sentences
+from slurm_watchdog.controller.api.local_socket import MAX_BODY_BYTES, LocalApi
+from slurm_watchdog.controller.api.restart_api import RestartApi
+from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.controller.ports.commands import CommandSources
+from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
+from slurm_watchdog.identity.munge_protocol import CREDENTIAL, SealedAnswer, request_digest
+from slurm_watchdog.wire.rate_limits import TokenBuckets
+
+log = logging.getLogger(__name__)
+
+BURST, PER_S = 30.0, 1.0
+"""Requests of one address: a person who follows a restart asks once a second."""
+MAX_ANSWER: Final = 700_000
+"""Bytes of a document: a credential of munged holds 1 MiB at most, in base64."""
+MUNGE_S: Final = 10.0
+PERSON: Final = web.RequestKey("person", Person)
+
+Encode = Callable[[bytes, int], Awaitable[str]]
+"""(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""
+
+
+async def encode_with_munge(payload: bytes, uid: int, socket: str = "") -> str:
+    """By the program munge, in a child with a deadline. Raises MungeUnavailable."""
+    argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *(["--socket", socket] if socket else [])]
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            cwd="/", start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise MungeUnavailable(f"the program munge cannot be run: {error.strerror}") from error
+    try:
+        out, _ = await asyncio.wait_for(child.communicate(payload), MUNGE_S)
+    except TimeoutError:
+        child.kill()
+        raise MungeUnavailable("munge gave no answer in time") from None
+    if child.returncode != 0:
+        raise MungeUnavailable(f"munge ended with exit code {child.returncode}")
+    return out.decode("ascii").strip()
+
+
+@dataclass
+class UserDoor:
+    """Who comes in, and what goes out."""
+
+    decoder: Decoder
+    encode: Encode
+    now: Callable[[], float] = clock.monotonic
+
+    def __post_init__(self) -> None:
+        self._pace = TokenBuckets(BURST, PER_S)
+
+    async def person(self, request: web.Request, body: bytes) -> Person | web.Response:
+        """Who has made the request; or why nobody is believed to have."""
+        if not self._pace.acquire(request.remote or "", self.now()):
+            return _refusal(429, "too many requests from this address: wait a minute")
+        match = CREDENTIAL.fullmatch(request.headers.get("Authorization", ""))
+        if match is None:
+            return _refusal(401, "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT")
+        try:
+            shown = await self.decoder.decode(match[1])
+        except BadCredential as error:
+            return _refusal(401, f"MUNGE says: {error}")
+        except MungeUnavailable as error:
+            return _refusal(503, f"MUNGE does not answer here ({error}): come again")
+        if shown.restricted_to != os.geteuid() or not shown.encrypted:
+            return _refusal(401, f"the credential is not for user {os.geteuid()} alone")
+        if shown.payload != request_digest(request.method, request.path_qs, body).encode():
+            return _refusal(401, "the credential is for another request")
+        if shown.uid in (0, os.geteuid()):
+            return _refusal(403, "this door is for users: root and the controller's user ask on the management node")
+        try:
+            known = pwd.getpwuid(shown.uid)
+        except KeyError:
+            return _refusal(403, f"there is no user {shown.uid} here")
+        return Person(shown.uid, frozenset(os.getgrouplist(known.pw_name, known.pw_gid)))
+
+    async def seal(self, request: web.Request, body: bytes, uid: int, answer: web.StreamResponse) -> web.Response:
+        """The answer for this user alone."""
+        document = answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b""
+        status = answer.status
+        if len(document) > MAX_ANSWER:
+            status, document = 413, b'{"error": "the answer is too large for this door: ask on the management node"}'
+        digest = request_digest(request.method, request.path_qs, body)
+        sealed = msgspec.json.encode(SealedAnswer(digest, status, document.decode(errors="replace")))
+        try:
+            return web.Response(text=await self.encode(sealed, uid))
+        except MungeUnavailable as error:
+            return _refusal(503, f"MUNGE does not answer here ({error}): come again")
+
+
+def make_user_app(controller: CommandSources, door: UserDoor) -> web.Application:
+    """The routes that are open to users from anywhere: about their own jobs."""
+
+    @web.middleware
+    async def proven(request: web.Request, handler: Handler) -> web.StreamResponse:
+        body = await request.read()
+        person = await door.person(request, body)
+        if isinstance(person, web.Response):
+            return person
+        request[PERSON], request[ONLY_OWN] = person, person.uid or 0
+        try:
+            answer = await errors_as_sentences(request, handler)
+        except web.HTTPException as error:
+            answer = web.json_response({"error": error.reason}, status=error.status)
+        if answer.status == 403:  # whose it is instead is nothing for this user
+            answer = web.json_response({"error": "that is about no job of yours, or not for you to do"}, status=403)
+        return await door.seal(request, body, person.uid or 0, answer)
+
+    def person_of(request: web.Request) -> Person:
+        found: Person = request[PERSON]
+        return found
+
+    api = LocalApi(controller, person_of)
+    restarts = RestartApi(controller, api.who)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[proven])
+    routes: tuple[tuple[str, str, Any], ...] = (
+        ("GET", "/v1/status", api.status),
+        ("GET", "/v1/incidents", api.incidents),
+        ("GET", "/v1/incidents/{id}", api.explain),
+        ("GET", "/v1/incidents/{id}/evidence/{number}", api.evidence),
+        ("POST", "/v1/diagnose", api.start_diagnosis),
+        ("GET", "/v1/diagnose/{id}", api.diagnosis),
+        ("POST", "/v1/restart", restarts.restart),
+        ("POST", "/v1/restart/cancel", restarts.cancel),
+    )
+    for method, path, handler in routes:
+        app.router.add_route(method, path, handler)
+    return app
+
+
+def _refusal(status: int, sentence: str) -> web.Response:
+    return web.json_response({"error": sentence}, status=status)

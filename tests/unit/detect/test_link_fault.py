@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.collectors.link import KEY
 from slurm_watchdog.analysis.links import stopped
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.detect import slow_node
@@ -18,6 +19,7 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, NodeView, Rise
+from slurm_watchdog.model.observations import HungProbe
 from tests.builders import slow_nodes as slow
 from tests.builders.views import cluster, job, slurm_job
 
@@ -93,6 +95,17 @@ def test_link_that_is_down_slow_or_has_errors_is_reported(of: ClusterView, words
 )
 def test_what_is_well_or_not_known_accuses_no_link(of: ClusterView) -> None:
     assert bad(of) == []
+
+
+def test_adapter_whose_counters_cannot_be_read_is_named_by_its_node() -> None:
+    def hung(seconds: float) -> ClusterView:
+        whole = view()
+        first = replace(whole.nodes[0], links=(), hung_probes=(HungProbe(probe=KEY, seconds=seconds),))
+        return replace(whole, nodes=(first, *whole.nodes[1:]))
+
+    (finding,) = bad(hung(70.0))
+    assert finding.subject == "link:n1/adapters" and "has not let its counters be read for 70 s" in finding.summary
+    assert bad(hung(30.0)) == []
 
 
 def test_a_nodes_past_has_flaps_rates_and_rises() -> None:

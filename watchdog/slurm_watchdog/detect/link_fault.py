@@ -2,8 +2,8 @@
 has errors that rise.
 
 Fires: a link that has been up is down for a minute; went down twice within an hour; runs slower than it did since the
-node was started, or than that of all other nodes of its job (three at least); or its errors rose in ten looks, a minute
-apart.
+node was started, or than that of all other nodes of its job (three at least); its errors rose in ten looks, a minute
+apart; or an adapter has not let its counters be read for a minute.
 Names: the node and the link, with the times.
 Note: it explains nothing by itself: that bytes stop there is a fact of `collective_hang`, that errors rise one of
 `slow_node`, and each is remembered of the node (docs/nodes.md).
@@ -16,13 +16,16 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.links import PEERS, Rates, complaints, rates_of
+from slurm_watchdog.analysis.links import DOWN_S, PEERS, Rates, complaints, rates_of
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import LinkView, NodeView
+
+LINKS_PROBE = "links"
+"""The agent's child that reads counters (slurm_watchdog.agent.collectors.link)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +39,31 @@ def detect(view: ClusterView, settings: LinkFault) -> list[Finding]:
     silent = set(view.silent_nodes)
     asked = {node.name: node for node in nodes_to_judge(view)}
     asked |= {node.name: node for node, _ in unlike.values()}
+    findings = []
+    for name, node in sorted(asked.items()):
+        if name in silent:
+            continue
+        findings += _of_adapters(view, node)
+        findings += [_finding(view, node, link, unlike[name][1] if name in unlike else {}) for link in node.links]
+    return findings
+
+
+def _of_adapters(view: ClusterView, node: NodeView) -> list[Finding]:
+    """An adapter whose counters cannot be read: its driver or its firmware does not answer."""
+    finding = SPEC.about(f"link:{node.name}/adapters", f"the adapters of {node.name} answer")
+    hung = next((probe for probe in node.hung_probes if probe.probe == LINKS_PROBE), None)
+    if hung is None:
+        asked = view.asked is None or finding.subject in view.asked
+        return [finding.ok(finding.summary)] if asked and node.links else []
+    if hung.seconds < DOWN_S:
+        return [replace(finding, duration_s=hung.seconds)]
+    reason = f"a network adapter has not let its counters be read for {hung.seconds:.0f} s"
     return [
-        _finding(view, node, link, unlike[name][1] if name in unlike else {})
-        for name, node in sorted(asked.items())
-        if name not in silent
-        for link in node.links
+        finding.bad(
+            f"On {node.name} {reason}: its driver or its firmware does not answer.",
+            culprits=(Culprit(node=node.name, reason=reason),),
+            duration_s=hung.seconds,
+        )
     ]
 
 

@@ -28,6 +28,7 @@ LONGEST_FIRST = (
     "test_demo.py",
     "test_node_tests.py",
     "test_quarantine.py",
+    "test_administration.py",
     "test_proven_hang.py",
     "test_main_job.py",
     "test_ladder_live.py",

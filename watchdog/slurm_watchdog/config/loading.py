@@ -147,7 +147,7 @@ def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
     while path:
         if path in lines:
             return lines[path]
-        path = re.sub(r"(\.[^.\[]+|\[\d+\]|^[^.\[]+)$", "", path)
+        path = re.sub(r"(\.?\[[^\[\]]*\]|\.[^.\[]+|^[^.\[]+|.)$", "", path)  # `.[key]`: a key that is none
     return None
 
 

@@ -108,7 +108,7 @@ def test_a_rank_that_is_gone_is_told_within_ten_seconds(how: str) -> None:
     trace.go_on(40)
     (found,) = trace.told()
     assert (found.kind, [(c.node, c.rank, c.pid) for c in found.culprits]) == (
-        "dead_rank",
+        "memory_kill" if how == "the kernel killed it" else "dead_rank",
         [("gpu002", 6, 41006)],
     )
     assert found.fired_at is not None

@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "test_end_of_orphans.py",
     "test_diagnose.py",
     "test_demo.py",
+    "integration/test_slow_search.py",
     "test_node_tests.py",
     "test_quarantine.py",
     "test_administration.py",

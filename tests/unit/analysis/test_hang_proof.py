@@ -199,6 +199,8 @@ def test_a_rank_that_waits_for_a_thread_that_fetches_is_not_named_though_the_oth
 
     assert proof_of_hang(all_beside("select (selectors.py)", "serve_forever (socketserver.py)")) is not None
     assert proof_of_hang(all_beside("recv_into (socket.py)", "prefetch (stream.py)")) is None
+    at_work = ("read (ssl.py)", "handle (fetcher.py)", "serve_forever (socketserver.py)")
+    assert proof_of_hang(all_beside(*at_work)) is None
 
 
 helper = process(2, pid=300, role=Role.HELPER)

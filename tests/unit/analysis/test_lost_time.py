@@ -89,6 +89,21 @@ def test_of_a_run_that_began_before_only_the_part_inside_counts() -> None:
     assert report(CHRONICLE, [], T + 14 * H, T + 100 * H).jobs == ()
 
 
+def test_what_was_before_a_controller_watched_a_run_is_not_measured() -> None:
+    late = run(
+        0,
+        0.0,
+        10.0,
+        watched_from=T + 8.0 * H,
+        first_rise_at=T + 8.0 * H,
+        first_step=5000,
+        last_step=5720,
+        last_rise_at=T + 10.0 * H,
+    )
+    found = report([late], [], T, T + 100 * H)
+    assert (hours(found.jobs[0]), found.share) == ({"not measured": 80.0}, 1.0)
+
+
 def test_nodes_and_kinds_are_counted_once_an_incident() -> None:
     found = report(CHRONICLE, [hang(2.5, 10.0), hang(12.0, 12.1, restarts=1, nodes=("n3", "n4"))], T, T + 100 * H)
     assert found.nodes == (("n3", 2), ("n4", 1))

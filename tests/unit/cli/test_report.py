@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
@@ -16,7 +17,9 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
-from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.database import Database
+from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.tables import JOB_RUNS
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import IncidentState
@@ -123,6 +126,16 @@ def test_people_are_answered_about_their_own_jobs(tmp_path: Path) -> None:
     assert jobs(0, "&to=-1") == (400, [])
 
 
+def test_a_report_holds_up_nobody_who_writes_the_journal(journal: Journal) -> None:
+    database = Database(journal.url, read_only=True)
+    with database.together():
+        database.rows(sa.select(sa.text("1")))
+        journal.run_records.save(record(5, 0, 1))
+    with pytest.raises(JournalError):
+        database.change(sa.delete(JOB_RUNS))
+    database.close()
+
+
 def test_a_run_is_kept_from_its_beginning_to_its_end_also_by_a_controller_that_was_started_in_between(
     journal: Journal,
 ) -> None:
@@ -145,7 +158,10 @@ def test_a_run_is_kept_from_its_beginning_to_its_end_also_by_a_controller_that_w
     see(later, 1100.0, ended=(EndedJob(job=running.job, ended_at=NOW + 900.0, run=replace(over, last_step=None)),))
     (found,) = journal.run_records.of_job("9")
     assert (found.began_at, found.ended_at, found.first_step, found.last_step) == (T - 60.0, T + 900.0, 90, 400)
-    assert (found.first_rise_at, found.uid) == (T - 5.0, 5)
+    assert (found.first_rise_at, found.uid, found.watched_from) == (T - 5.0, 5, None)
+    long = job(job=slurm_job(job_id="10", start_at=T - 9000.0), progress=progress(5.0, step=900))
+    see(later, 1200.0, jobs=(long,))
+    assert journal.run_records.of_job("10")[0].watched_from == T + 1200.0
 
 
 def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None:

@@ -57,6 +57,16 @@ def test_jobs_that_run_and_that_all_selectors_name_are_listed(controller: Any, q
     assert (status, [each["job_id"] for each in told["jobs"]]) == (200, ["7"] if found else [])
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_number_that_is_none_gets_nowhere_near_the_journal(controller: Any, number: str) -> None:
+    async def go() -> int:
+        async with TestClient(TestServer(make_app(controller, lambda _: Person(0)))) as client:
+            body = f'{{"wish": "save", "job_ids": ["7"], "before": {number}}}'
+            return (await client.post("/v1/requests", data=body)).status
+
+    assert asyncio.run(go()) == 400
+
+
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
@@ -109,6 +119,8 @@ def test_what_is_asked_of_many_is_answered_for_each(controller: Any) -> None:
         ({"wish": "save", "job_ids": ["x"]}, "is no job id"),
         ({"wish": "kill", "job_ids": ["7"]}, "wish has to be one of restart, save, hold"),
         ({"wish": "save", "job_ids": ["7"], "before": 5.0}, "that time is over"),
+        ({"wish": "save", "job_ids": ["7"], "before": 1e300}, "within the next 30 days"),
+        ({"wish": "save", "job_ids": ["7"], "exclude": ["n99"]}, "Slurm knows no node n99"),
         ({"wish": "save", "job_ids": ["7"], "before": "noon"}, "before has to be a date"),
         ({"wish": "restart", "job_ids": ["7"], "exclude": "n1"}, "list of node names"),
     ],

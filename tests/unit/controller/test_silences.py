@@ -54,6 +54,10 @@ def named(**selectors: tuple[str, ...]) -> Silence:
         (named(kinds=("collective_hang",)), INCIDENT, True),
         (named(kinds=("gpu_fault",)), INCIDENT, False),
         (named(kinds=("collective_hang",), jobs=("8",)), INCIDENT, False),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,)), True),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5, 6)), False),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="node:n1"), False),
+        (replace(ACK, owner=5), replace(INCIDENT, owners=(5, 6)), False),
         (ACK, INCIDENT, True),
         (ACK, incident(2), False),
     ],
@@ -206,6 +210,22 @@ def test_what_is_wrong_and_who_may_not_is_said(
 ) -> None:
     ((answered, document),) = asked(Controller(tmp_path), Person(person), ("POST", path, body))
     assert (answered, words in document.get("error", "")) == (status, True), document
+
+
+def test_the_silences_of_one_owner_leave_room_for_others(tmp_path: Path) -> None:
+    controller: Any = Controller(tmp_path)
+
+    def add(person: int) -> int:
+        async def go() -> int:
+            async with TestClient(TestServer(make_app(controller, lambda _: Person(person)))) as client:
+                answer = await client.post("/v1/silences", json={"jobs": ["7"], "for_s": 60})
+                return answer.status
+
+        return asyncio.run(go())
+
+    assert [add(OWNER) for _ in range(11)] == [200] * 10 + [429]
+    assert add(0) == 200
+    assert {each.owner for each in controller.silences.listed()} == {OWNER, None}
 
 
 def test_a_second_person_is_told_who_looks_after_it_already(tmp_path: Path) -> None:

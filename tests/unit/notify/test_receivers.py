@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ def story(told: Any) -> None:
     told.opened(INCIDENT)
     told.decided(INCIDENT, DECISION)
     told.ended(INCIDENT, FAILED)
+    told.noted(INCIDENT, "silenced by ann until 12:00")  # which is no acknowledgement
+    told.attach(dataclasses.replace(told.sources, acknowledged_by=lambda incident: "bob"))
     told.noted(INCIDENT, "acknowledged by bob")
     told.resolved(OVER)
 
@@ -178,6 +181,20 @@ def test_a_mail_goes_to_the_site_and_to_the_jobs_owner(tmp_path: Path) -> None:
     assert mail["Subject"].startswith("[c] CRITICAL: job 7: rank 3 waits alone.") and mail["Auto-Submitted"]
     text = mail.get_content()
     assert "no step for 90 s" in text and "slurm-watchdog explain i1" in text and "users: ann" in text
+
+
+@pytest.mark.parametrize(
+    "words", ["=?utf-8?q?=0AReply-To:_x=40evil.org=0A=0Aplease_log_in?=", "=?utf-7?q?+2AA-?=", "a\ud800b"]
+)
+def test_words_of_a_user_make_no_header_of_a_mail_and_hold_up_no_other(tmp_path: Path, words: str) -> None:
+    with smtp() as server:
+        place = f"127.0.0.1:{server.server_address[1]}"
+        more = {"encryption": "none", "to": ["ops@example.org"]}
+        hostile = replace(INCIDENT, id="i2", summary=words)
+        sent(tmp_path, lambda told: told.opened(hostile), opened, type="email", server=place, **more)
+        mails = [mail for _, mail in server.mails]
+    assert all(mail["Reply-To"] is None and mail["Auto-Submitted"] for mail in mails)
+    assert "rank 3 waits alone" in mails[-1].get_content()
 
 
 def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:

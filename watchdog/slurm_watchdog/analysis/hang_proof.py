@@ -241,9 +241,10 @@ def _is_inside(frames: Iterable[Frame]) -> bool:
 
 def _talks(frames: Iterable[Frame]) -> bool:
     """Whether these frames are about somebody outside of the process, who is asked for something."""
-    if any(frame.function.rpartition(".")[2] in SERVES for frame in frames):
-        return False
-    return any(normal_file(frame.file).rpartition("/")[2] in TALK for frame in frames)
+    frames = tuple(frames)
+    files = [normal_file(frame.file).rpartition("/")[2] in TALK for frame in frames]
+    serves = next((n for n, each in enumerate(frames) if each.function.rpartition(".")[2] in SERVES), None)
+    return any(files) and (serves is None or not all(files[:serves]))
 
 
 def _threads_rest(first: ProcessStack, last: ProcessStack, peers: Sequence[ProcessStack]) -> bool:

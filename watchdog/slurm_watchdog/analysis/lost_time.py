@@ -22,6 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import sqrt
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.run_record import RunRecord, Spell
 from slurm_watchdog.model.slurm_states import ALIVE, FAILED
@@ -138,15 +140,19 @@ def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, 
         if whole_s <= 0 or inside_s <= 0:
             continue
         mine = [each for each in spells if each.restarts in (None, run.restarts)]
-        parts = _parts(run, following, mine, is_first=number == 0 and run.restarts == 0)
+        watched = replace(run, began_at=min(run.watched_from or run.began_at, _end(run)))
+        parts = _parts(watched, following, mine, is_first=number == 0 and run.restarts == 0)
         hours = inside_s / whole_s * run.nodes / HOUR_S
         counted.append(run)
         allocated_h += whole_s * hours
+        watched_s = _end(run) - watched.began_at
+        if watched_s < whole_s:
+            lost[NOT_MEASURED] += (whole_s - watched_s) * hours
         if parts is None:
-            lost[NOT_MEASURED] += whole_s * hours
+            lost[NOT_MEASURED] += watched_s * hours
         else:
             kept_s, lost_s = parts
-            measured_h += whole_s * hours
+            measured_h += watched_s * hours
             effective_h += kept_s * hours
             _add(lost, {cause: seconds * hours for cause, seconds in lost_s.items()})
         failures += _has_failed(run, mine) and since <= _end(run) <= until

@@ -19,6 +19,8 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 WRITE_EVERY_S = 600.0
 LOOK_EVERY_S = 30.0
+LATE_S = 120.0
+"""A run that began so long before it was seen first was not watched from its beginning."""
 KEPT_S = 400 * 86400.0
 """A year and the weeks in which somebody asks about it: 10,000 runs are 5 MB."""
 REMEMBERED_S = 2 * 86400.0
@@ -48,7 +50,7 @@ class RunRecords:
             before = self._known.get(key)
             if before is not None and before.ended_at is not None and found.ended_at is not None:
                 continue
-            record = found if before is None else merged(before, found)
+            record = _first_seen(found, wall) if before is None else merged(before, found)
             self._known[key] = record
             is_due = view.now - self._written_at.get(key, float("-inf")) >= WRITE_EVERY_S
             if is_due or record.ended_at is not None or before is None:
@@ -72,6 +74,12 @@ def records_of(view: ClusterView, wall: float) -> Iterator[RunRecord]:
     for ended in view.ended:
         for run in (*ended.past, *(() if ended.run is None else (ended.run,))):
             yield _over(ended.job, run, view.now, wall)
+
+
+def _first_seen(record: RunRecord, wall: float) -> RunRecord:
+    """What was before is not known of a run that was under way already: the first look at it is no first step."""
+    at = wall if record.ended_at is None else record.watched_from
+    return replace(record, watched_from=None if at is None or at - record.began_at <= LATE_S else at)
 
 
 def _running(job: JobView, now: float, wall: float) -> RunRecord:
@@ -103,6 +111,7 @@ def _over(job: SlurmJob, run: PastRun, now: float, wall: float) -> RunRecord:
         restarts=run.restarts,
         state=run.state,
         ended_at=ended_at,
+        watched_from=wall - (now - run.began_at),
         nodes=max(1, len(run.nodes)),
         first_step=run.first_step if run.steps_seen > 0 else None,
         last_step=run.last_step if run.steps_seen > 0 else None,

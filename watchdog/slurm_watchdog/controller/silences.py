@@ -52,23 +52,29 @@ class Silences:
 
     def acknowledged_by(self, incident: Incident) -> str:
         """Who looks after an incident; empty: nobody said so."""
-        return next((each.by for each in self._open if each.incident_id == incident.id), "")
+        return next((each.by for each in self._open if each.incident_id and each.covers(incident)), "")
 
     def acknowledged(self) -> frozenset[str]:
         """The incidents that somebody looks after."""
-        return frozenset(each.incident_id for each in self._open if each.incident_id)
+        if not any(each.incident_id for each in self._open):
+            return frozenset()
+        return frozenset(each.id for each in self._incidents() if self.acknowledged_by(each))
 
     def add(self, silence: Silence) -> None:
         """It holds from now on, and whoever was notified of what it covers is notified of it. Raises JournalError."""
         verb = "acknowledged" if silence.incident_id else "silenced"
         until = "" if silence.until is None else f" until {_date(silence.until)} (silence {silence.id})"
         sentence = f"{verb} by {silence.by}{until}{f': {silence.reason}' if silence.reason else ''}"
-        with self._journal.together():
-            self._journal.silences.add(silence)
-            for incident in self._covered(silence):
-                self._journal.add_note(incident.id, silence.at, sentence)
-                self._news.noted(incident, sentence)
         self._open.append(silence)
+        try:
+            with self._journal.together():
+                self._journal.silences.add(silence)
+                for incident in self._covered(silence):
+                    self._journal.add_note(incident.id, silence.at, sentence)
+                    self._news.noted(incident, sentence)
+        except JournalError:
+            self._open.remove(silence)
+            raise
 
     def end(self, silence: Silence, why: str) -> None:
         """It holds no longer; what it covered and still fires is announced, with its end or not at all. Raises
@@ -89,7 +95,8 @@ class Silences:
     def expire(self) -> None:
         """Ends those that are over: by their date, or with the incident that was acknowledged. A journal that
         fails is asked again with the next tick."""
-        now, there = self._wall(), {each.id for each in self._incidents()} if self.acknowledged() else set()
+        some = any(each.incident_id for each in self._open)
+        now, there = self._wall(), {each.id for each in self._incidents()} if some else set()
         for each in self.listed():
             why = ""
             if each.until is not None and now >= each.until:

@@ -122,6 +122,8 @@ class SlowSearches:
         alike = (known.batch, known.logged)
         if not times or (times[-1].batch, times[-1].logged) != alike:
             return
+        if len(job.job.nodes) != len(known.search.suspects):
+            return  # it is faster or slower by its size alone
         history = [each for each in job.step_history if (each.batch, each.logged) == alike]
         speed = run_speed(times, history, self._settings.lasts)
         if speed is None:

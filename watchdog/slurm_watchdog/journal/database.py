@@ -31,7 +31,8 @@ Write = tuple[sa.Executable, Sequence[Row]]
 class Database:
     """The database at `url`, a SQLAlchemy address, for one thread. Every method raises JournalError."""
 
-    def __init__(self, url: str, busy_ms: int = BUSY_MS) -> None:
+    def __init__(self, url: str, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> None:
+        """`read_only`: holds up nobody who writes, and is refused what would change anything."""
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
@@ -45,7 +46,7 @@ class Database:
         self._failed: JournalError | None = None
         try:
             keep_private(self._url)
-            self.engine = open_engine(self._url, busy_ms)
+            self.engine = open_engine(self._url, busy_ms, read_only=read_only)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             raise explain(error, self.where) from error
 
@@ -214,7 +215,7 @@ def keep_private(url: sa.URL) -> None:
             log.error("%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error)
 
 
-def open_engine(url: sa.URL, busy_ms: int = BUSY_MS) -> sa.Engine:
+def open_engine(url: sa.URL, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> sa.Engine:
     """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
     if url.get_backend_name() != "sqlite":
         return sa.create_engine(url, pool_pre_ping=True)
@@ -226,10 +227,12 @@ def open_engine(url: sa.URL, busy_ms: int = BUSY_MS) -> sa.Engine:
         connection.isolation_level = None
         for pragma in (f"busy_timeout={busy_ms}", "journal_mode=WAL", "synchronous=FULL"):
             connection.execute(f"PRAGMA {pragma}").close()
+        if read_only:
+            connection.execute("PRAGMA query_only=ON").close()
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
         # IMMEDIATE: a transaction that only later turned to writing could fail halfway with "locked".
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
     return engine

@@ -19,7 +19,7 @@ LONGEST_S = 30 * 86400.0
 
 def read_report(url: str, since: float, until: float) -> tuple[list[RunRecord], list[Spell]]:
     """The runs of that time (dates), and the incidents, each once for every job of it. Raises JournalError."""
-    database = Database(url)
+    database = Database(url, read_only=True)
     try:
         with database.together():
             runs = SqlRunRecords(database).between(since, until)

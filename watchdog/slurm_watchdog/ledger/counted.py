@@ -38,14 +38,14 @@ STRENGTHS: Final[Mapping[str, float]] = MappingProxyType(
     {
         NodeEventKind.TEST_FAILED: 1.0,
         NodeEventKind.RESTART_HELPED: 1.0,
-        NodeEventKind.SLOWED_JOB: 2.5,
+        NodeEventKind.SLOWED_JOB: 2.0,
         NodeEventKind.DRAINED: 0.9,
         NodeEventKind.LINK_DOWN: 0.9,
     }
 )
 """How strongly a kind that no detector declares speaks against a node; what is not in here says nothing. A job that was
-slow in each run with the node and fast in each without it is proof by several runs: by itself it makes a suspect, for
-four days."""
+slow in each run with the node and fast in each without it is proof by several runs, and nearly makes a suspect by
+itself: but a job's log is its owner's word, and so it takes one thing more."""
 OWN_KINDS: Final = frozenset(NodeEventKind)
 
 

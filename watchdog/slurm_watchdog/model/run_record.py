@@ -15,6 +15,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     began_at: float
     seen_at: float
     """When Slurm last listed it as running."""
+    watched_from: float | None = None
+    """Since when a controller has watched it; None: from its beginning."""
     ended_at: float | None = None
     """None while it runs."""
     state: str = ""
@@ -61,6 +63,7 @@ def merged(before: RunRecord, now: RunRecord) -> RunRecord:
     return replace(
         now,
         began_at=min(before.began_at, now.began_at),
+        watched_from=before.watched_from,
         gpus=now.gpus if before.gpus is None else max(before.gpus, now.gpus or 0),
         first_step=min(steps, default=None),
         last_step=max(last, default=None),

@@ -21,6 +21,8 @@ class Silence(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     incident_id: str = ""
     """The one that is acknowledged."""
+    owner: int | None = None
+    """Uid of a job's owner who made it with no other right: it covers what is about jobs of that owner alone."""
 
     @property
     def words(self) -> str:
@@ -33,6 +35,9 @@ class Silence(Struct, frozen=True, kw_only=True):
     def covers(self, incident: Incident) -> bool:
         """Whether all that the incident is about is within the selectors: of two jobs the silence of one hides
         nothing. An array's id stands for its elements."""
+        alone = incident.subject.startswith("job:") and set(incident.owners) == {self.owner}
+        if self.owner is not None and not alone:
+            return False
         if self.incident_id:
             return incident.id == self.incident_id
         if self.kinds and incident.kind not in self.kinds:

@@ -119,7 +119,7 @@ def mail(letter: Letter, sender: str, to: list[str], at: float) -> EmailMessage:
     """A mail in plain text. `at` is a date."""
     found = EmailMessage()
     found["From"], found["To"], found["Date"] = sender, ", ".join(to), formatdate(at)
-    found["Subject"] = one_line(letter.text, 150)
+    found["Subject"] = one_line(letter.text, 150).replace("=?", "= ?")  # which would begin an encoded word
     found["Auto-Submitted"] = "auto-generated"  # RFC 3834: no answer of a vacation
     values = letter.values()
     about = [

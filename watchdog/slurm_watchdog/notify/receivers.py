@@ -70,6 +70,7 @@ class ReceiverChannel:
         route, incident, settings = self._settings.route, notice.incident, self._settings
         if settings.only_persons if settings.only_persons is not None else settings.type == "pagerduty":
             ends = settings.type == "pagerduty" and notice.topic in PAGERDUTY_EVENTS
+            ends = ends and (notice.topic is not Topic.NOTED or bool(notice.acknowledged_by))  # else it is silenced
             if not (notice.needs_person or ends):
                 return False
         of_jobs = (("partition", route.partition), ("account", route.account), ("user", route.user))
@@ -88,7 +89,11 @@ class ReceiverChannel:
         if settings.type == "email":
             to = self._addresses(letter.notice)
             if to:
-                await self._mail(mail(letter, settings.sender, to, now), where)
+                try:
+                    message = mail(letter, settings.sender, to, now)
+                except (ValueError, LookupError) as error:  # words that no mail can hold: they will not get better
+                    raise SendFailed(f"no mail can be made of it: {error}", permanent=True) from error
+                await self._mail(message, where)
             return
         headers = {}
         if settings.type == "pagerduty":

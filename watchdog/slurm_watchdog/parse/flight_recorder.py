@@ -24,6 +24,8 @@ MAX_BYTES: Final = 8 << 20
 """Of one dump: 2,000 entries with their frames have some 3 MiB."""
 MAX_COMMUNICATORS, MAX_WAITS, MAX_MEMBERS, MAX_PEERS = 64, 8, 65_536, 1024
 """Of one rank, and of one communicator, that are kept; the members of a larger one are not known."""
+MAX_MEMBERS_IN_ALL: Final = 65_536
+"""Of all communicators of a rank together."""
 MAX_NAME: Final = 64
 MAX_SIZES: Final = 64
 """Tensors of one call whose elements are counted."""
@@ -53,7 +55,7 @@ class _Entry(msgspec.Struct, gc=False):
     state: _Text | None = None
     retired: bool | None = False
     is_p2p: bool = False
-    pg_id: int = -1
+    pg_id: _Number = -1
     input_sizes: list[list[Annotated[int, Meta(ge=0, le=2**53)]]] = []
     input_dtypes: list[_Text] = []
 
@@ -72,8 +74,8 @@ class _Group(msgspec.Struct, gc=False):
 
 
 class _Status(msgspec.Struct, gc=False):
-    last_enqueued_collective: int = -1
-    last_completed_collective: int = -1
+    last_enqueued_collective: _Number = -1
+    last_completed_collective: _Number = -1
 
 
 class _Dump(msgspec.Struct, gc=False):
@@ -113,9 +115,11 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
     of_group: dict[tuple[str, str], list[_Entry]] = {}
     for entry in dump.entries:
         of_group.setdefault(entry.process_group, []).append(entry)
-    found, peers, busy = [], dict[int, None](), False
+    found, peers, busy, room = [], dict[int, None](), False, MAX_MEMBERS_IN_ALL
     for (name, desc), entries in of_group.items():
         waits, members = _unfinished(entries, dump.pg_status), _members(name, desc, dump.pg_config)
+        kept = members if waits and len(members) <= room else ()
+        room -= len(kept)
         for entry in waits:
             if not entry.is_p2p:
                 continue
@@ -129,15 +133,18 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
                 label=(f"group {name}" if desc in ("", "undefined") else desc)[:MAX_NAME],
                 entered=_entered(entries, dump.pg_status),
                 waits=tuple(calls.values())[:MAX_WAITS],
-                members=members if waits else (),
+                members=kept,
             )
         )
     found.sort(key=lambda each: not each.waits)
-    kept, whole = tuple(found[:MAX_COMMUNICATORS]), len(found) <= MAX_COMMUNICATORS
     return CollectiveRecord(
-        rank=rank, communicators=kept, whole=whole, peers=tuple(peers)[:MAX_PEERS], busy=busy,
-        point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries[:1]),
-    )  # fmt: skip
+        rank=rank,
+        communicators=tuple(found[:MAX_COMMUNICATORS]),
+        whole=len(found) <= MAX_COMMUNICATORS,
+        peers=tuple(peers)[:MAX_PEERS],
+        busy=busy,
+        point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries),
+    )
 
 
 def _unfinished(entries: list[_Entry], statuses: Mapping[str, _Status]) -> list[_Entry]:

@@ -40,7 +40,7 @@ class _Status(msgspec.Struct, frozen=True, gc=False):
 
 class _Rank(msgspec.Struct, gc=False):
     rank: Annotated[int, Meta(ge=0, le=2**24)]
-    pid: int = -1
+    pid: Annotated[int, Meta(ge=-1, le=2**31)] = -1
     collective_counts: dict[str, _Count] = {}
     status: _Status = _Status()
 

@@ -47,6 +47,7 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
     in `problems`."""
     steps: tuple[tuple[str, Callable[[NodeEvidence], NodeEvidence]], ...] = (
         ("Flight Recorder dumps stay on the node", _without_contents),
+        ("and what they say is left out", _without_records),
         ("only the first threads of each process were kept", _with_few_threads),
         ("environment, sockets and the lines of logs were left out", _without_details),
         (
@@ -63,6 +64,10 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
 
 def _without_contents(evidence: NodeEvidence) -> NodeEvidence:
     return replace(evidence, files=tuple(replace(each, content=None) for each in evidence.files))
+
+
+def _without_records(evidence: NodeEvidence) -> NodeEvidence:
+    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files))
 
 
 def _with_few_threads(evidence: NodeEvidence) -> NodeEvidence:

@@ -125,6 +125,14 @@ class Who:
         except KeyError:
             return f"uid {uid}"
 
+    def is_only_owner(self, request: web.Request, command: str, accounts: Iterable[str] = ()) -> bool:
+        """Whether the person who asks may use a command on his own jobs alone."""
+        try:
+            self.require(request, command, accounts=accounts)
+        except RequestRefused:
+            return True
+        return False
+
     def require(
         self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "",
         accounts: Iterable[str] = (),
@@ -147,10 +155,14 @@ class Who:
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request. Raises RequestRefused."""
     raw = await request.read()
-    body = json.loads(raw) if raw else {}
+    body = json.loads(raw, parse_constant=_refuse) if raw else {}
     if not isinstance(body, dict):
         raise RequestRefused(400, "the request's body has to be a JSON object")
     return body
+
+
+def _refuse(word: str) -> None:
+    raise RequestRefused(400, f"{word} is no number")
 
 
 def reason_of(body: dict[str, Any]) -> str:

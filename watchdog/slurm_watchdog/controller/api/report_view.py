@@ -31,7 +31,8 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[st
         raise Unfit("the report has to end after it begins")
     everything, spells = read_report(url, since, until)
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
-    found = report(runs, _about(spells, runs, everything), since, until)
+    whole = uid is None and len(runs) == len(everything)
+    found = report(runs, _about(spells, runs, whole=whole), since, until)
     document: dict[str, Any] = msgspec.to_builtins(found)
     shares = [job.share for job in found.jobs[:SHOWN_JOBS]]
     document["jobs"] = [job | {"share": share} for job, share in zip(document["jobs"], shares, strict=False)]
@@ -46,10 +47,10 @@ def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
     return all(value in asked[name].split(",") for name, value in known.items() if asked.get(name))
 
 
-def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], everything: Sequence[RunRecord]) -> list[Spell]:
-    """The incidents of these runs; those of no job where all runs count."""
+def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:
+    """The incidents of these runs; those of no job in a report of the whole cluster."""
     mine = {run.job_id for run in runs}
-    return [each for each in spells if each.job_id in mine or (not each.job_id and len(runs) == len(everything))]
+    return [each for each in spells if each.job_id in mine or (whole and not each.job_id)]
 
 
 def _date(asked: Mapping[str, str], name: str, default: float) -> float:

@@ -20,6 +20,7 @@ from slurm_watchdog.model.slurm_states import RESTARTABLE
 SELECTORS: Final = ("partition", "account", "node", "reservation", "user")
 MAX_AT_ONCE: Final = 50
 """Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
+LONGEST_S: Final = 30 * 86400.0
 MAX_FOLLOWED: Final = 1000
 
 
@@ -95,8 +96,13 @@ class SaveApi:
         if before is not None and (isinstance(before, bool) or not isinstance(before, int | float)):
             raise RequestRefused(400, "before has to be a date, in seconds since the epoch")
         within_s = None if before is None else before - clock.wall()
-        if within_s is not None and within_s <= 0:
+        if within_s is not None and not within_s > 0:  # which no NaN is
             raise RequestRefused(400, "that time is over")
+        if within_s is not None and within_s > LONGEST_S:
+            raise RequestRefused(400, f"before has to be a date within the next {LONGEST_S / 86400:.0f} days")
+        unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
+        if unknown:
+            raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:8])}")
         rows = []
         for job_id in map(checked_job, given):
             rows.append({"job_id": job_id} | self._ask_one(request, job_id, wish, exclude, reason_of(body), within_s))

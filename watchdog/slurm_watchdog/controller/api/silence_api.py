@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any, Final
 
 from aiohttp import web
@@ -18,6 +19,8 @@ from slurm_watchdog.model.silence import Silence
 
 MAX_SILENCES: Final = 500
 """Each is looked at for each message."""
+MAX_OF_OWNER: Final = 10
+"""Of one user who may silence what is about his own jobs alone."""
 MAX_NAMED: Final = 1000
 """Kinds, jobs or nodes of one silence."""
 LONGEST_S: Final = 30 * 86400.0
@@ -51,14 +54,25 @@ class SilenceApi:
         owners = {each.uid for each in known if each is not None} if None not in known else set()
         accounts = {each.account for each in known if each is not None} if owners else set()
         name = self._who.require(request, "silence", owners, accounts=accounts)
-        if len(self._controller.silences.listed()) >= MAX_SILENCES:
-            raise RequestRefused(429, f"there are {MAX_SILENCES} silences already: end some")
+        owner = self._owner(request, "silence", accounts)
+        self._require_room(owner)
         return self._add(
             request, Silence(
                 id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), until=now + for_s,
-                kinds=kinds, jobs=jobs, nodes=nodes,
+                kinds=kinds, jobs=jobs, nodes=nodes, owner=owner,
             )
         )  # fmt: skip
+
+    def _owner(self, request: web.Request, command: str, accounts: Iterable[str]) -> int | None:
+        only = self._who.is_only_owner(request, command, accounts)
+        return self._who.person(request).uid if only else None
+
+    def _require_room(self, owner: int | None) -> None:
+        """Raises RequestRefused: nobody's silences leave no room for others'."""
+        most = MAX_SILENCES if owner is None else MAX_OF_OWNER
+        mine = sum(each.owner == owner and not each.incident_id for each in self._controller.silences.listed())
+        if mine >= most:
+            raise RequestRefused(429, f"there are {most} silences already: end some")
 
     async def acknowledge(self, request: web.Request) -> web.Response:
         """A person looks after an incident."""
@@ -82,8 +96,11 @@ class SilenceApi:
                 raise RequestRefused(409, f"incident {found.id} is acknowledged by {each.by} already")
         now = clock.wall()
         return self._add(
-            request, Silence(id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), incident_id=found.id)
-        )
+            request, Silence(
+                id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), incident_id=found.id,
+                owner=self._owner(request, "acknowledge", accounts),
+            )
+        )  # fmt: skip
 
     async def end(self, request: web.Request) -> web.Response:
         """Ends a silence, or takes an acknowledgement back."""

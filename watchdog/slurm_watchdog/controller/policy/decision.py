@@ -163,7 +163,7 @@ def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:
 def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
-    if not s.rule.drain or not nodes:
+    if not s.rule.drain or not nodes or incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
     out = [node for node in s.nodes if is_out(node.state)]

@@ -227,9 +227,15 @@ def _slow_search(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str
         return None
     if limits.slow_search_restarts is None:
         return "policy.slow_search is not active: a slow node is searched for with restarts that happen anyway"
-    done = sum(d.by == IncidentKind.SLOW_JOB and s.now_wall - d.decided_at < DAY_S for d in s.recent)
-    if done >= limits.slow_search_restarts:
+    searched = [d for d in s.recent if d.by == IncidentKind.SLOW_JOB and s.now_wall - d.decided_at < DAY_S]
+    if len(searched) >= limits.slow_search_restarts:
+        done = len(searched)
         return f"{done} restarts within a day to search for slow nodes, as many as policy.slow_search_restarts allows"
+    mine = sum(d.uid == s.job.uid for d in searched)
+    if searched and mine == len(searched) and 2 * mine >= max(2, limits.slow_search_restarts):
+        return (
+            f"{mine} restarts within a day to search for slow nodes for this user, half of policy.slow_search_restarts"
+        )
     if not to_leave_out(s.job, s.search, (), s.nodes, limits.max_excluded_nodes):
         return "no other nodes are free now in place of suspects, or the search for the slow node is over"
     return None

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import pwd
+from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
-from slurm_watchdog.controller.api.user_door import MAX_ANSWER, UserDoor, make_user_app
+from slurm_watchdog.controller.api.user_door import (
+    ARRIVAL_S,
+    BURST,
+    MAX_ANSWER,
+    MAX_OF_ONE_ADDRESS,
+    UserDoor,
+    make_user_server,
+)
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
+from slurm_watchdog.wire.http_server import Server
 from tests.builders.open_doors import MARK, Controller, incident
 
 ANN = pwd.getpwnam("daemon").pw_uid
@@ -77,6 +88,20 @@ def controller(tmp_path: Path) -> Any:
     return found
 
 
+@contextlib.asynccontextmanager
+async def port_of(
+    controller: Any, munge: Vouching, refused: Counter[str] | None = None
+) -> AsyncIterator[tuple[Server, int]]:
+    """The door on a free port."""
+    counted: Counter[str] = Counter() if refused is None else refused
+    server = await make_user_server(controller, UserDoor(munge, munge.encode), lambda reason: counted.update((reason,)))
+    port = await server.start("127.0.0.1", 0, 200)
+    try:
+        yield server, port
+    finally:
+        await server.cleanup()
+
+
 def ask(
     controller: Any, method: str, target: str, body: Any = None, *, uid: int = ANN, signed: str | None = None,
     header: str | None = None, times: int = 1, munge: Vouching | None = None, **made: Any,
@@ -87,11 +112,13 @@ def ask(
     data = b"" if body is None else json.dumps(body).encode()
 
     async def go() -> tuple[int, Any]:
-        async with TestClient(TestServer(make_user_app(controller, UserDoor(munge, munge.encode)))) as client:
+        async with port_of(controller, munge) as (_, port), aiohttp.ClientSession() as client:
             digest = request_digest(method, signed or target, data).encode()
             headers = {"Authorization": header or f"Munge {munge.make(uid, digest, **made)}"}
             for _ in range(times):
-                answer = await client.request(method, target, data=data or None, headers=headers)
+                answer = await client.request(
+                    method, f"http://127.0.0.1:{port}{target}", data=data or None, headers=headers
+                )
             text = await answer.text()
             if answer.status != 200:
                 return answer.status, json.loads(text)
@@ -123,8 +150,42 @@ def test_a_user_restarts_and_diagnoses_his_own_job_and_no_other(controller: Any)
     assert ask(controller, "POST", "/v1/restart", {"job_id": "7"})[0] == 200
     assert ask(controller, "POST", "/v1/diagnose", {"job_id": "7"})[0] == 200
     status, told = ask(controller, "POST", "/v1/restart", {"job_id": "7"}, uid=pwd.getpwnam("nobody").pw_uid)
-    assert (status, told) == (403, {"error": "that is about no job of yours, or not for you to do"})
+    assert (status, told) == NOT_HIS
     assert ask(controller, "POST", "/v1/diagnose", {"job_id": "8"})[0] == 403
+
+
+NOT_HIS = (403, {"error": "that is about no job of yours, or not for you to do"})
+
+
+def test_who_may_restart_every_job_restarts_his_own_alone_through_this_door(controller: Any) -> None:
+    controller.config = controller.config.model_copy(
+        update={
+            "security": controller.config.security.model_copy(
+                update={"may": {"restart": ["daemon"]}, "operators": ["daemon"]}
+            )
+        }
+    )
+    assert ask(controller, "POST", "/v1/restart", {"job_id": "7"})[0] == 200
+    assert ask(controller, "POST", "/v1/restart/cancel", {"job_id": "7"})[0] == 409, "there is none to cancel"
+    controller.view = replace(controller.view, job=controller.state.jobs["8"])
+    for route in ("/v1/restart", "/v1/restart/cancel"):
+        assert ask(controller, "POST", route, {"job_id": "8"}) == NOT_HIS
+
+
+@pytest.mark.parametrize("exclude", [[], ["n1"], ["nowhere"]])
+def test_a_job_of_another_user_and_one_that_is_not_there_are_refused_alike(controller: Any, exclude: list[str]) -> None:
+    jobs = controller.state.jobs
+    controller.state.node_addresses = {"n1": "10.0.0.1"}
+
+    async def read_job(job_id: str) -> Any:
+        return jobs.get(job_id)
+
+    controller.slurm.read_job = read_job
+    for route in ("/v1/restart", "/v1/restart/cancel"):
+        for job_id in ("8", "999"):
+            assert ask(controller, "POST", route, {"job_id": job_id, "exclude": exclude}) == NOT_HIS
+    status, told = ask(controller, "POST", "/v1/restart", {"job_id": "7", "exclude": ["nowhere"]})
+    assert (status, told["error"]) == (400, "Slurm knows no node nowhere")
 
 
 @pytest.mark.parametrize("route", ["/v1/pause", "/v1/resume", "/v1/silences", "/v1/requests"])
@@ -156,6 +217,73 @@ def test_an_answer_that_no_credential_holds_is_said_to_be_too_large(controller: 
     controller.judge.incidents = OpenIncidents([incident(owners=(ANN,), summary="x" * (MAX_ANSWER + 1))])
     status, told = ask(controller, "GET", "/v1/status")
     assert (status, "too large for this door" in told["error"]) == (413, True)
+
+
+def test_an_answer_dense_in_quotes_is_measured_as_it_is_sealed(controller: Any) -> None:
+    """Each quote has two bytes in the document, and four in what is sealed."""
+    summary = '"' * (MAX_ANSWER // 3)
+    controller.judge.incidents = OpenIncidents([incident(owners=(ANN,), summary=summary, facts=())])
+    assert 2 * len(summary) < MAX_ANSWER < 4 * len(summary)
+    status, told = ask(controller, "GET", "/v1/status")
+    assert (status, "too large for this door" in told["error"]) == (413, True)
+
+
+def test_connections_of_one_address_are_bounded_and_idle_ones_are_closed(controller: Any) -> None:
+    """They took every descriptor of the controller."""
+
+    async def go() -> None:
+        refused: Counter[str] = Counter()
+        async with port_of(controller, Vouching(), refused) as (server, port):
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_OF_ONE_ADDRESS + 1)]
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(idle[-1][0].read(1), 20) == b""
+            assert refused == {"too_many_of_one_address": 1}
+            for each in list(server.connections):
+                each.check(each._since + ARRIVAL_S + 1.0)
+            for reader, writer in idle[:-1]:
+                assert await asyncio.wait_for(reader.read(1), 20) == b""
+                writer.close()
+            idle[-1][1].close()
+            assert server.limits.total == 0
+
+    asyncio.run(go())
+
+
+def test_the_pace_of_an_address_is_taken_before_the_body_of_its_request(controller: Any) -> None:
+    async def go() -> None:
+        async with port_of(controller, Vouching()) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(int(BURST)):
+                writer.write(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+                assert head.startswith(b"HTTP/1.1 401 ")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+            writer.write(b"POST /v1/restart HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).startswith(b"HTTP/1.1 429 ")
+            writer.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\n\r\n", 400),
+        (b"GET /v1/status HTTP/1.1\r\nAuthorization: a\nb\r\n\r\n", 400),
+        (b"CONNECT /v1/status HTTP/1.1\r\n\r\n", 405),
+        (b"POST /v1/restart HTTP/1.1\r\nContent-Length: 70000\r\n\r\n", 413),
+    ],
+)
+def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any, said: bytes, status: int) -> None:
+    async def go() -> bytes:
+        async with port_of(controller, Vouching()) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+            writer.close()
+            return answer
+
+    assert asyncio.run(go()).startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import listening, local_socket
-from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_app
+from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_server
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
@@ -263,17 +263,16 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
     return doors
 
 
-async def open_user_door(controller: Controller) -> web.AppRunner:
+async def open_user_door(controller: Controller) -> Server:
     """The port for users on other machines. Raises OSError."""
     munge = controller.config.security.munge_socket
     decoder = MungeProcess(munge)
-    app = make_user_app(controller, UserDoor(decoder, lambda payload, uid: encode_with_munge(payload, uid, munge)))
-    app.on_cleanup.append(lambda _: decoder.close())
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
+    door = UserDoor(decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
+    refused = controller.metrics.refused_connections
+    server = await make_user_server(controller, door, lambda reason: refused.labels(reason).inc())
     host, port = split_address(controller.config.controller.user_listen)
-    await web.TCPSite(runner, host, port).start()
-    return runner
+    await server.start(host, port, BACKLOG)
+    return server
 
 
 async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop: asyncio.Event) -> None:

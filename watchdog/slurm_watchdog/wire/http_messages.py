@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 MAX_HEAD: Final = 16 * 1024
 """nginx and Apache allow 8 KiB a line."""
 
@@ -21,6 +23,8 @@ class Request:
     remote: str
     names: frozenset[str] | None = None
     """The nodes that the client's certificate is for; None without certificates."""
+    target: str = ""
+    """The path with its query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,11 @@ class Answer:
     content_type: bytes = b"application/json"
     proof: str = ""
     """For the header Authentication-Info: that it comes from us."""
+
+
+def refusal(status: int, sentence: str) -> Answer:
+    """Why it is refused, as JSON."""
+    return Answer(msgspec.json.encode({"error": sentence}), status)
 
 
 Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
@@ -63,6 +72,8 @@ class Head:
     size: int = 0
     expects: bool = False
     """The client waits for `100 Continue`."""
+    target: str = ""
+    """The path with its query."""
 
 
 def parse_head(data: bytes) -> Head:
@@ -71,8 +82,8 @@ def parse_head(data: bytes) -> Head:
     words = first.split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         raise BadRequest("garbage", 400, "this is no request of HTTP/1.1")
-    path = words[1].partition(b"?")[0].decode("ascii", "replace")
-    head = Head(words[0].decode("ascii", "replace"), path, words[2] != b"HTTP/1.0")
+    target = words[1].decode("ascii", "replace")
+    head = Head(words[0].decode("ascii", "replace"), target.partition("?")[0], words[2] != b"HTTP/1.0", target=target)
     sizes = set()
     for line in lines:
         name, colon, value = line.partition(b":")

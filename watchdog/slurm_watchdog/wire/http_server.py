@@ -1,4 +1,5 @@
-"""The agents' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus and health checks speak, and not more.
+"""The agents' and the users' port: as much of HTTP/1.1 (RFC 9112) as agents, Prometheus, health checks and our own
+commands speak, and not more.
 
 A connection is one small object without a task of its own, and a request is parsed in its buffer: 2 KiB a
 connection and 50 to 94 µs of CPU a request, where aiohttp's server takes 10 KiB and 124 to 183 µs (4,000 kept
@@ -294,7 +295,7 @@ class Connection(asyncio.Protocol):
         age_s = now - self._since - self._server.lag_s(self._since)
         if self._inbox and self._task is None and age_s > self._server.deadline_s:
             limit_s = self._server.deadline_s
-            sentence = f"a report has to arrive within {limit_s:.0f} s"
+            sentence = f"a request has to arrive within {limit_s:.0f} s"
             self._give_up(self._server.refuse("too_slow", 408, sentence))
         elif not self._inbox and self._task is None and age_s > (IDLE_S if self._served else self._server.deadline_s):
             self.close()
@@ -371,7 +372,7 @@ class Connection(asyncio.Protocol):
                 return None
             head = parse_head(bytes(inbox[:end]))
             if head.size > self._server.max_body:
-                raise BadRequest("too_large", 413, f"a report may have {self._server.max_body} bytes")
+                raise BadRequest("too_large", 413, f"a request may have {self._server.max_body} bytes")
             total = end + 4 + head.size
             refusal = self._server.admit(head, self._remote)
             if refusal is not None and len(inbox) < total:
@@ -390,5 +391,7 @@ class Connection(asyncio.Protocol):
         body = bytes(inbox[end + 4 : total])
         del inbox[:total]
         self._promised, self._arriving = False, None
-        request = Request(head.method, head.path, head.authorization, body, self._remote, self._names)
+        request = Request(
+            head.method, head.path, head.authorization, body, self._remote, self._names, head.target
+        )  # fmt: skip
         return request, head.keep

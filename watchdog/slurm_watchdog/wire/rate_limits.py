@@ -1,4 +1,4 @@
-"""How much of the agents' port one address may take: connections, and failures to prove who it is.
+"""How much of the agents' or the users' port one address may take: connections, and failures to prove who it is.
 
 Pure and bounded: forgotten addresses are allowed.
 """
@@ -18,7 +18,7 @@ from slurm_watchdog.identity.tls_errors import HANDSHAKE_REASONS
 MAX_CONNECTIONS: Final = 32_768
 """Three for each of ten thousand agents: one that was lost counts until it is swept."""
 SPARE_FILES: Final = 512
-"""Descriptors that the rest of the controller needs: journal, Slurm's commands, the local socket, the page."""
+"""Descriptors that the rest of the controller needs: journal, Slurm's commands, local socket, page, users' port."""
 MAX_OF_ONE_ADDRESS: Final = 64
 """An agent holds one, Prometheus another; a login node may run a few agents of users."""
 MAX_ADDRESSES: Final = 65_536

@@ -32,7 +32,8 @@ UNKNOWN_CALLER: Final = "who is asking is not known"
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 
 ONLY_OWN: Final = web.RequestKey("only_own", int)
-"""In a request: the user of whose own jobs alone it may be answered."""
+"""In a request: the user of whose own jobs alone it may be answered, and who may do what their owner may, and
+nothing else."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -140,6 +141,11 @@ class Who:
         """The name of the person who asks. Raises RequestRefused if this person may not use a command of RIGHTS on what
         belongs to `owners`, of these Slurm accounts; `about` says whose it is."""
         name, person, right = self.name(request), self.person(request), RIGHTS[command]
+        own: int | None = request.get(ONLY_OWN)
+        if own is not None:
+            if right.owner and set(owners) == {own}:
+                return name
+            raise RequestRefused(403, f"{about + ': ' if about else ''}here only its owner may {right.what}")
         others = self._others.get(command)
         if others is not None and others.include(person, name, accounts, self._people()):
             return name

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.api.asking import RequestRefused, Who, job_id_of, read_body, reason_of
+from slurm_watchdog.controller.api.asking import ONLY_OWN, RequestRefused, Who, job_id_of, read_body, reason_of
 from slurm_watchdog.controller.api.json_views import fields_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.ports.commands import CommandSources
@@ -30,13 +30,13 @@ class RestartApi:
         job_id, exclude = job_id_of(body), body.get("exclude", [])
         if not isinstance(exclude, list) or not all(isinstance(n, str) and NODE.fullmatch(n) for n in exclude):
             raise RequestRefused(400, "exclude has to be a list of node names")
+        job = await self._controller.slurm.read_job(job_id)
+        if job is None:  # who may know his own jobs alone learns of no other whether it is there
+            raise RequestRefused(404 if ONLY_OWN not in request else 403, f"Slurm knows no job {job_id}")
+        name = self._who.require(request, "restart", (job.uid,), f"job {job_id} belongs to {job.user}", (job.account,))
         unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
         if unknown:
             raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown)}")
-        job = await self._controller.slurm.read_job(job_id)
-        if job is None:
-            raise RequestRefused(404, f"Slurm knows no job {job_id}")
-        name = self._who.require(request, "restart", (job.uid,), f"job {job_id} belongs to {job.user}", (job.account,))
         self._controller.state.apply_job(job, clock.monotonic(), clock.wall())
         reason, at_once = reason_of(body), body.get("now") is True
         hang = proves_stuck(self._controller.judge.incidents, job.job_id)

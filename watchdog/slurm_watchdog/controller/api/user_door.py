@@ -23,20 +23,31 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.api.asking import ONLY_OWN, Handler, errors_as_sentences
+from slurm_watchdog.controller.api.in_memory import answer_in_memory
 from slurm_watchdog.controller.api.local_socket import MAX_BODY_BYTES, LocalApi
 from slurm_watchdog.controller.api.restart_api import RestartApi
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, SealedAnswer, request_digest
-from slurm_watchdog.wire.rate_limits import TokenBuckets
+from slurm_watchdog.wire.http_messages import Answer, Head, refusal
+from slurm_watchdog.wire.http_server import Server
+from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connections
 
 log = logging.getLogger(__name__)
 
 BURST, PER_S = 30.0, 1.0
 """Requests of one address: a person who follows a restart asks once a second."""
 MAX_ANSWER: Final = 700_000
-"""Bytes of a document: a credential of munged holds 1 MiB at most, in base64."""
+"""Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64."""
+MAX_CONNECTIONS: Final = 128
+"""A quarter of rate_limits.SPARE_FILES: what the agents' port leaves is not for users alone."""
+MAX_OF_ONE_ADDRESS: Final = 32
+"""BURST at once; this machine's own addresses are no exception."""
+ARRIVAL_S: Final = 20.0
+"""A request has to arrive whole within this time, as a report has to."""
+SEALS_AT_ONCE: Final = 4
+"""Programs munge that run at once, each with its pipes; munged takes one at a time."""
 MUNGE_S: Final = 10.0
 PERSON: Final = web.RequestKey("person", Person)
 
@@ -74,11 +85,16 @@ class UserDoor:
 
     def __post_init__(self) -> None:
         self._pace = TokenBuckets(BURST, PER_S)
+        self._seals = asyncio.Semaphore(SEALS_AT_ONCE)
+
+    def admit(self, head: Head, remote: str) -> Answer | None:
+        """Before the body of a request is taken: why it is not."""
+        if self._pace.acquire(remote, self.now()):
+            return None
+        return refusal(429, "too many requests from this address: wait a minute")
 
     async def person(self, request: web.Request, body: bytes) -> Person | web.Response:
         """Who has made the request; or why nobody is believed to have."""
-        if not self._pace.acquire(request.remote or "", self.now()):
-            return _refusal(429, "too many requests from this address: wait a minute")
         match = CREDENTIAL.fullmatch(request.headers.get("Authorization", ""))
         if match is None:
             return _refusal(401, "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT")
@@ -103,13 +119,14 @@ class UserDoor:
     async def seal(self, request: web.Request, body: bytes, uid: int, answer: web.StreamResponse) -> web.Response:
         """The answer for this user alone."""
         document = answer.body if isinstance(answer, web.Response) and isinstance(answer.body, bytes) else b""
-        status = answer.status
-        if len(document) > MAX_ANSWER:
-            status, document = 413, b'{"error": "the answer is too large for this door: ask on the management node"}'
         digest = request_digest(request.method, request.path_qs, body)
-        sealed = msgspec.json.encode(SealedAnswer(digest, status, document.decode(errors="replace")))
+        sealed = msgspec.json.encode(SealedAnswer(digest, answer.status, document.decode(errors="replace")))
+        if len(sealed) > MAX_ANSWER:  # measured so: in it each quote of the document has two bytes, or four
+            too_large = '{"error": "the answer is too large for this door: ask on the management node"}'
+            sealed = msgspec.json.encode(SealedAnswer(digest, 413, too_large))
         try:
-            return web.Response(text=await self.encode(sealed, uid))
+            async with self._seals:
+                return web.Response(text=await self.encode(sealed, uid))
         except MungeUnavailable as error:
             return _refusal(503, f"MUNGE does not answer here ({error}): come again")
 
@@ -152,6 +169,37 @@ def make_user_app(controller: CommandSources, door: UserDoor) -> web.Application
     for method, path, handler in routes:
         app.router.add_route(method, path, handler)
     return app
+
+
+async def make_user_server(
+    controller: CommandSources, door: UserDoor, count: Callable[[str], None] = lambda reason: None
+) -> Server:
+    """The port itself, not yet open, with the limits of the agents' port. `count` is called with the reason of each
+    refused connection."""
+    runner = web.AppRunner(make_user_app(controller, door), access_log=None)
+    await runner.setup()
+    protocol = runner.server
+    assert protocol is not None  # after setup
+    server = Server(
+        lambda request: answer_in_memory(protocol, request),
+        door.admit,
+        lambda outcome, status, sentence: refusal(status, sentence),
+        MAX_BODY_BYTES,
+        ARRIVAL_S,
+        count=count,
+        limits=Limits(
+            is_own=lambda address: False,
+            most=min(MAX_CONNECTIONS, most_connections()),
+            most_of_one=MAX_OF_ONE_ADDRESS,
+        ),
+    )
+
+    async def end() -> None:
+        await runner.cleanup()
+        await door.decoder.close()
+
+    server.ends = end
+    return server
 
 
 def _refusal(status: int, sentence: str) -> web.Response:

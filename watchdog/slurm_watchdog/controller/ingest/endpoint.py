@@ -23,7 +23,7 @@ from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES, WireError, decode_report, encode_reply
-from slurm_watchdog.wire.http_messages import Answer, Head, Request
+from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
 from slurm_watchdog.wire.http_server import Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, report_rate
 
@@ -136,8 +136,8 @@ class ReportEndpoint:
                 status=200 if good else 503,
             )
         if request.path in PATHS:
-            return _sentence(405, f"{request.path} takes {PATHS[request.path]}")
-        return _sentence(404, "there are /v1/report, /metrics and /healthz")
+            return refusal(405, f"{request.path} takes {PATHS[request.path]}")
+        return refusal(404, "there are /v1/report, /metrics and /healthz")
 
     # -- sessions by MUNGE -------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class ReportEndpoint:
 
     def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()
-        return _sentence(status, sentence)
+        return refusal(status, sentence)
 
 
 async def _answer_later(reply: Reply, coming: Awaitable[tuple[Command, ...]]) -> Answer:
@@ -281,10 +281,6 @@ def _proven(answer: Answer, session: Session, counter: int) -> Answer:
 
 async def _proven_later(answer: Awaitable[Answer], session: Session, counter: int) -> Answer:
     return _proven(await answer, session, counter)
-
-
-def _sentence(status: int, sentence: str) -> Answer:
-    return Answer(msgspec.json.encode({"error": sentence}), status=status)
 
 
 @lru_cache(maxsize=65536)

@@ -15,7 +15,7 @@ from slurm_watchdog.model.usage import Pressure, Resource, Usage
 SCOPE = "/system.slice/slurmstepd.scope/job_7"
 V2_JOB = {
     "memory.current": "4831838208", "memory.max": "5368709120", "memory.peak": "5000000000",
-    "memory.events": "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n", "memory.stat": "anon 1\ninactive_file 1073741824\nactive_file 0\n",
+    "memory.events": "low 0\nhigh 0\nmax 4\noom 1\noom_kill 1\n", "memory.stat": "anon 1\ninactive_file 1073741824\nactive_file 0\nslab_reclaimable 4096\n",
     "memory.pressure": "some avg10=50.00 avg60=40.00 avg300=1.00 total=1\nfull avg10=30.00 avg60=25.50 avg300=1.00 total=1\n",
     "pids.current": "40", "pids.max": "max", "pids.events": "max 0\n",
 }  # fmt: skip
@@ -47,7 +47,12 @@ def test_groups_of_version_2_have_use_limit_and_kills_without_the_cache_of_files
     cgroup = f"0::{SCOPE}/step_0/user/task_3\n"
     found = rows(cgroup, root)
     assert found[Resource.MEMORY, None] == Usage(
-        resource=Resource.MEMORY, used=4831838208 - 1073741824, limit=5368709120, peak=5000000000, refused=1, job_id="7"
+        resource=Resource.MEMORY,
+        used=4831838208 - 1073741824 - 4096,
+        limit=5368709120,
+        peak=5000000000,
+        refused=1,
+        job_id="7",
     )
     assert found[Resource.MEMORY, "0"].limit is None and found[Resource.MEMORY, "0"].refused == 1
     assert found[Resource.PIDS, None] == Usage(resource=Resource.PIDS, used=40, refused=0, job_id="7")

@@ -20,6 +20,9 @@ IOCTL = {"syscall": "ioctl", "path": "/dev/nvidia1", "mount": None, "wchan": "os
 EXITS = {"syscall": "exit_group", "path": None, "mount": None, "wchan": "uvm_va_space_destroy"}
 
 
+PACES = {"paces_s": (10.0,) * 60, "longest_pace_s": 10.0, "read_age_s": 1.0}
+
+
 def view(
     seconds: float = 70.0, *, ranks: tuple[int, ...] = (3,), role: Role = Role.RANK, **changes: Any
 ) -> ClusterView:
@@ -34,7 +37,7 @@ def view(
     held = tuple(seen(r, role=role, state="D", blocked=blocked(seconds, **call)) for r in ranks)
     rest = tuple(seen(r) for r in range(4) if r not in ranks or role is not Role.RANK)
     node = NodeView(name="n2", reported_at=9_998.0, gpus=(card(1, node="n2", minor=1),))
-    given: dict[str, Any] = {"processes": (*held, *rest), "progress": progress(75.0)}
+    given: dict[str, Any] = {"processes": (*held, *rest), "progress": progress(75.0, **PACES)}
     return cluster(job(**{**given, **changes}), nodes=(node,))
 
 
@@ -77,6 +80,31 @@ def test_many_nodes_at_once_are_no_nodes_fault() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "truth"),
+    [
+        ({"progress": progress(75.0)}, Truth.UNKNOWN),
+        ({"progress": progress(75.0, **{**PACES, "longest_pace_s": 60.0})}, Truth.UNKNOWN),
+        ({"progress": progress(75.0, **{**PACES, "paces_s": (90.0,) * 60})}, Truth.UNKNOWN),
+        ({"progress": progress(75.0, phase="evaluation", **PACES)}, Truth.UNKNOWN),
+        ({"phase": "checkpointing"}, Truth.UNKNOWN),
+        ({"growing_age_s": 20.0}, Truth.UNKNOWN),
+        ({"progress": progress(75.0, total_steps=500, **PACES)}, Truth.BAD),
+        ({"seconds": 400.0, "progress": progress(405.0, total_steps=500, **PACES)}, Truth.BAD),
+        ({"seconds": 400.0, "progress": progress(405.0, **{**PACES, "paces_s": (600.0,) * 60})}, Truth.UNKNOWN),
+    ],
+)
+def test_job_that_may_be_well_or_is_over_is_not_acted_on(changes: dict[str, Any], truth: Truth) -> None:
+    finding = found(view(**changes))
+    assert (finding.truth, finding.actionable) == (truth, False)
+    assert truth is not Truth.BAD or finding.severity is Severity.WARNING
+
+
+def test_where_no_step_is_known_to_be_overdue_it_is_acted_on_later() -> None:
+    finding = found(view(310.0, progress=progress(320.0)))
+    assert (finding.severity, finding.actionable) == (Severity.CRITICAL, True)
+
+
+@pytest.mark.parametrize(
     ("of", "truth"),
     [
         (view(30.0), Truth.UNKNOWN),
@@ -98,7 +126,8 @@ def test_what_is_short_of_a_filesystem_or_not_known_is_no_driver(of: ClusterView
 @pytest.mark.parametrize(
     ("path", "wchan", "name"),
     [
-        ("/dev/nvidia-uvm", None, "NVIDIA"), (None, "_nv038416rm", "NVIDIA"), (None, "nvme_submit_sync_cmd", None),
+        ("/dev/nvidia-uvm", None, "NVIDIA"), ("/dev/nvidiactl", None, "NVIDIA"), ("/dev/nvidia-fs0", "nv_x", None),
+        ("/dev/nvidia0", "nvfs_io_wait", None), ("/dev/nvidia-caps/nvidia-cap1", None, "NVIDIA"), (None, "_nv038416rm", "NVIDIA"), (None, "nvme_submit_sync_cmd", None),
         ("/dev/nvme0n1", None, None), ("/dev/infiniband/uverbs0", "down_read", "InfiniBand"), (None, "mlx5_cmd_exec", "InfiniBand"),
         (None, "cmd_exec", "InfiniBand"), ("/dev/kfd", None, "AMD"), ("/dev/gdrdrv", None, "GPUDirect"), (None, "nfs_wait_bit_killable", None),
         (None, "rpc_wait_bit_killable", None), (None, "folio_wait_bit_common", None), (None, "rmap_walk", None), (None, "", None), (None, None, None),

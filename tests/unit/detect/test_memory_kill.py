@@ -131,7 +131,9 @@ def test_what_is_of_another_job_or_did_not_matter_accuses_nobody(seen_: ClusterV
 def test_job_that_ended_with_the_kill_is_reported_and_its_chain_says_why() -> None:
     over = ended("OUT_OF_MEMORY", job=slurm_job(job_id="9", state="OUT_OF_MEMORY", nodes=("n1", "n2")))
     assert over.run is not None
-    over = replace(over, ended_at=NOW - 130.0, run=replace(over.run, ended_at=NOW - 130.0, nodes=("n1", "n2")))
+    over = replace(
+        over, ended_at=NOW - 130.0, run=replace(over.run, ended_at=NOW - 130.0, rose_at=NOW - 140.0, nodes=("n1", "n2"))
+    )
     node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=135.0))
     whole = cluster(ended=(over,), nodes=(node,))
     finding = found(whole)
@@ -140,13 +142,27 @@ def test_job_that_ended_with_the_kill_is_reported_and_its_chain_says_why() -> No
     assert "killed by the kernel for memory" in broken.summary
 
 
-@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED"])
-def test_helper_that_was_killed_in_a_run_that_is_completed_or_cancelled_did_not_end_it(state: str) -> None:
+@pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"])
+def test_helper_that_was_killed_in_a_run_with_another_end_did_not_end_it(state: str) -> None:
     over = ended(state, job=slurm_job(job_id="9", state=state, nodes=("n1", "n2")))
     assert over.run is not None
-    run = replace(over.run, ended_at=NOW - 130.0, nodes=("n1", "n2"), state=state)
+    run = replace(over.run, ended_at=NOW - 130.0, rose_at=NOW - 140.0, nodes=("n1", "n2"), state=state)
     node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=135.0))
     assert found(cluster(ended=(replace(over, ended_at=NOW - 130.0, run=run),), nodes=(node,))).truth is Truth.OK
+
+
+@pytest.mark.parametrize(("rose_s", "age_s"), [(131.0, 140.0), (3100.0, 3000.0)], ids=["steps since", "long before"])
+def test_kill_that_a_run_outlived_is_neither_told_nor_the_reason_why_its_chain_broke(
+    rose_s: float, age_s: float
+) -> None:
+    over = ended("FAILED", job=slurm_job(job_id="9", state="FAILED", nodes=("n1", "n2")))
+    assert over.run is not None
+    run = replace(over.run, ended_at=NOW - 130.0, rose_at=NOW - rose_s, nodes=("n1", "n2"))
+    node = NodeView(name="n2", reported_at=NOW - 2, events=kill(9999, "9", age_s=age_s))
+    whole = cluster(ended=(replace(over, ended_at=NOW - 130.0, run=run),), nodes=(node,))
+    assert found(whole).truth is not Truth.BAD
+    (broken,) = chain_broken.detect(whole, chain_broken.ChainBroken())
+    assert broken.truth is Truth.BAD and "killed by the kernel" not in broken.summary
 
 
 def test_ranks_that_linger_after_it_are_reported_with_the_cause() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
@@ -34,6 +35,11 @@ RISE_S = 60.0
 """A counter is read every 30 s, and in the report after that; a line about the same kill is as near."""
 SAME_S = 2.0
 """Two lines about one process within this time are one kill: the kernel writes both at once."""
+ENDS_WITHIN_S = 300.0
+"""A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
+of a data loader comes at once."""
+OTHERWISE = frozenset({"CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"})
+"""Final states with a reason of their own: a process beside the ranks that was killed is none."""
 _GROUP = re.compile(
     r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)(?:/|$)"
 )
@@ -187,9 +193,24 @@ def _with_dead(kill: MemoryKill, job: JobView, now: float) -> MemoryKill:
 def how_killed(kills: Kills, job: JobView, rank: ProcessView, now: float) -> str:
     """`was killed by the kernel for memory: …`, of this rank; empty where the kernel did not say so."""
     for each in kills_in_job(kills, job, now):
-        if (each.node, each.pid) == (rank.node, rank.process.pid):
+        if (each.node, each.pid) == (rank.node, rank.process.pid) and not why_not(each, job, now):
             return f"was {each.words},"
     return ""
+
+
+def why_not(kill: MemoryKill, run: JobView | PastRun, now: float) -> str:
+    """Why this kill is not what the run ended with, or stands for, in words; empty where nothing speaks against it."""
+    if isinstance(run, JobView):
+        age_s = None if run.progress is None else run.progress.last_increase_age_s
+        since = age_s is not None and now - age_s > kill.at + PROGRESS_SLACK_S
+        return f"job {run.job.job_id} has made steps since" if since else ""
+    if run.touched_at is not None and run.touched_at < kill.at:
+        return "the run was being ended by slurm-watchdog"
+    if run.state == "COMPLETED" or (run.state in OTHERWISE and kill.role is not Role.RANK):
+        return f"the run is {run.state}"
+    if run.rose_at is not None and run.rose_at > kill.at + PROGRESS_SLACK_S:
+        return "the run made steps since"
+    return "" if run.ended_at - kill.at <= ENDS_WITHIN_S else "the run did not end with it"
 
 
 def kills_in_run(kills: Kills, job: SlurmJob, run: PastRun) -> tuple[MemoryKill, ...]:

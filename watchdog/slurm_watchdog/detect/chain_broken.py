@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.memory_kills import Kills, kills_in_run, memory_kills
+from slurm_watchdog.analysis.memory_kills import Kills, kills_in_run, memory_kills, why_not
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
@@ -81,7 +81,8 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) ->
         if ended.preceded_by
         else f"it had gone on from {len(ended.past)} earlier runs of its own"
     )
-    killed = () if ended.run is None else kills_in_run(kills, job, ended.run)
+    run = ended.run
+    killed = [] if run is None else [each for each in kills_in_run(kills, job, run) if not why_not(each, run, now)]
     why = f"{describe(killed[0].culprit)} was {killed[0].words}" if killed else BROKE[job.state]
     name = f" ({job.name} of {job.user})" if job.name else ""
     return finding.bad(

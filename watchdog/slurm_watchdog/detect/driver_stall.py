@@ -2,10 +2,12 @@
 file of any filesystem: no signal ends it, and its job waits for it.
 
 Fires: a thread has been in state D in one call of a driver for 60 s (`ioctl` on /dev/nvidia0, the release of a
-context at its end), and no step was made since. Before the first step, or where steps cannot be read: a rank.
+context at its end), no step was made since, and the next one is overdue by the run's own measure, in no phase and
+with nothing saved. Where that is not known, it has been in the call for 5 min. Before the first step, or where steps
+cannot be read: a rank, and with a warning after 60 s. After the last step a warning.
 Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
-Acts: requeues the job without the node, on at most two nodes; where no step was ever seen, after 5 min: registering
-memory and loading a driver take their time.
+Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min:
+registering memory and loading a driver take their time. Never after the last step, nor before the next is due.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import has_ended
+from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
+from slurm_watchdog.analysis.progress_limit import saves_now
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import and_more, describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
@@ -37,7 +42,7 @@ class DriverStall:
     """A process of a job sleeps in a driver's call that does not return, and no step is made."""
 
     blocked_for: float = span(60.0, "Time in the same call.")
-    unsure_for: float = span(300.0, "The same before it is acted on, where no step was ever seen.")
+    unsure_for: float = span(300.0, "The same before it is acted on, where no step is known to be overdue.")
 
 
 def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
@@ -74,7 +79,10 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
         return finding.unknown(f"job {job_id} makes steps, and {_what(blocked, driver)}")
     if rose_s is None and process.process.role is not Role.RANK:
         return finding.unknown(f"no rank of job {job_id} sleeps in a driver, and its steps are not known")
-    sure = rose_s is not None or longest_s >= settings.unsure_for
+    over, overdue = has_ended(job), _is_overdue(job)
+    if rose_s is not None and not over and not overdue and (longest_s < settings.unsure_for or _is_usual(job)):
+        return finding.unknown(f"no step of job {job_id} is known to be overdue, and {_what(blocked, driver)}")
+    sure = not over and (overdue or longest_s >= settings.unsure_for)
     culprits = tuple(_culprit(view, job, *each) for each in long)
     nodes = tuple(sorted({each.node for each in culprits if each.node}))
     few = len(nodes) <= MOST_NODES
@@ -92,6 +100,18 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
         actionable=sure and few,
         exclude_nodes=nodes if few else (),
     )
+
+
+def _is_overdue(job: JobView) -> bool:
+    """Whether the training is known to wait for a step for longer than ever, and for nothing else that it does."""
+    progress = job.progress
+    return progress is not None and is_late(job) and is_unheard_of(progress) and not saves_now(job)
+
+
+def _is_usual(job: JobView) -> bool:
+    """Whether the run is known to take so long for a step."""
+    progress, late_s = job.progress, late_after_s(job.progress)
+    return progress is not None and late_s is not None and (progress.age_s < late_s or not is_unheard_of(progress))
 
 
 def _upper(text: str) -> str:

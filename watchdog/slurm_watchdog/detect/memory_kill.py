@@ -2,7 +2,7 @@
 that lost it, errors in the log) is explained by it.
 
 Fires: the kernel's log names a process of the job that it killed for memory: a rank at once; another process where
-the run ended within 5 min, or is beyond the limit of a step. Not once a step was made since.
+the run ended within 5 min for no reason of its own, or is beyond the limit of a step. Not once a step was made since.
 Names: the rank, what it held, and whether its job had no memory left or the node.
 Note: a restart with the same memory often ends in the same way: nothing is done by itself. `lingering_job`
 follows, if Slurm does not end the job.
@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.learned_limit import LimitSettings
-from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills
+from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills, why_not
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
@@ -29,9 +28,6 @@ from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 
-ENDS_WITHIN_S = 300.0
-"""A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
-of a data loader comes at once."""
 NAMED = 16
 
 
@@ -79,9 +75,12 @@ def _finding(
         if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < settings.recent)):
             return finding.unknown(f"not every node of job {job.job_id} reports, or has for long enough")
         return finding.ok(finding.summary)
-    counts = _counts(run, recent, view.now, limits)
-    if counts is not True:
-        return finding.ok(counts) if counts else finding.unknown(f"{_who(recent)} was {recent[0].words}")
+    reasons = [why_not(each, run, view.now) for each in recent]
+    if all(reasons):
+        return finding.ok(reasons[0])
+    recent = tuple(each for each, why in zip(recent, reasons, strict=True) if not why)
+    if not _is_reason(run, recent[0], limits):
+        return finding.unknown(f"{_who(recent)} was {recent[0].words}")
     first, age_s = recent[0], view.now - min(each.at for each in recent)
     lost = () if isinstance(run, JobView) else work_lost(run)
     return replace(finding, duration_s=max(0.0, age_s)).bad(
@@ -97,22 +96,11 @@ def _who(kills: tuple[MemoryKill, ...]) -> str:
     return f"{words[0].upper()}{words[1:]}{name}"
 
 
-def _counts(run: JobView | PastRun, kills: tuple[MemoryKill, ...], now: float, limits: LimitSettings) -> bool | str:
-    """True where it is why the run ended, or stands; a sentence where it did not matter; False while nobody knows."""
-    at = max(each.at for each in kills)
-    if isinstance(run, PastRun):
-        if run.touched_at is not None and run.touched_at < at:
-            return "the run was being ended by slurm-watchdog"
-        if run.state == "COMPLETED" or (run.state == "CANCELLED" and kills[0].role is not Role.RANK):
-            return f"the run is {run.state}"
-        return run.ended_at - at <= ENDS_WITHIN_S or "the run did not end with it"
-    progress = run.progress
-    rose_s = None if progress is None else progress.last_increase_age_s
-    if rose_s is not None and now - rose_s > at + PROGRESS_SLACK_S:
-        return f"job {run.job.job_id} has made steps since"
-    if kills[0].role is Role.RANK:
+def _is_reason(run: JobView | PastRun, kill: MemoryKill, limits: LimitSettings) -> bool:
+    """Whether a run that is over, or makes no steps, is known to be so for this kill."""
+    if isinstance(run, PastRun) or kill.role is Role.RANK:
         return True
-    return progress is not None and progress.age_s >= progress_limit(run, limits).seconds
+    return run.progress is not None and run.progress.age_s >= progress_limit(run, limits).seconds
 
 
 SPEC = DetectorSpec(

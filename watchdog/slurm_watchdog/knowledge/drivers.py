@@ -17,34 +17,40 @@ class Driver:
 
     name: str
     """For sentences: `the NVIDIA driver`."""
-    devices: tuple[str, ...]
-    """Beginnings of its device files."""
+    devices: re.Pattern[str]
+    """Matches from the beginning of the path of a device file."""
     functions: re.Pattern[str]
     """Matches from the beginning of a wait channel."""
 
 
 def _driver(name: str, devices: str, functions: str) -> Driver:
-    return Driver(name, tuple(devices.split()), re.compile(functions))
+    return Driver(name, re.compile(devices), re.compile(functions))
 
 
 DRIVERS: Final = (
     # open-gpu-kernel-modules 470 to 590: kernel-open/nvidia, nvidia-uvm, os-interface.c; the closed ones have _nv012345rm
-    _driver("the NVIDIA driver", "/dev/nvidia",
+    _driver("the NVIDIA driver", r"/dev/nvidia(?:\d+$|ctl$|-uvm|-caps|-modeset)",
             r"nv_|nvidia_|_nv\d|rm_\w|uvm_|os_(?:acquire|cond|delay|schedule|wait)|nvlink_|nvswitch_"),
     # drivers/infiniband, drivers/net/ethernet/mellanox/mlx5/core/cmd.c (wait_func, cmd_exec)
     _driver("the InfiniBand driver", "/dev/infiniband/",
             r"mlx[45]_|ib_|uverbs_|ucma_|rdma_|cma_|cmd_exec|wait_func_handle|wait_func|bnxt_re|efa_|hfi1_|irdma_"),
     _driver("the GPUDirect copy driver", "/dev/gdrdrv", r"gdrdrv_|gdr_"),
     # drivers/gpu/drm/amd: amdgpu, amdkfd
-    _driver("the AMD driver", "/dev/kfd /dev/dri/", r"amdgpu_|kfd_|kgd2kfd|svm_range_|ttm_|dma_fence_"),
+    _driver("the AMD driver", r"/dev/kfd|/dev/dri/", r"amdgpu_|kfd_|kgd2kfd|svm_range_|ttm_|dma_fence_"),
     _driver("the Slingshot driver", "/dev/cxi", r"cxi_|cass_"),
 )  # fmt: skip
+
+
+_STORAGE: Final = re.compile(r"/dev/nvidia-fs"), re.compile(r"nvfs_")
+"""Device file and functions of GPUDirect Storage: who sleeps there waits for a filesystem."""
 
 
 def driver_of(path: str | None, wchan: str | None) -> Driver | None:
     """The driver in whose call a sleeping thread is, by the file of the call, else by its wait channel; None where
     neither tells of one."""
+    if any(storage.match(text or "") for storage, text in zip(_STORAGE, (path, wchan), strict=True)):
+        return None
     for driver in DRIVERS:
-        if path is not None and path.startswith(driver.devices):
+        if driver.devices.match(path or ""):
             return driver
     return next((driver for driver in DRIVERS if driver.functions.match(wchan or "")), None)

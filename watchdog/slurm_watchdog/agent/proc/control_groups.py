@@ -16,8 +16,9 @@ ROOT: Final = "/sys/fs/cgroup"
 UNLIMITED: Final = 1 << 60
 """More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte."""
 CACHE_FROM: Final = 0.8
-"""From this share of the limit on it is asked how much of it is cache of files, which costs the kernel a sum over all
-processors; that can be dropped, and a group that is full of it is well."""
+"""From this share of the limit on it is asked how much of it is cache of files, their names and inodes with it where it
+is counted (version 2), which costs the kernel a sum over all processors; that can be dropped, and a group that is full
+of it is well."""
 MAX_LEVELS: Final = 8
 """Below a job: step, user, task; more may be the job's own."""
 _JOB: Final = re.compile(r"/job_\d+(?=/|$)")
@@ -87,7 +88,10 @@ _FILES: Final[dict[tuple[Resource, bool], tuple[str, str, str, str, str]]] = {
     (Resource.PIDS, False): ("pids.current", "pids.max", "pids.peak", "pids.events", "max"),
 }  # fmt: skip
 """(resource, version 2) -> files of use, limit, peak, events, and the event that says that somebody went without."""
-_CACHE: Final = {True: ("active_file", "inactive_file"), False: ("total_active_file", "total_inactive_file")}
+_CACHE: Final = {
+    True: ("active_file", "inactive_file", "slab_reclaimable"),
+    False: ("total_active_file", "total_inactive_file"),
+}
 
 
 def read_group(place: str, resource: Resource, unified: bool, read: Read) -> Usage | None:

@@ -110,6 +110,7 @@ class _Past:
     pids: tuple[int, ...] = ()
     """Who computed on it last: its power is usual for that program, and for no other."""
     throttled: dict[str, float] = field(default_factory=dict)
+    """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
     corrections: tuple[int | None, ...] = (None, None, None)
@@ -243,7 +244,8 @@ def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...
     for usage in report.usages:
         key = (usage.resource, usage.job_id, usage.step_id, usage.pid)
         old = node.usages.pop(key, None)
-        rose = old is not None and (usage.refused or 0) > (old.usage.refused or 0)
+        before = None if old is None else old.usage.refused
+        rose = before is not None and usage.refused is not None and usage.refused > before  # not known is not 0
         at = made_at if rose else None if old is None else old.refused_at
         node.usages[key] = SeenUsage(at=made_at, usage=usage, refused_at=at)
     node.usages = {key: seen for key, seen in node.usages.items() if made_at - seen.at <= KEPT_USAGE_S}
@@ -264,6 +266,8 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
             past.power_w = _power()
+        if set(past.pids) != set(gpu.pids):
+            past.throttled.clear()
         past.pids = gpu.pids
     ratio = gpu.utilization_ratio
     if ratio is not None:
@@ -272,6 +276,8 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         past.idle_since = _since(past.idle_since, ratio <= IDLE_RATIO, now)
         past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
         past.looks = past.looks + 1 if past.busy_since is not None else 0
+        if past.idle_since is not None:
+            past.throttled.clear()
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)

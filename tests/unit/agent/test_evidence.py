@@ -226,6 +226,13 @@ def test_a_flight_recorder_dump_is_read_and_sent_and_one_that_would_run_somethin
     assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
+def test_a_dump_from_the_future_has_no_known_age_and_is_left_out(tmp_path: Path) -> None:
+    dump = tmp_path / "trace_0"
+    dump.write_bytes(DUMP.read_bytes())
+    os.utime(dump, (4e9, 4e9))
+    assert flight_recorder.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)])) == []
+
+
 def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_path: Path) -> None:
     dump, pipe = tmp_path / "trace_0", tmp_path / "ask_0.pipe"
     dump.write_bytes(b"old")

@@ -62,6 +62,17 @@ def test_ports_and_interfaces_with_a_device_are_read(tmp_path: Path) -> None:
     assert found["ib0"].link == Link(name="ib0", kind="ethernet", up=False)
 
 
+def test_interfaces_that_are_switched_off_or_on_usb_are_left_out_and_roce_has_no_packets_sent_again(
+    tmp_path: Path,
+) -> None:
+    places = {"net/off": INTERFACE | {"flags": "0x1002"}, "net/on": INTERFACE | {"flags": "0x1003"}}
+    places |= {"net/bmc": INTERFACE, "infiniband/m/ports/1": PORT | {"link_layer": "Ethernet"}, "bus/usb": {"x": ""}}
+    root = tree(tmp_path, places)
+    (tmp_path / "net/bmc/device/subsystem").symlink_to(tmp_path / "bus/usb")
+    found = {each.link.name: each.link.errors for each in links_in(root)}
+    assert found == {"m/1": 8, "on": 5}
+
+
 def test_node_without_adapters_has_no_links_and_one_with_many_a_bounded_number(tmp_path: Path) -> None:
     assert links_in(str(tmp_path)) == []
     root = tree(tmp_path, {f"net/e{number}": INTERFACE for number in range(MAX_LINKS + 5)})

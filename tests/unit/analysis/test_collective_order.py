@@ -33,10 +33,10 @@ def named(found: CollectiveOrder) -> list[int]:
     [
         ("missing", "Rank 2 has not entered all_reduce 7 of default_pg; 3 of 4 ranks wait."),
         ("other", "Rank 2 called broadcast where the others called all_reduce as number 7 of default_pg; 4 of 4 ranks wait."),
-        ("groups", "Rank 3 has not entered all_reduce 4 of group 2; 3 of 4 ranks wait."),
+        ("groups", "3 of 4 ranks wait, and nobody is named: who belongs to a communicator in which ranks wait is not known."),
     ],
 )  # fmt: skip
-def test_real_dumps_name_the_rank_that_torchfrtrace_names(job: str, words: str) -> None:
+def test_real_dumps_name_the_rank_that_torchfrtrace_names_where_members_are_known(job: str, words: str) -> None:
     files = sorted((CAPTURES / job).iterdir())
     assert words_of(order_of([parse_flight_recorder(f.read_bytes(), int(f.name[-1])) for f in files])) == words
 
@@ -96,6 +96,11 @@ def test_a_rank_with_more_communicators_than_are_known_is_not_said_to_be_absent(
     records = [rank(n, in_group("dp", 10, ALL, "all_reduce")) for n in ALL if n != 6]
     found = order_of([*records, CollectiveRecord(rank=6, whole=False)])
     assert named(found) == []
+
+
+def test_of_groups_that_share_a_name_and_whose_members_are_unknown_nobody_is_behind() -> None:
+    records = [rank(n, in_group("tp", 9 if n == 6 else 10, (), "" if n == 6 else "all_reduce")) for n in ALL]
+    assert named(order_of(records)) == []
 
 
 def test_a_job_whose_collectives_are_finished_has_nothing_to_say() -> None:

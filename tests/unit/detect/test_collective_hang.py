@@ -215,7 +215,7 @@ def test_links_that_are_down_are_said_and_waited_for() -> None:
     def linked(*names: str, age_s: float = 135.0) -> Finding:
         events = tuple(
             SeenEvent(
-                at=9000.0 + n,
+                at=9900.0 + n,
                 event=NodeEvent(
                     source="kernel_log", name=name, severity=FaultSeverity.WARNING, age_s=0.0, device="mlx5_0"
                 ),
@@ -233,7 +233,7 @@ def test_links_that_are_down_are_said_and_waited_for() -> None:
 
     down = linked("link_down")
     assert (down.truth, down.actionable) == (Truth.BAD, False)
-    assert down.summary.endswith("so nobody is named; mlx5_0 of n2 is down, as the kernel said last.")
+    assert down.summary.endswith("so nobody is named; mlx5_0 of n2 is down, as last seen.")
     assert linked("link_down", age_s=1900.0).actionable
     back = linked("link_down", "link_up")
     assert back.actionable

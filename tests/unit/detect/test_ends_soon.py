@@ -48,10 +48,11 @@ HALF = EndsSoon(time_limit=1800.0)
     [
         ((), {}, Truth.OK),
         ((maint(1800, "n2", "n9"),), {}, Truth.BAD),
-        ((maint(-60, "n2"),), {}, Truth.BAD),
+        ((maint(-60, "n2"),), {}, Truth.OK),
         ((maint(-2 * HOUR, "n2"),), {}, Truth.OK),
         ((maint(2 * HOUR, "n2"),), {}, Truth.OK),
         ((maint(1800, "n9"),), {}, Truth.OK),
+        ((maint(1800, "n2", flags="MAINT,TIME_FLOAT"),), {}, Truth.OK),
         ((maint(1800, "n2", flags="SPEC_NODES"),), {}, Truth.OK),
         ((maint(1800, "n2"),), {"reservation": "maint"}, Truth.OK),
         ((maint(1800, "n2"),), {"settings": EndsSoon(maintenance=0.0)}, Truth.OK),

@@ -21,7 +21,7 @@ from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, NodeView, Rise
 from slurm_watchdog.model.observations import HungProbe
 from tests.builders import slow_nodes as slow
-from tests.builders.views import cluster, job, slurm_job
+from tests.builders.views import cluster, job, progress, slurm_job
 
 NOW = 10_000.0
 GBIT = 10**9
@@ -30,7 +30,7 @@ GBIT = 10**9
 def link(rate: int = 400, **changes: Any) -> LinkView:
     outer = {name: changes.pop(name) for name in list(changes) if name in LinkView.__struct_fields__}
     given = {"name": "mlx5_0/1", "kind": "infiniband", "up": True, "rate_bits_s": rate * GBIT}
-    return LinkView(link=Link(**{**given, **changes}), **{"best_rate_bits_s": rate * GBIT, **outer})
+    return LinkView(link=Link(**{**given, **changes}), **{"best_rate_bits_s": rate * GBIT, "carried": True, **outer})
 
 
 def view(*links: LinkView, **changes: Any) -> ClusterView:
@@ -90,8 +90,24 @@ def test_link_that_is_down_slow_or_has_errors_is_reported(of: ClusterView, words
         replace(view(link(200)), jobs=(job(job=slurm_job(nodes=("n1", "n2", "n3"))),)),
         replace(WRONG, silent_nodes=("n1",)),
         view(link(rate_bits_s=None)),
+        view(link(went_down=(NOW - 900, NOW - 60), carried=False)),
+        view(link(rising=RISING), link(rising=replace(RISING, times=6))),
+        view(link(rising=replace(RISING, first_at=NOW - 1500))),
     ],
-    ids=["well", "never up", "just now", "once", "two kinds", "few errors", "few peers", "silent", "no rate"],
+    ids=[
+        "well",
+        "never up",
+        "just now",
+        "once",
+        "two kinds",
+        "few errors",
+        "few peers",
+        "silent",
+        "no rate",
+        "never used",
+        "rise on two nodes",
+        "rise now and then",
+    ],
 )
 def test_what_is_well_or_not_known_accuses_no_link(of: ClusterView) -> None:
     assert bad(of) == []
@@ -127,9 +143,14 @@ def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
     for errors in (6, 7, 8):
         risen = look(downs=6, errors=errors).rising
     assert risen is not None and (risen.times, risen.first_at) == (3, 150.0)
+    at += 180.0
+    late = look(downs=6, errors=9)
+    assert late.rising is not None and late.rising.times == 1
+    assert look(downs=0, rate_bits_s=100, errors=9).best_rate_bits_s == 100
+    assert not late.carried and look(downs=0, sent_bytes_s=1.0, received_bytes_s=0.0).carried
     assert links.apply((), at) == ()
     at += 3700.0
-    assert look(downs=6, errors=8).went_down == ()
+    assert look(downs=0, errors=8).went_down == ()
 
 
 def moves(mbytes_s: float, usual: float = 1e9) -> LinkView:
@@ -144,8 +165,14 @@ def test_bytes_that_stop_on_one_node_are_a_fact_of_a_hang_and_of_all_nodes_none(
     hang = Finding(kind="collective_hang", subject="job:7", truth=Truth.BAD, summary="hangs")
     found = with_links(one.jobs[0], hang, one.nodes, 60.0)
     assert any("nothing goes through mlx5_0/1 of n1" in fact for fact in found.facts) and not found.culprits
-    down = view(link(up=False, down_since=NOW - 90))
-    assert "mlx5_0/1 of n1 is down" in with_links(down.jobs[0], hang, down.nodes, 60.0).summary
+
+    def summary(ago_s: float, usual: float) -> str:
+        down = view(link(up=False, down_since=NOW - ago_s, usual_bytes_s=usual))
+        return with_links(replace(down.jobs[0], progress=progress(100.0)), hang, down.nodes, 60.0).summary
+
+    assert "mlx5_0/1 of n1 is down, as last seen" in summary(90.0, 1e9)
+    for ago_s, usual in ((30.0, 1e9), (90.0, 5.0), (900.0, 1e9)):
+        assert summary(ago_s, usual) == "hangs"
 
 
 def test_errors_that_rise_on_one_node_tell_it_from_the_others_of_a_slow_job() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
+from slurm_watchdog.diagnose.recorded_collectives import weigh
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator, RecordSet
 from slurm_watchdog.model.incidents import Finding
@@ -59,6 +60,14 @@ def test_records_that_leave_out_sending_and_receiving_name_nobody_by_themselves(
     finding = found(TOGETHER, records(1, point_to_point=False))
     assert finding.culprits == ()
     assert any("Rank 1 has not entered all_reduce 61" in fact for fact in finding.facts)
+
+
+def test_by_themselves_records_name_no_two_ranks_and_none_in_a_barrier_that_nobody_records() -> None:
+    barrier = ("monitored_barrier (torch/distributed/distributed_c10d.py)", *RECV)
+    ranks = job().ranks
+    assert [each.rank for each in weigh((), ranks, [records(1)], TOGETHER).culprits] == [1]
+    assert weigh((), ranks, [records(1)], still(RECV, barrier, RECV, RECV)).culprits == ()
+    assert found(TOGETHER, records(1, 2)).culprits == ()
 
 
 def test_records_in_which_nobody_waits_change_nothing() -> None:

@@ -52,8 +52,15 @@ def test_parts_of_a_coalesced_operation_are_finished_when_it_is() -> None:
 
 
 def test_what_the_status_of_its_group_says_is_complete_is_finished() -> None:
-    (group,) = read(entry(5), entry(6), completed=6).communicators
-    assert (group.waits, group.entered) == ((), 6)
+    (group,) = read(entry(1), entry(2), completed=2).communicators
+    assert (group.waits, group.entered) == ((), 2)
+
+
+def test_a_status_that_may_count_sending_finishes_no_collective() -> None:
+    sent = entry(0, "send 0->1", is_p2p=True, state="completed")
+    for entries in ([entry(5), entry(6)], [sent, entry(1), entry(2)]):
+        (group,) = read(*entries, completed=6).communicators
+        assert len(group.waits) == 2
 
 
 def test_who_receives_waits_for_the_rank_of_the_job_that_is_meant() -> None:

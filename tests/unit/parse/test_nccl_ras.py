@@ -62,6 +62,13 @@ def test_ranks_of_a_part_of_the_job_are_known_by_their_pids_and_a_pid_that_two_h
     assert [each.rank for each in ras_records(answer, PIDS | {0: 107})] == [6]
 
 
+def test_a_communicator_of_which_no_pid_is_known_is_nobodys() -> None:
+    for pid in (None, 7):
+        ranks = tuple(RasRank(rank=n, pid=pid, counts=(("AllReduce", 60 if n == 0 else 61),)) for n in range(8))
+        answer = RasAnswer(release="2.28.9", communicators=(RasCommunicator(key="ab", size=8, ranks=ranks),))
+        assert ras_records(answer, PIDS) == ()
+
+
 def test_a_communicator_of_the_jobs_size_with_other_numbers_is_known_by_pids() -> None:
     turned = RasCommunicator(
         key="ab", size=8,

@@ -54,6 +54,8 @@ class _Front(Struct, frozen=True, kw_only=True):
     behind: tuple[int, ...]
     """Members that have not entered it."""
     missing: tuple[int, ...]
+    known: bool
+    """Whether its members are known; several communicators may share a name otherwise, and accuse nobody."""
 
     @property
     def words(self) -> str:
@@ -70,7 +72,7 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     spoken_to = {peer for record in of_rank.values() for peer in record.peers if peer in of_rank}
     awaited = {rank for front in fronts for rank in front.behind} | spoken_to
     roots = sorted(awaited - waiting)
-    odd = [odd for front in fronts for odd in _other_calls(front)]
+    odd = [odd for front in fronts if front.known for odd in _other_calls(front)]
     facts = [fact for front in fronts for fact in _facts(front)][:MAX_FACTS]
     missing = tuple(sorted({rank for front in fronts for rank in front.missing}))
     found = CollectiveOrder(
@@ -89,6 +91,8 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _with(found, [OddRank(rank=rank, reason=_why(rank, fronts)) for rank in roots[:MAX_NAMED]])
     if missing:
         return _without(found, f"there is no record of rank {_few(missing)}")
+    if not all(front.known for front in fronts):
+        return _without(found, "who belongs to a communicator in which ranks wait is not known")
     if any(_disagree(front) for front in fronts):
         return _without(found, "ranks called different collectives, and no side has a clear majority")
     if awaited:
@@ -134,8 +138,8 @@ def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
 
 
 def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[_Front]:
-    """Those of one communicator."""
-    members = next((each.members for each in places.values() if each.members), tuple(sorted(places)))
+    """Those of one communicator. Where its members are not known, several may share its name: nobody is behind."""
+    members = next((each.members for each in places.values() if each.members), ())
     first: dict[int, dict[int, Call]] = {}
     for rank, place in places.items():
         if place.waits:
@@ -149,7 +153,7 @@ def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, Collecti
     missing = tuple(rank for rank in members if rank not in of_rank)
     for seq in sorted(first):
         behind = tuple(rank for rank, at in entered.items() if at < seq)
-        yield _Front(label=label, calls=first[seq], behind=behind, missing=missing)
+        yield _Front(label=label, calls=first[seq], behind=behind, missing=missing, known=bool(members))
 
 
 def _signature(call: Call) -> tuple[str, int | None, tuple[str, ...]]:

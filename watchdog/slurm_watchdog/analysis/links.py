@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
 from slurm_watchdog.model.node_view import LinkView, NodeView
@@ -14,6 +14,9 @@ FLAPS: Final = 2
 RISES: Final = 10
 """Looks, a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
 a cable may have."""
+LOOK_S: Final = 60.0
+MISSED: Final = 2
+"""Looks of RISES in which they may stay where they were."""
 PEERS: Final = 3
 """Links of the same name and kind on other nodes that show at which rate such a link runs."""
 STOPPED: Final = 0.01
@@ -33,6 +36,8 @@ class Complaint(NamedTuple):
 
 Rates = Mapping[tuple[str, str], Mapping[str, int]]
 """(name, kind) of a link -> node -> the rate at which it runs there."""
+Rising = Set[tuple[str, str]]
+"""(node, kind) of links."""
 
 
 def rates_of(nodes: Iterable[NodeView]) -> Rates:
@@ -44,21 +49,44 @@ def rates_of(nodes: Iterable[NodeView]) -> Rates:
     return found
 
 
-def has_complaint(link: LinkView) -> bool:
-    """Whether something may be wrong with it by its own past."""
-    rate, best = link.link.rate_bits_s, link.best_rate_bits_s
-    return (
-        link.down_since is not None
-        or len(link.went_down) >= FLAPS
-        or (rate is not None and best is not None and rate < best)
-        or (link.rising is not None and link.rising.times >= RISES)
+def rising_of(nodes: Iterable[NodeView]) -> Rising:
+    """Where errors rise, if only for half as long as a complaint takes."""
+    return frozenset(
+        (node.name, each.link.kind)
+        for node in nodes
+        for each in node.links
+        if each.rising is not None and each.rising.times >= RISES // 2
     )
 
 
-def complaints(node: NodeView, link: LinkView, now: float, rates: Rates) -> list[Complaint]:
+def rises(link: LinkView) -> bool:
+    """Whether its errors rise in almost every look."""
+    rise = link.rising
+    if rise is None or rise.times < RISES:
+        return False
+    return rise.last_at - rise.first_at <= rise.times * LOOK_S * (RISES + MISSED) / RISES
+
+
+def has_complaint(link: LinkView) -> bool:
+    """Whether something may be wrong with it by its own past."""
+    rate, best = link.link.rate_bits_s, link.best_rate_bits_s
+    return link.carried and (
+        link.down_since is not None
+        or len(link.went_down) >= FLAPS
+        or (rate is not None and best is not None and rate < best)
+        or rises(link)
+    )
+
+
+def complaints(
+    node: NodeView, link: LinkView, now: float, rates: Rates, rising: Rising = frozenset()
+) -> list[Complaint]:
     """All that is wrong with one link of a node, the worst first; a link that was never up is a port without a cable.
-    `rates` are those of the nodes of one job."""
-    found = []
+    `rates` are those of the nodes of one job, and `rising` says on which of them errors rise: on several it is no
+    cable. One through which nothing ever went is not judged."""
+    found: list[Complaint] = []
+    if not link.carried:
+        return found
     if link.down_since is not None and now - link.down_since >= DOWN_S:
         found.append(Complaint("down", f"has been down for {now - link.down_since:.0f} s", link.down_since))
     if len(link.went_down) >= FLAPS:
@@ -74,7 +102,8 @@ def complaints(node: NodeView, link: LinkView, now: float, rates: Rates) -> list
         if len(others) >= PEERS and rate < min(others):
             text = f"runs at {_gbit(rate)}, that of {len(others)} other nodes at {_gbit(min(others))} and more"
             found.append(Complaint("slow", text, now))
-    if link.rising is not None and link.rising.times >= RISES:
+    shared = any(kind == link.link.kind and name != node.name for name, kind in rising)
+    if link.rising is not None and rises(link) and not shared:
         text = f"has errors that rise for {now - link.rising.first_at:.0f} s ({link.rising.times} times)"
         found.append(Complaint("errors", text, link.rising.first_at))
     return found

@@ -41,7 +41,9 @@ def ras_records(answer: RasAnswer, pids: Mapping[int, int]) -> tuple[CollectiveR
 def _numbers(communicator: RasCommunicator, pids: Mapping[int, int], of_pid: Mapping[int, int]) -> dict[int, int]:
     """Rank of the communicator -> rank of the job."""
     by_pid = {each.rank: of_pid[each.pid] for each in communicator.ranks if each.pid is not None and each.pid in of_pid}
-    if communicator.size == len(pids) and all(own == rank for own, rank in by_pid.items()):
+    said = [pids.get(each.rank) == each.pid for each in communicator.ranks if each.pid is not None]
+    agrees = 2 * sum(said) > len(said) and all(own == rank for own, rank in by_pid.items())
+    if communicator.size == len(pids) and agrees:
         return {rank: rank for rank in pids}
     return by_pid
 

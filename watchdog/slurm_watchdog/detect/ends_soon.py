@@ -39,8 +39,11 @@ def detect(view: ClusterView, settings: EndsSoon) -> list[Finding]:
     date = view.date
     if date is None:
         return []
-    taken = [each for each in view.reservations if each.is_maintenance and each.start_at - date <= settings.maintenance]
-    taken = [each for each in taken if each.end_at > date] if settings.maintenance > 0 else []
+    taken = [
+        each
+        for each in view.reservations
+        if each.is_maintenance and "TIME_FLOAT" not in each.flags and 0 < each.start_at - date <= settings.maintenance
+    ]  # one that floats never begins; beside one that has begun the job may run on
     found = (_finding(job, date, taken, settings) for job in view.jobs)
     return [each for each in found if each.truth != "ok" or view.asked is None or each.subject in view.asked]
 

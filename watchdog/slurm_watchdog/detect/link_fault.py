@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.links import DOWN_S, PEERS, Rates, complaints, rates_of
+from slurm_watchdog.analysis.links import DOWN_S, PEERS, Rates, complaints, rates_of, rises, rising_of
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -86,7 +86,9 @@ def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) ->
     name = link.link.name
     jobs = tuple(job.job.job_id for job in _jobs_on(view, node.name))
     finding = SPEC.about(f"link:{node.name}/{name}", f"link {name} of {node.name} is up", *jobs)
-    wrong = complaints(node, link, view.now, rates)
+    peers = {each for job in _jobs_on(view, node.name) for each in job.job.nodes} if rises(link) else set()
+    rising = rising_of(each for each in view.nodes if each.name in peers)
+    wrong = complaints(node, link, view.now, rates, rising)
     if not wrong:
         return finding.ok(finding.summary) if link.link.up else finding.unknown(f"link {name} is not known to be up")
     first = wrong[0]

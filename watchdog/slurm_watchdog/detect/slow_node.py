@@ -21,7 +21,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.links import complaints, rates_of
+from slurm_watchdog.analysis.links import complaints, rates_of, rising_of
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
@@ -286,12 +286,12 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
 
 def _network(nodes: list[NodeView], now: float, since: float) -> list[Sign]:
     """Links that went down, slowed or began to have errors about that time; a rate that was always lower is no news."""
-    rates = rates_of(nodes)
+    rates, rising = rates_of(nodes), rising_of(nodes)
     return [
         Sign(node=node.name, signal=f"link {complaint.signal}", text=f"its link {each.link.name} {complaint.text}")
         for node in nodes
         for each in node.links
-        for complaint in complaints(node, each, now, rates)
+        for complaint in complaints(node, each, now, rates, rising)
         if complaint.since >= since
     ]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import process_on_storage
-from slurm_watchdog.analysis.links import complaints, rates_of, stopped
+from slurm_watchdog.analysis.links import DOWN_S, MOVES_BYTES_S, complaints, rates_of, rising_of, stopped
 from slurm_watchdog.analysis.rank_activity import LoopState
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
@@ -26,6 +26,8 @@ LOOK_EVERY_S = 20.0
 """Time between two dumps until something is done: all that have been taken are to be alike."""
 FRESH_S = 60.0
 """The last of them is no older than this."""
+SLACK_S = 60.0
+"""A step is seen a little later than it ends, and a link that is down within a minute."""
 MAX_LINKS = 4
 """In a sentence."""
 
@@ -70,7 +72,7 @@ def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_
     down = links_down(job, mine) if not found.culprits else ()
     if not down:
         return found
-    words = f"{', '.join(down)} {'is' if len(down) == 1 else 'are'} down, as the kernel said last"
+    words = f"{', '.join(down)} {'is' if len(down) == 1 else 'are'} down, as last seen"
     return replace(
         found,
         summary=f"{found.summary.removesuffix('.')}; {words}.",
@@ -82,12 +84,12 @@ def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_
 def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
     """What the links of a job's nodes say of a hang: facts, which convict nobody."""
     silent, now = stopped(nodes), max((node.reported_at for node in nodes), default=0.0)
-    rates = rates_of(nodes)
+    rates, rising = rates_of(nodes), rising_of(nodes)
     wrong = [
         f"network: {each.link.name} of {node.name} {complaint.text}"
         for node in nodes
         for each in node.links
-        for complaint in complaints(node, each, now, rates)
+        for complaint in complaints(node, each, now, rates, rising)
     ]
     words = (
         f"network: nothing goes through {', '.join(silent[:MAX_LINKS])} any more, while other nodes send and receive"
@@ -97,21 +99,32 @@ def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
 
 def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:
     """Of the job's nodes, each network device of which the kernel said last that its link is down, or that it is
-    dead, or whose link is seen to be down: `mlx5_0 of n2`."""
+    dead, or whose link is seen to be down: `mlx5_0 of n2`. For DOWN_S, since about the last step, and not one that is
+    known to carry little."""
     mine = [node for node in nodes if node.name in job.job.nodes]
+    now = max((node.reported_at for node in mine), default=0.0)
+    stands_s = job.progress.age_s if job.progress is not None else job.run_age_s
+    begin, end = now - stands_s - SLACK_S, now - DOWN_S
     found: dict[tuple[str, str], str] = {}
     for node in mine:
-        seen = [each.link.name for each in node.links if each.down_since is not None]
-        for device in (*_down(node.events), *seen):  # an adapter, as the kernel names it, or a port of one
+        busy = [each for each in node.links if (each.usual_bytes_s or 0.0) >= MOVES_BYTES_S]
+        seen = [each.link.name for each in busy if each.down_since is not None and begin <= each.down_since <= end]
+        idle = {each.link.name.partition("/")[0] for each in node.links} - {
+            each.link.name.partition("/")[0] for each in busy
+        }
+        said = [device for device, at in _down(node.events) if begin <= at <= end and device not in idle]
+        for device in (*said, *seen):  # an adapter, as the kernel names it, or a port of one
             found.setdefault((node.name, device.partition("/")[0]), f"{device or 'a network link'} of {node.name}")
     return tuple(found.values())[:MAX_LINKS]
 
 
-def _down(events: Iterable[SeenEvent]) -> list[str]:
-    down: dict[str, bool] = {}
+def _down(events: Iterable[SeenEvent]) -> list[tuple[str, float]]:
+    down: dict[str, float | None] = {}
     for seen in events:
         if seen.event.name in LOCAL_NETWORK:
-            down[seen.event.device or ""] = True
+            device = seen.event.device or ""
+            at = down.get(device)
+            down[device] = seen.at if at is None else at
         elif seen.event.name == "link_up":
-            down[seen.event.device or ""] = False
-    return [device for device, is_down in down.items() if is_down]
+            down[seen.event.device or ""] = None
+    return [(device, at) for device, at in down.items() if at is not None]

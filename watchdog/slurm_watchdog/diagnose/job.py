@@ -95,7 +95,7 @@ def _weighed(named: Diagnosis, job: JobView, gathered: JobEvidence) -> Diagnosis
     """A hang with what its ranks recorded of their collectives."""
     if not named.is_hang or named.kind != IncidentKind.COLLECTIVE_HANG:
         return named
-    weighed = weigh(named.culprits, job.ranks, gathered.collectives)
+    weighed = weigh(named.culprits, job.ranks, gathered.collectives, gathered.snapshots)
     summary = "; ".join((named.summary.removesuffix("."), *weighed.words)) + "."
     return replace(named, culprits=weighed.culprits, summary=summary)
 

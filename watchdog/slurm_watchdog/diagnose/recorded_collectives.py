@@ -1,13 +1,14 @@
 """What ranks recorded of their collectives, held against who is accused by other evidence. Pure.
 
 Where a source says the same, it is said; where it shows that all who are accused wait themselves, nobody is named. By
-itself it names a rank where nobody else is named, if it records sending and receiving, too: a rank that only receives
-would look absent otherwise.
+itself it names a single rank where nobody else is named, if it records sending and receiving, too: a rank that only
+receives would look absent otherwise, and so does one that waits in a store, in gloo or in a monitored barrier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -15,10 +16,13 @@ from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import and_more, what_they_do
 from slurm_watchdog.diagnose.everybody_waits import with_links
-from slurm_watchdog.model.cluster_view import JobView, ProcessView
+from slurm_watchdog.diagnose.stacks.places import main_thread
+from slurm_watchdog.model.cluster_view import JobView, ProcessView, StackSnapshot
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
+
+_UNRECORDED = re.compile(r"gloo|monitored_?barrier|[Ss]tore\b|store_based_barrier|rendezvous", re.IGNORECASE)
 
 
 class Weighed(Struct, frozen=True, kw_only=True):
@@ -32,19 +36,36 @@ class Weighed(Struct, frozen=True, kw_only=True):
     """A source shows that those who were accused wait themselves."""
 
 
-def weigh(culprits: tuple[Culprit, ...], ranks: Iterable[ProcessView], sets: Sequence[RecordSet]) -> Weighed:
-    """`culprits` are accused by other evidence; `ranks` are all of the job."""
+def weigh(
+    culprits: tuple[Culprit, ...],
+    ranks: Iterable[ProcessView],
+    sets: Sequence[RecordSet],
+    dumps: Sequence[StackSnapshot] = (),
+) -> Weighed:
+    """`culprits` are accused by other evidence; `ranks` are all of the job, `dumps` their stacks."""
     found = Weighed(culprits=culprits)
     for each in sets:
         order = order_of(each.records)
         found = replace(found, facts=(*found.facts, *(f"{each.source}: {fact}" for fact in each.facts)))
         if order.waiting:
             facts = (f"{each.source}: {words_of(order)}", *(f"{each.source}: {fact}" for fact in order.facts))
-            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks)
+            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks, _unrecorded(dumps))
     return found
 
 
-def _heard(found: Weighed, source: RecordSet, order: CollectiveOrder, ranks: Iterable[ProcessView]) -> Weighed:
+def _unrecorded(dumps: Sequence[StackSnapshot]) -> frozenset[int]:
+    """Ranks that wait in something that no source records: a store, gloo, a monitored barrier."""
+    return frozenset(
+        stack.rank
+        for stack in (dumps[-1].stacks if dumps else ())
+        if stack.rank is not None and (thread := main_thread(stack)) is not None
+        if any(_UNRECORDED.search(f"{frame.function} {frame.file}") for frame in thread.frames)
+    )
+
+
+def _heard(
+    found: Weighed, source: RecordSet, order: CollectiveOrder, ranks: Iterable[ProcessView], waits_elsewhere: Set[int]
+) -> Weighed:
     reasons = {each.rank: each.reason for each in order.odd}
     accused = {each.rank for each in found.culprits}
     confirmed = sorted(rank for rank in reasons if rank in accused)
@@ -60,6 +81,8 @@ def _heard(found: Weighed, source: RecordSet, order: CollectiveOrder, ranks: Ite
     if accused or not reasons or found.disagree:
         return found
     if not all(record.point_to_point for record in source.records):
+        return found
+    if len(reasons) > 1 or waits_elsewhere & reasons.keys():
         return found
     absent = tuple(
         each.culprit(reasons[number])
@@ -77,7 +100,7 @@ def with_other_sources(job: JobView, finding: Finding, nodes: Iterable[NodeView]
     left alone for `patient_s`."""
     if finding.truth is not Truth.BAD or not job.collectives:
         return with_links(job, finding, nodes, patient_s)
-    weighed = weigh(finding.culprits, job.ranks, job.collectives)
+    weighed = weigh(finding.culprits, job.ranks, job.collectives, job.snapshots)
     found = replace(
         finding,
         summary="; ".join((finding.summary.removesuffix("."), *weighed.words)) + ".",

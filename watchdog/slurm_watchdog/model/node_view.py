@@ -83,6 +83,8 @@ class LinkView(Struct, frozen=True, kw_only=True):
     """What went through it, both ways: the average over about an hour. None: too few looks."""
     rising: Rise | None = None
     """Of its errors, where they rise look after look."""
+    carried: bool = False
+    """Something was seen to go through it."""
 
 
 class NodeView(Struct, frozen=True, kw_only=True):

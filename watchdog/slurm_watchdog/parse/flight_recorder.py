@@ -116,8 +116,10 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
     for entry in dump.entries:
         of_group.setdefault(entry.process_group, []).append(entry)
     found, peers, busy, room = [], dict[int, None](), False, MAX_MEMBERS_IN_ALL
+    # Sending and receiving has numbers of its own, and a status holds the newest of either.
+    statuses: Mapping[str, _Status] = {} if any(each.is_p2p for each in dump.entries) else dump.pg_status
     for (name, desc), entries in of_group.items():
-        waits, members = _unfinished(entries, dump.pg_status), _members(name, desc, dump.pg_config)
+        waits, members = _unfinished(entries, statuses), _members(name, desc, dump.pg_config)
         kept = members if waits and len(members) <= room else ()
         room -= len(kept)
         for entry in waits:
@@ -131,7 +133,7 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
             Communicator(
                 key=f"{name}@{zlib.crc32(repr(members).encode()):08x}" if members else name,
                 label=(f"group {name}" if desc in ("", "undefined") else desc)[:MAX_NAME],
-                entered=_entered(entries, dump.pg_status),
+                entered=_entered(entries, statuses),
                 waits=tuple(calls.values())[:MAX_WAITS],
                 members=kept,
             )
@@ -149,18 +151,20 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
 
 def _unfinished(entries: list[_Entry], statuses: Mapping[str, _Status]) -> list[_Entry]:
     """Those after the last that has finished: a communicator does one after the other. The parts of a coalesced
-    operation never count as finished themselves."""
-    begin = 0
+    operation never count as finished themselves. A status counts only where the first of the group is still there: of
+    what has left the ring, some may have been sending."""
+    begin, whole = 0, min(each.collective_seq_id for each in entries) <= 1
     for at, entry in enumerate(entries):
-        status = statuses.get(str(entry.pg_id))
-        done = status is not None and not entry.is_p2p and entry.collective_seq_id <= status.last_completed_collective
+        status = statuses.get(str(entry.pg_id)) if whole else None
+        done = status is not None and entry.collective_seq_id <= status.last_completed_collective
         if entry.finished or done:
             begin = at + 1
     return entries[begin:]
 
 
 def _entered(entries: list[_Entry], statuses: Mapping[str, _Status]) -> int:
-    status = statuses.get(str(entries[-1].pg_id)) or _Status()
+    whole = min(each.collective_seq_id for each in entries) <= 1
+    status = (statuses.get(str(entries[-1].pg_id)) if whole else None) or _Status()
     return max(0, status.last_enqueued_collective, *(each.collective_seq_id for each in entries))
 
 

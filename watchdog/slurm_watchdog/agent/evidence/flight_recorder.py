@@ -122,8 +122,8 @@ def _read(path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall
     with closing(fd):
         about = os.fstat(fd)
         age_s = wall - about.st_mtime
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s > max_age_s:
-            return None
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or not 0 <= age_s <= max_age_s:
+            return None  # a time in the future is an age that is not known
         each = FoundFile(kind="flight_recorder", path=path, size_bytes=about.st_size, age_s=max(0.0, age_s))
         if about.st_size > MAX_FILE_BYTES:
             return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")

@@ -22,9 +22,12 @@ WORD: Final = 4
 """Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5)."""
 PORT_ERRORS: Final = (
     "counters/symbol_error", "counters/link_error_recovery", "counters/port_rcv_errors",
-    "counters/local_link_integrity_errors", "hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err",
+    "counters/local_link_integrity_errors",
 )  # fmt: skip
 """Kernel, Documentation/ABI/stable/sysfs-class-infiniband. Discards are congestion, and no fault of the link."""
+RESENT: Final = ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err")
+"""Of InfiniBand only: on RoCE congestion loses packets."""
+IFF_UP: Final = 1
 NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
 
 
@@ -84,18 +87,26 @@ def _ports(directory: str) -> Iterator[LinkCounters]:
         for port in _names(f"{directory}/{adapter}/ports"):
             place = f"{directory}/{adapter}/ports/{port}"
             state = _read(f"{place}/state")
+            kind = "infiniband" if _read(f"{place}/link_layer") == b"InfiniBand" else "roce"
+            errors = PORT_ERRORS if kind == "roce" else PORT_ERRORS + RESENT
             words = [_count(f"{place}/counters/port_{way}_data") for way in ("xmit", "rcv")]
             sent, received = (None if each is None else each * WORD for each in words)
             link = Link(
                 name=f"{adapter}/{port}"[:64],
-                kind="infiniband" if _read(f"{place}/link_layer") == b"InfiniBand" else "roce",
+                kind=kind,
                 up=None if not state else b"ACTIVE" in state,
                 rate_bits_s=parse_rate(_read(f"{place}/rate")),
                 downs=_count(f"{place}/counters/link_downed"),
-                errors=_sum([_count(f"{place}/{name}") for name in PORT_ERRORS]),
+                errors=_sum([_count(f"{place}/{name}") for name in errors]),
             )
             waits = _count(f"{place}/counters/port_xmit_wait")
             yield LinkCounters(link, clock.monotonic(), sent, received, waits)
+
+
+def _is_off(place: str) -> bool:
+    """Whether somebody has switched this interface off, or never on."""
+    flags = _read(f"{place}/flags") or b""
+    return bool(re.fullmatch(rb"0x[0-9a-f]{1,8}", flags)) and not int(flags, 16) & IFF_UP
 
 
 def _interfaces(directory: str) -> Iterator[LinkCounters]:
@@ -103,6 +114,8 @@ def _interfaces(directory: str) -> Iterator[LinkCounters]:
         place = f"{directory}/{name}"
         if not os.path.exists(f"{place}/device"):
             continue  # a bridge, a container's end, lo
+        if _is_off(place) or os.path.basename(os.path.realpath(f"{place}/device/subsystem")) == "usb":
+            continue
         state = _read(f"{place}/operstate")
         link = Link(
             name=name[:64],

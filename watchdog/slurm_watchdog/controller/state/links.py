@@ -12,8 +12,8 @@ from slurm_watchdog.model.node_view import LinkView, Rise
 FLAP_S = 3600.0
 """A link that went down is held to have flapped for so long."""
 MAX_TIMES = 32
-RISE_BREAK_S = 900.0
-"""As of a GPU's corrections."""
+RISE_BREAK_S = 150.0
+"""Between two and three looks of an agent."""
 USUAL_S, USUAL_LOOKS = 3600.0, 10
 """Time constant of what usually goes through it, and looks before that is known: ten minutes."""
 
@@ -29,6 +29,7 @@ class _Past:
     usual: float | None = None
     looks: int = 0
     rising: Rise | None = None
+    carried: bool = False
 
 
 class Links:
@@ -46,6 +47,7 @@ class Links:
             past = known.get(link.name) or _Past(link=link, seen_at=now)
             if past.link is not link and past.link != link:
                 _look(past, link, now)
+            past.carried = past.carried or bool(link.moved_bytes_s)
             past.was_up = past.was_up or bool(link.up)
             if link.up is not None:
                 past.down_since = (past.down_since or now) if past.was_up and not link.up else None
@@ -58,6 +60,8 @@ class Links:
 
 def _look(past: _Past, link: Link, now: float) -> None:
     before = past.link
+    if before.kind != link.kind or (before.downs is not None and link.downs is not None and link.downs < before.downs):
+        past.best = None  # its driver was loaded anew: it may be another adapter
     fell = before.downs is not None and link.downs is not None and link.downs > before.downs
     if fell or (before.up is True and link.up is False):
         past.went_down = [*past.went_down, now][-MAX_TIMES:]
@@ -86,4 +90,5 @@ def _view(past: _Past, now: float) -> LinkView:
         best_rate_bits_s=past.best,
         usual_bytes_s=past.usual if past.looks >= USUAL_LOOKS else None,
         rising=rising,
+        carried=past.carried,
     )

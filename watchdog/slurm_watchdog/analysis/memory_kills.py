@@ -21,6 +21,7 @@ from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import ENDED_FROM_OUTSIDE
 from slurm_watchdog.model.usage import Resource
 
 OOM_KILL = "oom_kill"
@@ -38,8 +39,6 @@ SAME_S = 2.0
 ENDS_WITHIN_S = 300.0
 """A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
 of a data loader comes at once."""
-OTHERWISE = frozenset({"CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL"})
-"""Final states with a reason of their own: a process beside the ranks that was killed is none."""
 _GROUP = re.compile(
     r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)(?:/|$)"
 )
@@ -206,7 +205,7 @@ def why_not(kill: MemoryKill, run: JobView | PastRun, now: float) -> str:
         return f"job {run.job.job_id} has made steps since" if since else ""
     if run.touched_at is not None and run.touched_at < kill.at:
         return "the run was being ended by slurm-watchdog"
-    if run.state == "COMPLETED" or (run.state in OTHERWISE and kill.role is not Role.RANK):
+    if run.state == "COMPLETED" or (run.state in ENDED_FROM_OUTSIDE and kill.role is not Role.RANK):
         return f"the run is {run.state}"
     if run.rose_at is not None and run.rose_at > kill.at + PROGRESS_SLACK_S:
         return "the run made steps since"

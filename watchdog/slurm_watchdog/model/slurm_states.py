@@ -37,6 +37,8 @@ class JobState(NamedTuple):
     """It ended by a fault of its program, its nodes or Slurm."""
     by_person: bool = False
     """A person ended it, or a date that a person set."""
+    from_outside: bool = False
+    """A node, a limit or another job ended it."""
 
 
 _W, _S, _R, _E, _O = Stage.WAITS, Stage.STARTS, Stage.RUNS, Stage.ENDS, Stage.OVER
@@ -59,18 +61,18 @@ JOB_STATES: dict[str, JobState] = {
     "UPDATE_DB": JobState(_R),
     "STAGE_OUT": JobState(_R),
     "COMPLETING": JobState(_E),
-    "BOOT_FAIL": JobState(_O, failed=True),
+    "BOOT_FAIL": JobState(_O, failed=True, from_outside=True),
     "CANCELLED": JobState(_O, by_person=True),
     "COMPLETED": JobState(_O),
     "DEADLINE": JobState(_O, by_person=True),
     "FAILED": JobState(_O, failed=True),
     "LAUNCH_FAILED": JobState(_O, failed=True),
-    "NODE_FAIL": JobState(_O, failed=True),
+    "NODE_FAIL": JobState(_O, failed=True, from_outside=True),
     "OUT_OF_MEMORY": JobState(_O, failed=True),
-    "PREEMPTED": JobState(_O),
+    "PREEMPTED": JobState(_O, from_outside=True),
     "RECONFIG_FAIL": JobState(_O, failed=True),
     "REVOKED": JobState(_O, by_person=True),
-    "TIMEOUT": JobState(_O),
+    "TIMEOUT": JobState(_O, from_outside=True),
 }
 """The states and flags of the manual pages squeue(1) and sacct(1), releases 22.05 to 26.05. squeue shows one
 word: a flag (COMPLETING, SIGNALING, REQUEUE_HOLD, …) wins over the state below it."""
@@ -101,6 +103,8 @@ HELD = frozenset(word for word, state in JOB_STATES.items() if state.held)
 CAN_BE_HELD = REQUEUED - HELD
 FAILED = frozenset(word for word, state in JOB_STATES.items() if state.failed)
 ENDED_BY_PERSON = frozenset(word for word, state in JOB_STATES.items() if state.by_person)
+ENDED_FROM_OUTSIDE = frozenset(word for word, state in JOB_STATES.items() if state.from_outside or state.by_person)
+"""The word itself says why the job ended: no process of it did that."""
 RESTARTABLE = frozenset({"RUNNING"})
 """The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
 signalled is in the hands of somebody else."""

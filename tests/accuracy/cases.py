@@ -39,6 +39,15 @@ from tests.accuracy.cases_log import (
     nccl_cascade,
     nccl_cascade_then_death,
 )
+from tests.accuracy.cases_machine import (
+    driver_stall,
+    killed_for_memory,
+    link_fault,
+    near_a_limit,
+    seen_with_the_others,
+    without_one_record,
+    worker_killed_for_memory,
+)
 from tests.accuracy.logs import stamp
 from tests.accuracy.scene import (
     HANG,
@@ -284,6 +293,13 @@ CASES: tuple[Case, ...] = (
     Case(15, "slurm_unreachable", slurm_unreachable, (1, 8), by_trace=False),
     Case(16, "crash_loop", crash_loop, (1, 2, 8)),
     Case(18, "wedged_teardown", wedged_teardown),
+    Case(21, "hang_told_by_records", seen_with_the_others, (1, 2, 8), by_trace=False),
+    Case(21, "hang_without_one_record", without_one_record, (1, 2, 8), by_trace=False),
+    Case(22, "killed_for_memory", killed_for_memory),
+    Case(22, "worker_killed_for_memory", worker_killed_for_memory),
+    Case(22, "near_a_limit", near_a_limit, (1, 2, 8)),
+    Case(23, "driver_stall", driver_stall),
+    Case(24, "link_fault", link_fault, (1, 2, 8, 48)),
 )
 """Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/controller/test_ladder.py,
-tests/simulation); 20 is healthy."""
+tests/simulation); 20 is healthy, and from 21 on the machines tell."""

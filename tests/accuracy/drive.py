@@ -18,8 +18,9 @@ from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import ProcessStack, WaitingThreads
-from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, StackRequest, Truth
+from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.replay.player import numbered_ids
@@ -30,6 +31,8 @@ from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Node, Rank, Worker
 from tests.accuracy.world import INTERVAL_S, World
 
+RECORDS_S = 25.0
+"""Records of collectives are there so long after a hang has fired: as long as a collection takes."""
 ALERT_S, SUSPECT_S = 30.0, 3.0
 """After anything that is not as it should be, every tick is looked at for so long; while something is asked
 for, every third one."""
@@ -268,6 +271,15 @@ class Drive:
                 self.story.incidents[incident.id] = incident
             if incident.state is IncidentState.RESOLVED:
                 self.judge.settle(change, t)
+        if self.world.records is not None:
+            self._bring_records(self.world.records(), t)
+
+    def _bring_records(self, records: tuple[RecordSet, ...], t: float) -> None:
+        job, hang = self.world.jobs[0], IncidentKind.COLLECTIVE_HANG
+        fired = [each.fired_at for each in self.story.incidents.values() if each.kind == hang]
+        view = self.state.job_view(job.job_id, t)
+        if fired and view is not None and not view.collectives and t >= (fired[0] or 0.0) + RECORDS_S:
+            self.state.runs.add_collectives(job.job_id, job.restarts, records, t)
 
 
 def write_trace(world: World, until: float, scene: Scene) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.events import condense, make_event
@@ -84,6 +85,9 @@ def report_of(said: Said, reader: Reader) -> Report:
         hung_probes=tuple(said.hung),
         checkpoints=tuple(said.checkpoints),
         gpu_holders=tuple(said.holders),
+        usages=said.usages,
+        pressures=said.pressures,
+        links=said.links,
     )
 
 
@@ -115,7 +119,14 @@ def _kernel_events(said: Said) -> Iterator[NodeEvent]:
 def trace_of(said: Said, t: float) -> Iterator[Line]:
     """The lines of one report that came at `t`."""
     node = said.node.name
-    yield {"t": t, "kind": "report", "node": node}
+    more = {
+        name: msgspec.to_builtins(rows)
+        for name, rows in (
+            ("usages", said.usages), ("pressures", said.pressures), ("links", said.links), ("hung_probes", said.hung)
+        )
+        if rows
+    }  # fmt: skip
+    yield {"t": t, "kind": "report", "node": node} | ({"more": more} if more else {})
     for process in said.processes:
         yield _bare({"t": t, "kind": "proc", "node": node, **_process(process)})
     for gpu in said.gpus:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tests.accuracy import looks
+from tests.accuracy import healthy_machine, looks
 from tests.accuracy.healthy_pauses import (
     cold_cache,
     epoch_boundary,
@@ -348,4 +348,7 @@ THINGS: tuple[Thing, ...] = (
     Thing("uneven_steps", uneven_steps, 0.1, SMALL, fine=True),
     Thing("paused_node", paused_node, 0.1, ((2, 4), (3, 2)), fine=True),
     Thing("network_pauses", network_pauses, 0.1, SMALL, fine=True),
+    Thing("memory_full_of_cache", healthy_machine.memory, 0.2),
+    Thing("moments_in_a_driver", healthy_machine.drivers, 0.2),
+    Thing("links_that_come_up", healthy_machine.links, 0.2, ((4, 8), (1, 8), (2, 8))),
 )

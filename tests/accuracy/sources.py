@@ -15,20 +15,9 @@ from typing import Any
 
 from msgspec.structs import replace as changed
 
-from slurm_watchdog.analysis.ras_records import ras_records
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.state.evidence_collection import FLIGHT_RECORDER, RAS
-from slurm_watchdog.model.collective_records import (
-    Call,
-    CollectiveRecord,
-    Communicator,
-    RasAnswer,
-    RasCommunicator,
-    RasRank,
-    RecordSet,
-)
-from slurm_watchdog.model.incidents import IncidentKind, StackRequest
-from tests.accuracy import looks
+from slurm_watchdog.model.incidents import StackRequest
 from tests.accuracy.cases import (
     Builder,
     hang_at_evaluation,
@@ -36,16 +25,15 @@ from tests.accuracy.cases import (
     hang_of_everybody,
     rank_that_cannot_be_dumped,
 )
+from tests.accuracy.cases_machine import records_of, seen_elsewhere, seen_with_the_others
 from tests.accuracy.drive import Drive, _Mail
 from tests.accuracy.run import COARSE_LOOKS_S, quiet
-from tests.accuracy.scene import HANG, Expect, Scene, Setup, hang, hang_bound
+from tests.accuracy.scene import Scene, Setup
 from tests.accuracy.score import names, right_ones
 from tests.bench.figures import Figures, take_standard_output
 
 RESULTS = Path(__file__).parent / "sources.json"
 STACKS, GPUS = "stacks", "GPU readings"
-EVIDENCE_S = 25.0
-"""After the incident has fired: as long as a collection takes."""
 SETTLE_S = 90.0
 SEEDS, SIZES = 4, (1, 2, 8)
 OFF: dict[str, frozenset[str]] = {
@@ -58,30 +46,6 @@ OFF: dict[str, frozenset[str]] = {
     "stacks alone": frozenset({GPUS, FLIGHT_RECORDER, RAS}),
     "records without stacks and GPUs": frozenset({STACKS, GPUS}),
 }
-
-
-def seen_with_the_others(s: Setup) -> Scene:
-    """One rank waits for its GPU, which has not finished what came before: its stack is that of the others, who are in
-    the next all_reduce."""
-    scene = s.scene(Expect(HANG))
-    scene.expect.within_s = hang_bound(scene.job)
-    hang(scene, s, s.warm_s(scene.job.plan), looks.SPIN_REDUCE, looks.SPIN_REDUCE)
-    return scene
-
-
-def seen_elsewhere(s: Setup) -> Scene:
-    """The fabric is down. All ranks have begun the all_reduce, and one does something else until it needs the result:
-    nobody may be named."""
-    scene = s.scene(Expect(HANG))
-    scene.expect.within_s = hang_bound(scene.job)
-    hang(
-        scene,
-        s,
-        s.warm_s(scene.job.plan),
-        looks.SPIN_REDUCE,
-        replace(looks.LOCKED, util=1.0, power_w=90.0, clock_mhz=1410.0),
-    )
-    return scene
 
 
 FAULTS: tuple[tuple[Builder, bool], ...] = (
@@ -100,7 +64,9 @@ class SourceDrive(Drive):
 
     def __init__(self, scene: Scene, off: frozenset[str], *, absent: bool):
         super().__init__(scene.world, Config(), calm_s=COARSE_LOOKS_S)
-        self._scene, self._off, self._absent = scene, off, absent
+        self._off = off
+        kept = records_of(scene, absent=absent)
+        scene.world.records = lambda: tuple(each for each in kept() if each.source not in off)
 
     def _deliver(self, mail: _Mail, t: float) -> None:
         super()._deliver(replace(mail, report=changed(mail.report, gpus=())) if GPUS in self._off else mail, t)
@@ -108,45 +74,6 @@ class SourceDrive(Drive):
     def _dump(self, wanted: StackRequest, t: float, asked_at: float) -> None:
         if STACKS not in self._off:
             super()._dump(wanted, t, asked_at)
-
-    def _look(self, t: float) -> None:
-        super()._look(t)
-        job = self._scene.job
-        fired = [
-            each.fired_at
-            for each in self.story.incidents.values()
-            if each.kind == IncidentKind.COLLECTIVE_HANG and each.fired_at is not None
-        ]
-        view = self.state.job_view(job.job_id, t)
-        if fired and view is not None and not view.collectives and t >= fired[0] + EVIDENCE_S:
-            self.state.runs.add_collectives(job.job_id, job.restarts, self._records(), t)
-
-    def _records(self) -> tuple[RecordSet, ...]:
-        ranks = [(rank.number, rank.pid) for rank in self._scene.job.ranks]
-        everybody = tuple(number for number, _ in ranks)
-        absent = (self._scene.expect.ranks or frozenset()) if self._absent else frozenset()
-        calls = (Call(seq=100, name="all_reduce", elements=1, types=("Float",)),)
-        records = tuple(
-            CollectiveRecord(
-                rank=number,
-                communicators=(
-                    Communicator(
-                        key="0", label="default_pg", entered=100 - (number in absent),
-                        waits=() if number in absent else calls, members=() if number in absent else everybody,
-                    ),
-                ),
-            )
-            for number in everybody
-        )  # fmt: skip
-        counted = tuple(
-            RasRank(rank=number, pid=pid, counts=(("AllReduce", 100 - (number in absent)),)) for number, pid in ranks
-        )
-        answer = RasAnswer(release="2.28.9", communicators=(RasCommunicator(key="ab", size=len(ranks), ranks=counted),))
-        sets = (
-            RecordSet(source=FLIGHT_RECORDER, records=records),
-            RecordSet(source=RAS, records=ras_records(answer, dict(ranks))),
-        )
-        return tuple(each for each in sets if each.source not in self._off)
 
 
 @quiet()

@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import GpuHolder
+from slurm_watchdog.model.usage import Pressure, Usage
 from tests.accuracy import looks
 from tests.accuracy.logs import FORMATS, Format, Step, pulse
 from tests.accuracy.looks import Look
@@ -120,6 +122,9 @@ class Node:
     """Probe -> since when it is out."""
     gpu_changes: dict[int, dict[str, object]] = field(default_factory=dict)
     """Index of a GPU -> fields that are not as usual."""
+    usages: tuple[Usage, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
+    links: tuple[Link, ...] = ()
     probed_at: float = -1e9
 
     def uuid(self, index: int) -> str:
@@ -303,11 +308,8 @@ class Job:
             look = self._usual(rank)
             if look is not rank.look:
                 self.count(rank, t)
-                if (look.state, look.syscall, look.path) != (
-                    rank.look.state,
-                    rank.look.syscall,
-                    rank.look.path,
-                ):
+                old = rank.look
+                if (look.state, look.syscall, look.path) != (old.state, old.syscall, old.path):
                     rank.since = t
                 rank.look = look
 

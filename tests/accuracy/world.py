@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from slurm_watchdog.model.collective_records import RecordSet
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
@@ -20,6 +22,7 @@ from slurm_watchdog.model.observations import (
     Role,
 )
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.usage import Pressure, Usage
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
 from tests.accuracy.training import DIRECTORY, LOG, Job, Node, Plan, Rank, Worker
@@ -58,6 +61,9 @@ class Said:
     hung: list[HungProbe] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     holders: list[GpuHolder] = field(default_factory=list)
+    usages: tuple[Usage, ...] = ()
+    pressures: tuple[Pressure, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 class World:
@@ -73,6 +79,8 @@ class World:
         self.slurm_answers = True
         self.dated_lines = True
         """Agents know when a line was written; otherwise it was when they looked, as it is where no line has a date."""
+        self.records: Callable[[], tuple[RecordSet, ...]] | None = None
+        """What the ranks of the first job have recorded of their collectives, if anything asks for it."""
         self._timetable: list[tuple[float, int, Callable[[float], None]]] = []
         self.now = 0.0
 
@@ -139,6 +147,7 @@ class World:
         said.gpus = [self._gpu(node, index, on_gpu.get(index)) for index in range(node.gpus)]
         said.kernel, node.kernel = node.kernel, []
         said.holders = list(node.holders)
+        said.usages, said.pressures, said.links = node.usages, node.pressures, node.links
         said.hung = [HungProbe(probe=name, seconds=t - since) for name, since in node.hung.items() if t > since]
         if t - node.probed_at >= PROBE_EVERY_S:
             node.probed_at = t

@@ -134,7 +134,10 @@ def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
         (found,) = links.apply((replace(first, **changes),), at)
         return found
 
-    assert look() == LinkView(link=first, best_rate_bits_s=400)
+    assert look(downs=1) == LinkView(link=replace(first, downs=1), best_rate_bits_s=400)
+    assert look(downs=2).went_down == (), "before anything went through it its node was starting"
+    assert look(sent_bytes_s=1.0, received_bytes_s=0.0).carried
+    at = 30.0
     assert look(downs=5).went_down == (60.0,)
     down = look(downs=5, up=False, rate_bits_s=10)
     assert (down.down_since, down.went_down, down.best_rate_bits_s) == (90.0, (60.0, 90.0), 400)
@@ -147,7 +150,7 @@ def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
     late = look(downs=6, errors=9)
     assert late.rising is not None and late.rising.times == 1
     assert look(downs=0, rate_bits_s=100, errors=9).best_rate_bits_s == 100
-    assert not late.carried and look(downs=0, sent_bytes_s=1.0, received_bytes_s=0.0).carried
+    assert late.carried
     assert links.apply((), at) == ()
     at += 3700.0
     assert look(downs=0, errors=8).went_down == ()

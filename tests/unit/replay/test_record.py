@@ -16,6 +16,7 @@ import pytest
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,
@@ -32,6 +33,7 @@ from slurm_watchdog.model.observations import (
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.model.usage import Pressure, Resource, Usage
 from slurm_watchdog.replay.player import Outcome, TracePlayer, numbered_ids, replay
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, ParseStats
@@ -140,6 +142,9 @@ FULL = Report(
     checkpoints=(Checkpoint(job_id="7", directory="/s/ckpt", layout="megatron", step=40, writing_step=50, writing=True),),
     gpu_holders=(GpuHolder(pid=5, start_ticks=6, uid=7, user="u", comm="python", state="S", gpu_uuids=("GPU-a",)),),
     problems=("gpu: slow",),
+    usages=(Usage(resource=Resource.MEMORY, used=5, limit=9, refused=1, job_id="7", step_id="0"),),
+    pressures=(Pressure(resource="memory", some_ratio=0.5, full_ratio=0.25, job_id="7"),),
+    links=(Link(name="mlx5_0/1", kind="infiniband", up=False, rate_bits_s=400, downs=3, sent_bytes_s=1.5),),
 )  # fmt: skip
 
 

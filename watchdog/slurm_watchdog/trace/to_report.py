@@ -31,7 +31,7 @@ from slurm_watchdog.trace.records import ParseStats
 MIB = 1024**2
 KEPT_OF_REPORT = (
     "age_s", "interval_s", "agent_version", "events_dropped", "hung_probes", "node_events_dropped",
-    "gpu_holders", "problems",
+    "gpu_holders", "problems", "usages", "pressures", "links",
 )  # fmt: skip
 """What a recorded `report` line says beyond the other lines of its moment."""
 WRITING_S = 1800.0

@@ -25,6 +25,7 @@ from tests.bench import (
     probes,
     process_tree,
     recovery,
+    report,
     scan,
     scheduling,
     slow_search,
@@ -47,6 +48,7 @@ def main() -> int:
         "kernel": _kernel,
         "scan": _scan,
         "ledger": _ledger,
+        "report": _report,
         "collectives": _collectives,
         "probe": _probe,
         "drift": _drift,
@@ -152,6 +154,10 @@ def _collectives(figures: Figures, options: argparse.Namespace) -> None:
 
 def _ledger(figures: Figures, options: argparse.Namespace) -> None:
     ledger.run(figures)
+
+
+def _report(figures: Figures, options: argparse.Namespace) -> None:
+    report.run(figures)
 
 
 def _kernel(figures: Figures, options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from slurm_watchdog.base.hours import is_within, parse_hours
+from slurm_watchdog.base.hours import is_within, newest_start, parse_hours
 
 MONDAY = datetime(2026, 11, 23).astimezone()
 """In the time zone of this machine, as the function reads it."""
@@ -40,3 +40,11 @@ def test_a_time_is_within_a_window(
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no|no clock shows"):
         parse_hours(text)
+
+
+def test_the_newest_start_of_a_time_of_the_week_is_at_most_a_week_ago() -> None:
+    assert newest_start("mon 09:00", at(0, 9)) == at(0, 9)
+    assert newest_start("mon 09:00", at(7, 8, 59)) == at(0, 9)
+    assert newest_start("sun 23:30", at(7, 1)) == at(6, 23, 30)
+    with pytest.raises(ValueError, match="no day"):
+        newest_start("moon 09:00", at(0, 9))

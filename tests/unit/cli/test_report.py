@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import sqlalchemy as sa
@@ -14,9 +15,14 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.base.hours import newest_start
+from slurm_watchdog.cli.report_html import TICKS, ticks
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
+from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import JOB_RUNS
@@ -25,6 +31,7 @@ from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.slurm.accounting import parse_accounting
 from tests.builders.cli import run
 from tests.builders.crash_loops import run as past_run
@@ -87,6 +94,56 @@ def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
     (only,) = json.loads(said)["jobs"]
     assert (only["job_id"], only["allocated_h"], only["share"]) == ("8", 2.5, 0.9)
     assert "no job ran" in asked(journal, "report", "--from", "2023-11-01", "--user", "eve")
+
+
+def test_a_report_as_a_page_needs_nothing_else_and_takes_names_as_text(journal: Journal, tmp_path: Path) -> None:
+    journal.run_records.save(record(0, 20, 30, job_id="9", name='<script>alert("x")</script>\u202e', user="eve&"))
+    file = tmp_path / "report.html"
+    dates = ("--from", "2023-11-10", "--to", "2023-11-20")
+    assert asked(journal, "report", *dates, "--html", str(file)) == ""
+    page = file.read_text()
+    ElementTree.fromstring(
+        page.removeprefix("<!doctype html>")
+        .replace('<meta charset="utf-8">', "")
+        .replace("'unsafe-inline'\">", "'unsafe-inline'\"/>")
+    )
+    assert "<script" not in page and "&lt;script&gt;" in page and "\u202e" not in page and "eve&amp;" in page
+    assert "http" not in page.replace("http-equiv", "") and "url(" not in page
+    assert "Day by day" in page and "<title>collective_hang: 75.0 node-hours collective_hang</title>" in page
+    assert "What actions saved in 1 incident is unknown" in page
+    assert run("report", "--html", str(file), "--json").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "found"), [(0.0, [0, 1]), (10.0, [0, 2, 4, 6, 8, 10]), (10.1, [0, 2.5, 5, 7.5, 10, 12.5]), (3e-4, None)]
+)
+def test_an_axis_has_few_round_numbers_and_reaches_to_the_largest(most: float, found: list[float] | None) -> None:
+    marks = ticks(most)
+    assert marks[-1] >= most and len(marks) <= TICKS + 1
+    assert found is None or marks == found
+
+
+def test_the_days_of_a_trend_are_the_whole(journal: Journal) -> None:
+    whole, _ = read(journal.url, T - H, T + 40 * H, {"trend": "1"})
+    assert [sum(each[n] for each in whole.trend) for n in (1, 2, 3)] == pytest.approx(
+        [whole.allocated_h, whole.measured_h, whole.effective_h]
+    )
+    assert len(whole.trend) == 2
+
+
+def test_a_weekly_report_goes_out_once_also_if_the_controller_starts_again(journal: Journal) -> None:
+    week = parse_config("notify: {slack: {token_file: /t, channel: C1, weekly_report: 'thu 23:00'}}\n")
+
+    def turn(days: float) -> bool:
+        notifier = make_notifier(week, journal.outbox)
+        at = newest_start("thu 23:00", T + 7 * 86400) + days * 86400
+        return asyncio.run(WeeklyReport("thu 23:00", journal.url, notifier, "a", lambda: at).turn())
+
+    assert [turn(days) for days in (0.1, 0.2, 0.9, 1.1, 6.9)] == [True, False, False, False, False]
+    (row,) = journal.outbox.pending(9)
+    said = json.dumps(row.payload)
+    assert "[a] In the last seven days 2 jobs had 127.5 node-hours" in said and "collective_hang 75.0" in said
+    assert [turn(days) for days in (7.0, 7.1, 15.5)] == [True, False, False]
 
 
 def test_a_story_has_each_run_what_happened_and_what_it_cost(journal: Journal) -> None:

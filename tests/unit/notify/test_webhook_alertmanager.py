@@ -218,6 +218,7 @@ notify:
         ("{mentions: {'user:ann': 'U1> <!channel'}}", "must be an id"),
         ("{api_url: 'http://slack.example/api/'}", "must be an https:// address"),
         ("{pulse: 5s}", "at least 1min"),
+        ("{weekly_report: weekly}", "a day and a time such as 'mon 09:00'"),
         ("{messages_per_minute: 0}", "greater than or equal to 1"),
     ],
 )

@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from math import sqrt
+from math import ceil, sqrt
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.saved_time import Savings, savings
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.run_record import RunRecord, Spell
 from slurm_watchdog.model.slurm_states import ALIVE, FAILED
@@ -36,6 +37,11 @@ PROMPT_STEPS = 3.0
 """The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last, without an incident."""
 PROMPT_S = 30.0
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+MOST_DAYS = 31
+"""Of a trend by day; above it is one by week."""
+MOST_WEEKS = 60
+"""Of a trend by single weeks: runs are kept for 57."""
 
 
 class JobTime(Struct, frozen=True, kw_only=True):
@@ -83,6 +89,9 @@ class Report(Struct, frozen=True, kw_only=True):
     """(kind, how many), the most first."""
     nodes: tuple[tuple[str, int], ...]
     """(node, incidents that name it), the most first."""
+    savings: Savings
+    trend: tuple[tuple[float, float, float, float], ...] = ()
+    """(date, node-hours, those measured, those effective), where it was asked for."""
 
     @property
     def share(self) -> float | None:
@@ -92,7 +101,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Report:
     """What happened from `since` to `until` (dates). What a run did outside of these is left out in proportion to its
-    time."""
+    time; what ended before is what savings are compared with."""
+    runs, spells = list(runs), list(spells)
     of_job: dict[str, list[Spell]] = defaultdict(list)
     within = [each for each in spells if each.ended_at >= since and each.began_at <= until]
     for each in within:
@@ -119,7 +129,33 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         node_hours_between_failures=allocated_h / failures if failures else None,
         incidents=tuple(Counter(each.kind for each in within).most_common()),
         nodes=tuple(Counter(node for each in within for node in each.nodes).most_common(20)),
+        savings=savings(runs, spells, since, until),
     )
+
+
+def with_trend(found: Report, runs: Iterable[RunRecord], spells: Iterable[Spell]) -> Report:
+    """The same with what came of each day, or, of more than MOST_DAYS, of each week."""
+    of_job: dict[str, list[RunRecord]] = defaultdict(list)
+    spells_of: dict[str, list[Spell]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.restarts):
+        of_job[run.job_id].append(run)
+    for each in spells:
+        spells_of[each.job_id].append(each)
+    began_at = max(found.since, min((run.began_at for mine in of_job.values() for run in mine), default=found.until))
+    weeks = (found.until - began_at) / (7 * DAY_S)
+    span_s = DAY_S if 7 * weeks <= MOST_DAYS else 7 * DAY_S * ceil(weeks / MOST_WEEKS)
+    trend = []
+    for number in range(ceil((found.until - began_at) / span_s)):
+        start, end = began_at + number * span_s, min(found.until, began_at + (number + 1) * span_s)
+        parts = [
+            part
+            for job_id, mine in of_job.items()
+            if any(_end(run) > start and run.began_at < end for run in mine)
+            and (part := _job_time(mine, spells_of[job_id], start, end)) is not None
+        ]
+        sums = (sum(getattr(part, name) for part in parts) for name in ("allocated_h", "measured_h", "effective_h"))
+        trend.append((start, *sums))
+    return replace(found, trend=tuple(trend))
 
 
 def checkpoint_interval_s(node_hours_between_failures: float, nodes: int, save_s: float) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
-from typing import Final
+from typing import IO, Final
 
 import click
 
 from slurm_watchdog.analysis.lost_time import checkpoint_interval_s
+from slurm_watchdog.analysis.report_sentences import head, saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -37,6 +39,8 @@ WANTED: Final = [HEADINGS.index(name) for name in _FIRST]
 )
 @click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
               help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip
+@click.option("--html", "html_file", type=click.File("w", "utf-8", lazy=True), metavar="FILE",
+              help="Write it as one page with plots into this file (- for standard output).")  # fmt: skip
 @journal_option
 @operator_options
 def report(  # noqa: PLR0913 - click hands each option over by itself
@@ -48,6 +52,7 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
     partition: str | None,
     job: str | None,
     save_s: float,
+    html_file: IO[str] | None,
     journal: str | None,
     socket_path: str | None,
     config_file: str | None,
@@ -63,11 +68,15 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog report
       slurm-watchdog report --from 2026-11-01 --to 2026-12-01 --account vision
       slurm-watchdog report --json | jq .share
+      slurm-watchdog report --html week.html
     """
     if week and since is not None:
         raise click.UsageError("--week and --from exclude each other")
+    if as_json and html_file is not None:
+        raise click.UsageError("--json and --html exclude each other")
     now = clock.wall()
-    asked = {"user": user, "account": account, "partition": partition, "job": job}
+    trend = "1" if html_file is not None else None
+    asked = {"user": user, "account": account, "partition": partition, "job": job, "trend": trend}
     dates = {
         "from": str(since.timestamp() if since is not None else now - WEEK_S),
         "to": str(now if until is None else until.timestamp()),
@@ -77,6 +86,10 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
         found, document = client.report(dates | {name: value for name, value in asked.items() if value})
         if as_json:
             print_json(document)
+        elif html_file is not None:
+            from slurm_watchdog.cli.report_html import page
+
+            html_file.write(page(found, list(advice(found, save_s))))
         else:
             show(found, save_s)
 
@@ -87,16 +100,7 @@ def show(found: Report, save_s: float) -> None:
     if not found.jobs:
         sentence(f"{when} no job ran that this controller has seen.")
         return
-    if found.share is None:
-        had = f"{count(found.known_jobs, 'job')} had {found.allocated_h:,.1f} node-hours"
-        sentence(f"{when} {had}; no job's steps could be read.")
-    else:
-        lost_h = found.measured_h - found.effective_h
-        sentence(
-            f"{when} {count(found.known_jobs, 'job')} had {found.allocated_h:,.1f} node-hours: of the "
-            f"{found.measured_h:,.1f} whose steps could be read {found.share:.1%} went into steps that were kept, and "
-            f"{lost_h:,.1f} were lost."
-        )
+    sentence(head(when, found.known_jobs, found.allocated_h, found.measured_h, found.effective_h))
     whole_h = found.allocated_h or 1.0
     print()
     lost = [(cause, f"{hours:,.1f}", f"{hours / whole_h:.1%}") for cause, hours in found.lost_h]
@@ -118,21 +122,29 @@ def _row(job: JobTime) -> tuple[str, ...]:
 
 
 def _advise(found: Report, save_s: float) -> None:
+    for each in advice(found, save_s):
+        sentence(each)
+
+
+def advice(found: Report, save_s: float) -> Iterator[str]:
+    """What is left to say, a sentence each: incidents, nodes, what was saved, how often to save."""
     if found.incidents:
-        sentence("Incidents: " + ", ".join(f"{number} {kind}" for kind, number in found.incidents) + ".")
+        yield "Incidents: " + ", ".join(f"{number} {kind}" for kind, number in found.incidents) + "."
     if found.nodes:
         named = [f"{node} ({number})" for node, number in found.nodes[:SHOWN_NODES]]
-        sentence(f"Nodes named most: {', '.join(named)}. More: slurm-watchdog nodes")
+        yield f"Nodes named most: {', '.join(named)}. More: slurm-watchdog nodes"
+    if said := saved(found.savings):
+        yield said
     between_h = found.node_hours_between_failures
     if between_h is None:
-        sentence("No run failed, so nothing is said about the interval between checkpoints.")
+        yield "No run failed, so nothing is said about the interval between checkpoints."
         return
     sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
     intervals = [
         f"{duration(checkpoint_interval_s(between_h, size, save_s))} on {count(size, 'node')}" for size in sizes
     ]
     often = f"{count(found.failures, 'run')} failed or had to be ended, one in {between_h:,.1f} node-hours"
-    sentence(
+    yield (
         f"{often}. With a checkpoint that holds the training up for {duration(save_s)} least is lost by saving every "
         f"{', '.join(intervals)} (Young 1974)."
     )

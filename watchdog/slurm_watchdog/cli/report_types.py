@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurm_watchdog.analysis.saved_time import Savings
 from slurm_watchdog.cli.api_types import Answer
 
 
@@ -53,5 +54,7 @@ class Report(Answer, frozen=True, kw_only=True):
     node_hours_between_failures: float | None = None
     incidents: tuple[tuple[str, int], ...] = ()
     nodes: tuple[tuple[str, int], ...] = ()
+    savings: Savings = Savings()
+    trend: tuple[tuple[float, float, float, float], ...] = ()
     runs: tuple[JobRun, ...] = ()
     """Of a report about one job alone."""

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
+from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.config.receivers import Receiver
 from slurm_watchdog.config.types import Seconds, Section, Span
 
@@ -53,6 +54,11 @@ class Slack(Section):
         description="Every so often a line about each job (since when, where, step, speed, or what it waits "
         "for), such as 1h; 0s = never.",
     )
+    weekly_report: str = Field(
+        "",
+        description="When to send what the jobs of the last seven days did with their nodes, by this machine's time "
+        "zone, such as 'mon 09:00'; empty = never.",
+    )
 
     def problems(self) -> Iterator[str]:
         if self.token_file and self.webhook_url_file:
@@ -65,6 +71,12 @@ class Slack(Section):
                 yield f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
             if not _MENTION_ID.fullmatch(value):
                 yield f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
+        if self.weekly_report:
+            try:
+                newest_start(self.weekly_report, 0.0)
+            except ValueError:
+                given = repr(self.weekly_report)
+                yield f"notify.slack.weekly_report: must be a day and a time such as 'mon 09:00', got {given}"
         if 0 < self.pulse < 60:
             yield "notify.slack.pulse: must be 0s or at least 1min"
 

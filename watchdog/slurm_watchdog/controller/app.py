@@ -30,6 +30,7 @@ from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportE
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
+from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
@@ -50,6 +51,8 @@ BACKLOG = 4096
 somaxconn, if less."""
 RESERVATIONS_EVERY_S = 60.0
 """Maintenance is announced hours before; who becomes an operator has a minute's patience."""
+WEEKLY_EVERY_S = 300.0
+"""Whether the weekly report is due."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
@@ -158,10 +161,12 @@ async def _serve(
     beats = config.notify.heartbeat
     heart = Heartbeat(beats.url_file, beats.deadline, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
+    weekly = WeeklyReport(config.notify.slack.weekly_report, journal.url, notifier, config.cluster_name)
+    looking = asyncio.create_task(_every(WEEKLY_EVERY_S, weekly.turn, stop)) if weekly.when else None
     await live(controller, notifier, stop, restart)
-    reading.cancel()
-    if beating is not None:
-        beating.cancel()
+    for task in (reading, beating, looking):
+        if task is not None:
+            task.cancel()
     for runner in runners:
         await runner.cleanup()
     await slurm.close()

@@ -42,6 +42,7 @@ from slurm_watchdog.notify.notification import (
     job_notes,
     to_row,
 )
+from slurm_watchdog.notify.slack_messages import Payload
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
@@ -166,6 +167,18 @@ class Notifier:
         """Announce what a person has done about an announced incident; a silence does not quiet this."""
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.NOTED, incident, said=(sentence,))
+
+    def announce(self, name: str, message: Payload) -> None:
+        """Put up a message that is about no incident, for those that take such ones."""
+        for worker in self._workers:
+            if worker.channel.takes_messages:
+                self._outbox.add(worker.channel.name, name, {"message": message}, self._wall())
+                worker.wake()
+
+    def takes(self, name: str) -> bool:
+        """Whether somebody takes such messages, and this one has not been put up, by no controller before either."""
+        taking = [worker.channel.name for worker in self._workers if worker.channel.takes_messages]
+        return bool(taking) and not any(self._outbox.has(channel, name) for channel in taking)
 
     def _forget_held(self, incident: Incident) -> None:
         for key in [key for key in self._held if key[0] == incident.id]:
@@ -311,7 +324,6 @@ class Notifier:
             if worker.channel.takes_messages:
                 # After an outage of Slack only the newest status is sent, not one per hour.
                 self._outbox.drop(worker.channel.name, PULSE_ID)
-                row = {"message": pulse_message(pulses, self._cluster)}
-                self._outbox.add(worker.channel.name, PULSE_ID, row, at)
-                worker.wake()
+        if pulses:
+            self.announce(PULSE_ID, pulse_message(pulses, self._cluster))
         return number

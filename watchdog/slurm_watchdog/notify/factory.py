@@ -35,7 +35,7 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
     if poster is not None:
         pace = MessageRate(settings.messages_per_minute)
         channels.append(SlackChannel(poster, cluster, pace=pace, mentions=settings.mentions, places=places))
-        if settings.pulse > 0:
+        if settings.pulse > 0 or settings.weekly_report:
             channels.append(PulseChannel(poster, pace))
     webhook, alertmanager = config.notify.webhook, config.notify.alertmanager
     if webhook.url_file:

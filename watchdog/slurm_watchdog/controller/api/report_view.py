@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slurm_watchdog.analysis.lost_time import report
+from slurm_watchdog.analysis.lost_time import Report, report, with_trend
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model.run_record import RunRecord, Spell
@@ -15,6 +15,9 @@ from slurm_watchdog.model.run_record import RunRecord, Spell
 SHOWN_JOBS: Final = 500
 """Those that lost most."""
 LATEST: Final = 1e11
+HISTORY_S: Final = 90 * 86400.0
+"""What restarts saved is compared with so much before."""
+NOTHING: Final[Mapping[str, str]] = {}
 
 
 class Unfit(ValueError):
@@ -23,23 +26,32 @@ class Unfit(ValueError):
 
 def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[str, Any]:
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account`,
-    `partition` and `job`, names with commas. `uid`: whose jobs count; None: everybody's.
+    `partition` and `job`, names with commas; `trend` for what came of each day or week. `uid`: whose jobs count; None:
+    everybody's.
 
     Raises Unfit and JournalError."""
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
     if since >= until:
         raise Unfit("the report has to end after it begins")
-    everything, spells = read_report(url, since, until)
-    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
-    whole = uid is None and len(runs) == len(everything)
-    found = report(runs, _about(spells, runs, whole=whole), since, until)
+    found, runs = read(url, since, until, asked, uid)
     document: dict[str, Any] = msgspec.to_builtins(found)
     shares = [job.share for job in found.jobs[:SHOWN_JOBS]]
     document["jobs"] = [job | {"share": share} for job, share in zip(document["jobs"], shares, strict=False)]
     document |= {"share": found.share, "known_jobs": len(found.jobs)}
     if len(found.jobs) == 1:
-        document["runs"] = msgspec.to_builtins(runs)
+        document["runs"] = msgspec.to_builtins([run for run in runs if run.seen_at >= since])
     return document
+
+
+def read(
+    url: str, since: float, until: float, asked: Mapping[str, str] = NOTHING, uid: int | None = None
+) -> tuple[Report, list[RunRecord]]:
+    """The same as values, with the runs that are in it and those before. Raises JournalError."""
+    everything, spells = read_report(url, max(0.0, since - HISTORY_S), until)
+    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
+    about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
+    found = report(runs, about, since, until)
+    return (with_trend(found, runs, about) if asked.get("trend") else found), runs
 
 
 def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:

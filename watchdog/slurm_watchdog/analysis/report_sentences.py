@@ -1,0 +1,30 @@
+"""What a report says in words, in a terminal, a file and Slack alike. Pure."""
+
+from __future__ import annotations
+
+from slurm_watchdog.analysis.saved_time import Savings
+from slurm_watchdog.base.text import duration, plural
+
+
+def head(when: str, jobs: int, allocated_h: float, measured_h: float, effective_h: float) -> str:
+    """What the jobs had, and how much of it counted; hours are node-hours."""
+    had = f"{when} {plural(jobs, 'job')} had {allocated_h:,.1f} node-hours"
+    if measured_h <= 0:
+        return f"{had}; no job's steps could be read."
+    return (
+        f"{had}: of the {measured_h:,.1f} whose steps could be read {effective_h / measured_h:.1%} went into steps "
+        f"that were kept, and {measured_h - effective_h:,.1f} were lost."
+    )
+
+
+def saved(found: Savings) -> str:
+    """What restarts saved, and of how many that is not known; empty if there was none."""
+    if not found.compared:
+        ended = plural(found.unknown, "incident")
+        why = "no incident of the same kind and user ended without one before"
+        return f"What actions saved in {ended} is unknown: {why}." if found.unknown else ""
+    of = f"; unknown for {found.unknown:,} without one to compare with" if found.unknown else ""
+    return (
+        f"Actions saved {found.saved_h:,.1f} node-hours in {plural(found.compared, 'incident')}, against "
+        f"{duration(found.usual_wait_s or 0.0)} that such incidents of the same jobs took without one (median){of}."
+    )

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: its plots are drawn in SVG, no script, nothing from outside. Pure.
+"""A report as one page that needs nothing else: its plots are drawn in SVG, no script, nothing from outside.
 
 Names of jobs and users are text that people chose: everything passes `_text`.
 """

@@ -70,8 +70,10 @@ def test_a_restart_for_a_hang_excludes_them_beside_the_culprit_and_says_why() ->
     assert decide(INCIDENT, no_requeue, LIMITS, "d3").searched == ()
 
 
-def active(search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | None = 2, free: str = "s1 s2") -> Decision:
-    """About a slow job, with so many restarts for searches within a day."""
+def active(
+    search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | None = 2, free: str = "s1 s2", users: int = 1
+) -> Decision:
+    """About a slow job, with so many restarts for searches of its user within a day, and jobs of so many users."""
     incident = replace(INCIDENT, kind=IncidentKind.SLOW_JOB, exclude_nodes=())
     before = decide(INCIDENT, SITUATION, LIMITS, "d0")
     recent = tuple(
@@ -79,6 +81,7 @@ def active(search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | Non
     )
     rule = replace(SITUATION.rule, ladder=ACTIVE_SEARCH.ladder or ())
     situation = replace(SITUATION, job=JOB, nodes=cluster(free), search=search, recent=recent, rule=rule)
+    situation = replace(situation, users_running=users)
     limits = replace(LIMITS, max_excluded_nodes=8, slow_search_restarts=a_day)
     return decide(incident, situation, limits, "d1")
 
@@ -88,6 +91,7 @@ def test_an_active_search_restarts_by_kill_switch_without_half_of_the_suspects()
     assert (decision.verdict, decision.action) == (Verdict.ALLOWED, Action.GRACEFUL_RESTART)
     assert decision.exclude == decision.searched and len(decision.searched) == 2
     assert not decision.lose_work
+    assert active(done=1, a_day=4, users=2).verdict is active(done=2, a_day=4).verdict is Verdict.ALLOWED
 
 
 @pytest.mark.parametrize(
@@ -95,11 +99,12 @@ def test_an_active_search_restarts_by_kill_switch_without_half_of_the_suspects()
     [
         (active(a_day=None), "is not active"),
         (active(done=2), "2 restarts within a day"),
+        (active(done=2, a_day=4, users=2), "half of policy.slow_search_restarts"),
         (active(free=""), "no other nodes are free"),
         (active(None), "no other nodes are free"),
         (active(job_search("n1 n2 n3 n4", ("n1 n2 n3 n4", 0.0), ("n1 n2 n3 n4", 0.07))), "the search for the slow node is over"),
     ],
-    ids=["not active", "as many as a day has", "no others", "no search", "acquitted"],
+    ids=["not active", "as many as a day has", "half of them", "no others", "no search", "acquitted"],
 )  # fmt: skip
 def test_an_active_search_restarts_for_a_question_only_and_within_its_budget(decision: Decision, why: str) -> None:
     assert (decision.verdict, decision.by) == (Verdict.SUPPRESSED, "slow_search")

@@ -89,6 +89,8 @@ def test_many_nodes_at_once_are_no_nodes_fault() -> None:
         ({"phase": "checkpointing"}, Truth.UNKNOWN),
         ({"growing_age_s": 20.0}, Truth.UNKNOWN),
         ({"progress": progress(75.0, total_steps=500, **PACES)}, Truth.BAD),
+        ({"seconds": 400.0, "progress": progress(405.0, **PACES), "growing_age_s": 20.0}, Truth.UNKNOWN),
+        ({"seconds": 400.0, "progress": None, "growing_age_s": 20.0}, Truth.BAD),
         ({"seconds": 400.0, "progress": progress(405.0, total_steps=500, **PACES)}, Truth.BAD),
         ({"seconds": 400.0, "progress": progress(405.0, **{**PACES, "paces_s": (600.0,) * 60})}, Truth.UNKNOWN),
     ],

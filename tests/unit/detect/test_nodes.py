@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
 from slurm_watchdog.detect.partition_or_outage import PartitionOrOutage
 from slurm_watchdog.detect.slurm_unreachable import SlurmUnreachable
-from slurm_watchdog.model.cluster_view import ClusterView, Progress, UnreachedNode
+from slurm_watchdog.model.cluster_view import ClusterView, Progress
 from slurm_watchdog.model.incidents import Severity, Truth
-from slurm_watchdog.model.node_view import SlurmNodeView
+from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
 from tests.builders.lost_nodes import NOW, cluster
 from tests.builders.views import job, progress, slurm_job
 

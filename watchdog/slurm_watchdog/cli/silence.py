@@ -16,7 +16,7 @@ DEFAULT_FOR = "2h"
 
 
 def silence_words(each: Silence) -> str:
-    """One of them: what, until when, by whom, why."""
+    """One of them: what, until when, who asked, why."""
     until = f" until {moment(each.until)}" if each.until is not None else ""
     verb = "silenced" if until else "acknowledged"
     why = f": {each.reason}" if each.reason else ""

@@ -135,7 +135,9 @@ class Policy(Section):
         "out half of the suspects; active, also with restarts of its own, by kill switch, in mode act.",
     )
     slow_search_restarts: Count = Field(
-        4, description="With slow_search active: such restarts a day, of all jobs together."
+        4,
+        description="With slow_search active: such restarts a day, of all jobs together; half of them "
+        "at most for one user, where others run any.",
     )
     quarantine: bool = Field(
         False,

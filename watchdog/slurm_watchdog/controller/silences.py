@@ -61,7 +61,7 @@ class Silences:
         return frozenset(each.id for each in self._incidents() if self.acknowledged_by(each))
 
     def add(self, silence: Silence) -> None:
-        """It holds from now on, and whoever was notified of what it covers is notified of it. Raises JournalError."""
+        """It holds from now on, and all who were notified of what it covers are notified of it. Raises JournalError."""
         verb = "acknowledged" if silence.incident_id else "silenced"
         until = "" if silence.until is None else f" until {_date(silence.until)} (silence {silence.id})"
         sentence = f"{verb} by {silence.by}{until}{f': {silence.reason}' if silence.reason else ''}"

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 MAX_RUNS = 60
 """Of one job that are compared, the newest: the search among 4,096 nodes takes 13."""
 SURE = 0.9
-"""Confidence from which on the ledger is told of a node."""
+"""A node found with this confidence or more gets an event in the ledger."""
 GROWN = 1.5
 """A run is measured again when it has so many times the steps: its speed is written a few times an hour at first, and
 then hardly ever."""

@@ -7,7 +7,8 @@ with nothing saved. Where that is not known, it has been in the call for 5 min. 
 cannot be read: a rank, and with a warning after 60 s. After the last step a warning.
 Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
 Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min:
-registering memory and loading a driver take their time. Never after the last step, nor before the next is due.
+registering memory and loading a driver take their time. Never after the last step, before the next is due, or
+while a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -80,9 +81,10 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
     if rose_s is None and process.process.role is not Role.RANK:
         return finding.unknown(f"no rank of job {job_id} sleeps in a driver, and its steps are not known")
     over, overdue = has_ended(job), _is_overdue(job)
-    if rose_s is not None and not over and not overdue and (longest_s < settings.unsure_for or _is_usual(job)):
+    patient = longest_s < settings.unsure_for or _is_usual(job) or saves_now(job)
+    if rose_s is not None and not over and not overdue and patient:
         return finding.unknown(f"no step of job {job_id} is known to be overdue, and {_what(blocked, driver)}")
-    sure = not over and (overdue or longest_s >= settings.unsure_for)
+    sure = not over and (overdue or (longest_s >= settings.unsure_for and not saves_now(job)))
     culprits = tuple(_culprit(view, job, *each) for each in long)
     nodes = tuple(sorted({each.node for each in culprits if each.node}))
     few = len(nodes) <= MOST_NODES

@@ -17,9 +17,9 @@ from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, UnreachedNode
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
-from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
+from slurm_watchdog.model.node_view import NodeView, SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.slurm_states import is_away, is_lost
 
 LISTINGS, LISTINGS_REPORTING = 2, 3

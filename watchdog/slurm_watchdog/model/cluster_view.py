@@ -14,7 +14,7 @@ from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import SuspectNode
-from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
+from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
@@ -354,16 +354,6 @@ class FilesystemView(Struct, frozen=True, kw_only=True):
     """Nodes where a process was blocked on it since the trouble began."""
     answers: tuple[tuple[str, MountAnswer], ...] = ()
     """(node, answer) of the probes since the trouble began."""
-
-
-class UnreachedNode(Struct, frozen=True):
-    """A node whose machine does not answer, while others do."""
-
-    name: str
-    tries: int
-    """In a row, since its agent's newest report."""
-    seconds: float
-    """Since the first of them."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):

@@ -127,3 +127,13 @@ class SlurmNodeView(Struct, frozen=True, kw_only=True):
     lost_listings: int | None = None
     """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node;
     None: not counted."""
+
+
+class UnreachedNode(Struct, frozen=True):
+    """A node whose machine does not answer, while others do."""
+
+    name: str
+    tries: int
+    """In a row, since its agent's newest report."""
+    seconds: float
+    """Since the first of them."""

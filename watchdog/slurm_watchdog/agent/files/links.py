@@ -1,4 +1,4 @@
-"""Links as sysfs shows them. An adapter that does not answer holds up whoever reads its counters: for children."""
+"""Links as sysfs shows them. An adapter that does not answer holds up who reads its counters: for children."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     max_age_s: float
     pids: Annotated[list[Pid], Meta(max_length=256)]
     pipes: Annotated[list[Path], Meta(max_length=256)] = []
-    """A rank that reads from one of these writes its dump anew when something is written into it."""
+    """A rank that reads from one of these writes its dump again when something is written into it."""
 
 
 class FindListeners(Request[Listeners], frozen=True):

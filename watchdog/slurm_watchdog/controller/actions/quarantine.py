@@ -39,7 +39,8 @@ async def sweep(
     tools: QuarantineTools, suspects: Sequence[tuple[str, str]], known: Sequence[SlurmNode], *, drains: bool
 ) -> None:
     """One round. `suspects`: (node, id of the incident that calls it so), `known`: Slurm's newest listing of all nodes.
-    Without `drains` nothing new is taken out, what is out is looked after to its end. Raises JournalError."""
+    Without `drains` no further node is drained; those that are drained are still tested and returned. Raises
+    JournalError."""
     for entry in tools.journal.quarantines.open():
         await _attend(tools, entry, known)
     if not drains:

@@ -11,7 +11,7 @@ from slurm_watchdog.wire.http_messages import Answer, Request, refusal
 
 METHODS: Final = frozenset({"GET", "POST"})
 PLAIN: Final = re.compile(r"[\x20-\x7e]*")
-"""Of a line that is written anew: nothing in it ends the line."""
+"""Of a line that is put together here: nothing in it ends the line."""
 
 
 class _Pipe(asyncio.Transport):
@@ -48,8 +48,8 @@ class _Pipe(asyncio.Transport):
 
 
 async def answer_in_memory(protocol: Callable[[], asyncio.Protocol], request: Request) -> Answer:
-    """What the application behind `protocol`, an aiohttp `AppRunner.server`, answers. It goes on with what it has
-    begun when nobody waits any more."""
+    """What the application behind `protocol`, an aiohttp `AppRunner.server`, answers. It finishes what it has
+    begun, also when nobody waits any more."""
     if request.method not in METHODS:
         return refusal(405, "there are GET and POST")
     lines = (f"{request.method} {request.target} HTTP/1.1", f"Authorization: {request.authorization}")

@@ -232,7 +232,7 @@ def _slow_search(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str
         done = len(searched)
         return f"{done} restarts within a day to search for slow nodes, as many as policy.slow_search_restarts allows"
     mine = sum(d.uid == s.job.uid for d in searched)
-    if searched and mine == len(searched) and 2 * mine >= max(2, limits.slow_search_restarts):
+    if s.users_running > 1 and 2 * mine >= max(2, limits.slow_search_restarts):
         return (
             f"{mine} restarts within a day to search for slow nodes for this user, half of policy.slow_search_restarts"
         )

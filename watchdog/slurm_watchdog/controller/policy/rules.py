@@ -133,8 +133,8 @@ WISHED: dict[Wish, tuple[Rung, ...]] = {
 def wished(rule: Rule, wish: Wish, within_s: float | None) -> Rule:
     """The rule for what a person asks for; `within_s`: for so long the checkpoint is waited for, None: as usual."""
     limits = dict(rule.rung_limits) | ({} if within_s is None else {"checkpoint_s": within_s})
-    ladder = WISHED.get(wish, rule.ladder)
-    return replace(rule, ladder=ladder, lose_work=False, rung_limits=tuple(sorted(limits.items())))
+    rule = replace(rule, rung_limits=tuple(sorted(limits.items())))
+    return replace(rule, ladder=WISHED[wish], lose_work=False) if wish in WISHED else rule
 
 
 def action_of(ladder: tuple[Rung, ...], loop_turns: bool | None) -> Action:

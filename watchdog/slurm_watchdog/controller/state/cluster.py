@@ -17,14 +17,12 @@ from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.report_bounds import within_bounds
-from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_start, follow_training, is_of_earlier_start
+from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
+from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import (
-    note_absent,
     note_event,
     note_log,
     note_on_disk,
-    note_process,
-    trains,
 )
 from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
@@ -38,7 +36,7 @@ from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
-from slurm_watchdog.model.slurm_states import RUNNING, may_hold_nodes
+from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
 READ_ON_S = 60.0
@@ -59,6 +57,7 @@ class ClusterState:
         self.runs = Runs(self.left_out)
         self.filesystems = Filesystems(self.left_out)
         self.nodes = Nodes(self.left_out)
+        self._processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
         self._job_ids: dict[str, str] = {}
         """What agents call a job -> what Slurm's commands call it."""
         self._job_nodes = JobNodes()
@@ -84,10 +83,6 @@ class ClusterState:
         """Of the newest listing of these; none where nobody reads them, as with a Slurm of one's own."""
         self.people: tuple[SlurmPerson, ...] = ()
         """Operators and coordinators, as Slurm's accounting named them last, where `security.may` asks for it."""
-        self._jobs_seen_on: dict[str, set[str]] = {}
-        """Node -> the jobs with processes that are remembered there."""
-        self._unlisted_on: dict[str, list[Run]] = {}
-        """Node -> the runs of which its newest report does not hold every process."""
         self._anywhere: set[str] = set()
         """What their processes call the jobs of which it is not known where they run."""
         self.slurm_at: float | None = None
@@ -135,8 +130,7 @@ class ClusterState:
     def _forget_nodes(self, now: float) -> None:
         """Nodes of a cloud have a new name each time they are started."""
         for name in self.agents.forget_older_than(now - KEPT_NODE_S, self.node_addresses):
-            self._jobs_seen_on.pop(name, None)
-            self._unlisted_on.pop(name, None)
+            self._processes.forget(name)
             self.unreached.forget(name)
             self.nodes.forget(name)
             self.gpus.forget(name)
@@ -170,9 +164,10 @@ class ClusterState:
             self.dropped += dropped
         report, dropped = of_owners(report, self._job_of)
         self.dropped += dropped
-        report, missing = within_bounds(report, self.left_out, lambda: self._known_on(report.node), self._nodes_of)
-        self._apply_processes(report, made_at)
-        self._note_unlisted(report, missing)
+        processes = self._processes
+        report, missing = within_bounds(report, self.left_out, lambda: processes.known_on(report.node), self._nodes_of)
+        processes.apply(report, made_at)
+        processes.note_unlisted(report, missing)
         self._wishes |= {wish.job_id: wish for wish in report.wishes}
         for supervisor in self.supervisors.apply(report, made_at, self._job_of):
             if (run := self._run(supervisor.job_id)) is not None:
@@ -192,31 +187,9 @@ class ClusterState:
             self.apply_probe(report.node, probe, now)
         return "accepted"
 
-    def _known_on(self, node: str) -> set[tuple[int, int]]:
-        """(pid, start ticks) of the processes that are remembered there."""
-        runs = (self.runs.get(job_id) for job_id in self._jobs_seen_on.get(node, ()))
-        return {key[1:] for run in runs if run is not None for key in run.on_node.get(node, ())}
-
     def _nodes_of(self, process_job_id: str) -> int:
         run = self._run(process_job_id)
         return 1 if run is None else len(run.job.nodes)
-
-    def _note_unlisted(self, report: Report, missing: Mapping[str, int]) -> None:
-        """Of each run here how many processes are not among those of the report, or had no room."""
-        node, found = report.node, dict(missing)
-        for row in report.left_out:
-            if row.job_id is not None:
-                found[row.job_id] = found.get(row.job_id, 0) + max(0, row.count)
-        for before in self._unlisted_on.pop(node, ()):
-            before.unlisted.pop(node, None)
-        for job_id, count in found.items():
-            if (run := self._run(job_id)) is not None and node in run.job.nodes:
-                run.unlisted[node] = run.unlisted.get(node, 0) + count
-                self._unlisted_on.setdefault(node, []).append(run)
-        for row in report.left_out:
-            job = self._job_of(row.job_id) if row.job_id is not None else None
-            named = job.job_id if job is not None else None  # of a job that Slurm does not list nothing is repeated
-            self.left_out.note("processes", node, max(0, row.count), row.uid, named)
 
     def _job_of(self, process_job_id: str) -> SlurmJob | None:
         """The job that agents know by this id, as Slurm listed it last."""
@@ -225,38 +198,6 @@ class ClusterState:
     def _run(self, process_job_id: str) -> Run | None:
         """The run of the job that agents know by this id."""
         return self.runs.get(self._job_ids.get(process_job_id, process_job_id))
-
-    def _apply_processes(self, report: Report, made_at: float) -> None:
-        present: dict[str, set[ProcessKey]] = {}
-        name, run, run_of = report.node, None, None
-        for process in report.processes:
-            if process.job_id != run_of:
-                run, run_of = self._run(process.job_id), process.job_id
-            key = (name, process.pid, process.start_ticks)
-            if run is None or key in run.left_over or is_of_earlier_start(run, key, process):
-                continue
-            job = run.job
-            present.setdefault(job.job_id, set()).add(key)
-            if process.job_id != job.job_id:
-                process = replace(process, job_id=job.job_id)
-            if job.state in RUNNING:
-                note_process(run, key, process, made_at)
-                if process.blocked is not None:
-                    self.filesystems.note_blocked(name, report.boot_id, process, made_at)
-        before = self._jobs_seen_on.get(report.node, set())
-        for job_id in sorted(before | present.keys()):
-            run = self.runs.get(job_id)
-            seen = present.get(job_id, set())
-            if run is None:
-                continue
-            note_absent(run, report.node, seen, made_at)
-            if seen and not any(trains(run, key) for key in run.on_node[report.node]):
-                follow_training(run, made_at, report.interval_s)
-        self._jobs_seen_on[report.node] = {
-            job_id
-            for job_id in before | present.keys()
-            if (run := self.runs.get(job_id)) is not None and run.on_node.get(report.node)
-        }
 
     def apply_probe(self, node: str, probe: MountProbe, now: float) -> None:
         """The answer of a node about a mount."""

@@ -61,7 +61,7 @@ class Links:
 def _look(past: _Past, link: Link, now: float) -> None:
     before = past.link
     if before.kind != link.kind or (before.downs is not None and link.downs is not None and link.downs < before.downs):
-        past.best = None  # its driver was loaded anew: it may be another adapter
+        past.best = None  # its driver was loaded again: it may be another adapter
     fell = before.downs is not None and link.downs is not None and link.downs > before.downs
     if past.carried and (fell or (before.up is True and link.up is False)):  # before, it is its node that starts
         past.went_down = [*past.went_down, now][-MAX_TIMES:]

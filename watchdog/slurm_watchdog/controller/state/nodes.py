@@ -35,7 +35,7 @@ KEPT_USAGE_S = 600.0
 """As long as `memory_kill` reports a kill by default: its group is gone by then, most often."""
 MAX_USAGES = 1024
 THROTTLE_S, THROTTLED_FROM = 300.0, 0.05
-"""Time constant of the shares of throttle reasons, and the least that is told."""
+"""Time constant of the shares of throttle reasons, and the least that is reported."""
 MAX_REASONS = 16
 """NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other."""
 IDLE_RATIO = 0.05

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.model.cluster_view import UnreachedNode
+from slurm_watchdog.model.node_view import UnreachedNode
 
 
 class UnreachedNodes:

@@ -69,6 +69,7 @@ from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
 from tests.builders.open_doors import MARK, PEOPLE, doors
+from tests.builders.page_actions import ACTS_AS, PROXY, controller, post
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
 from tests.builders.views import process, slurm_job
@@ -476,6 +477,25 @@ def evidence_of_somebody_else(stage: Stage) -> bool:
     return any(MARK in text for _, text in answers.values())
 
 
+def paused_by_another_site(stage: Stage) -> bool:
+    """A page of another site has the administrator's browser send a form; the browser adds what it knows to log in."""
+    page = controller(stage.place, f"{ACTS_AS}, may: {{pause: [daemon]}}")
+    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain", "X-Slurm-Watchdog-Page": None}
+    return post(page, body="{}", headers=headers)[0] == 200
+
+
+def paused_without_the_password(stage: Stage) -> bool:
+    """A user of the management node asks the page's port himself."""
+    page = controller(stage.place, f"{ACTS_AS}, may: {{pause: [daemon]}}")
+    return post(page, headers={"Authorization": "Bearer a-guess-of-the-password"})[0] == 200
+
+
+def name_in_a_header(stage: Stage) -> bool:
+    """Somebody who has learnt the proxy's password names an operator, from an address that is no proxy's."""
+    page = controller(stage.place, f"{PROXY}, may: {{pause: [daemon]}}")
+    return post(page, headers={"X-Remote-User": "daemon"}, source="127.0.0.2")[0] == 200
+
+
 def nothing(*_: object, **__: object) -> None:
     return None
 
@@ -518,6 +538,9 @@ ROWS = {
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.Limits.opened", lambda *_: ""),)),
     "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.local_socket.may_see", yes))),
+    "a pause by another site's page": Row("M6", "stranger", paused_by_another_site, (("slurm_watchdog.controller.api.web_page.why_foreign", nothing),)),
+    "a pause without the page's password": Row("M6", "colleague", paused_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),
+    "a name in a header": Row("M6", "stranger", name_in_a_header, (("slurm_watchdog.controller.api.page_login.is_trusted", yes),)),
 }  # fmt: skip
 
 

@@ -16,8 +16,7 @@ class Controller(Section):
     listen: str = Field("127.0.0.1:9765", description="Address for agents, /metrics and /healthz.")
     page_listen: str = Field(
         "127.0.0.1:9767",
-        description="Address of the read-only page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 "
-        "HOST); empty = none.",
+        description="Address of the page for browsers (from elsewhere: ssh -L 9767:127.0.0.1:9767 HOST); empty = none.",
     )
     user_listen: str = Field(
         "",

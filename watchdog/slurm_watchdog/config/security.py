@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from ipaddress import ip_network
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -11,6 +13,8 @@ from slurm_watchdog.config.types import Section, refuse
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
 COMMANDS: Final = ("pause", "restart", "silence", "acknowledge", "mend")
+PROXY_HEADER: Final = re.compile(r"(?i)(x|remote)-[a-z0-9-]{1,60}")
+"""No header that browsers send of their own."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Identity = Literal["tls", "munge"]
@@ -62,6 +66,21 @@ class Security(Section):
         "controller alone. Without it the page has to stay on the loopback address and shows what everybody "
         "may see: the map, jobs, and that there are incidents.",
     )
+    page_acts_as: str = Field(
+        "",
+        description="The user as whom those who give the page's password act: restart, pause, acknowledge and silence "
+        "from the page, as far as `security.may` and `operators` let that user; the journal names him. Empty = the "
+        "page is read-only.",
+    )
+    page_proxy_header: str = Field(
+        "",
+        description="The header in which the site's reverse proxy names the user that has logged in, such as "
+        "X-Remote-User. The proxy sends the page's password (Authorization: Bearer), which nobody else then has, "
+        "and the browser's Host. Each sees and does from the page what the commands let him. Empty = no proxy.",
+    )
+    page_proxies: list[str] = Field(
+        ["127.0.0.1", "::1"], description="Addresses or networks from which `page_proxy_header` is believed."
+    )
     operators: list[str] = Field(
         [],
         description="Who may see the evidence of every job (log lines, frames, paths, variables), beside "
@@ -96,6 +115,7 @@ class Security(Section):
         return any(name.startswith("slurm:") for names in self.may.values() for name in names)
 
     def problems(self) -> Iterator[str]:
+        yield from self._page_problems()
         for command, names in self.may.items():
             if command not in COMMANDS:
                 yield f"security.may.{command[:60]}: is no command that has a right; known: {', '.join(COMMANDS)}"
@@ -104,6 +124,22 @@ class Security(Section):
                     yield f"security.may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
                 if not name or (name == "slurm:coordinator" and command in ("pause", "mend")):
                     yield f"security.may.{command}: {name!r} is for what concerns jobs of an account"
+
+    def _page_problems(self) -> Iterator[str]:
+        for option in ("page_acts_as", "page_proxy_header"):
+            if getattr(self, option) and not self.page_token_file:
+                yield f"security.{option}: needs a password of the page (security.page_token_file)"
+        if self.page_acts_as and self.page_proxy_header:
+            yield "security.page_acts_as: not beside page_proxy_header, which names who acts; remove one"
+        if self.page_acts_as == "root":
+            yield "security.page_acts_as: root acts on the management node; name another user, and security.may"
+        if self.page_proxy_header and not PROXY_HEADER.fullmatch(self.page_proxy_header):
+            yield "security.page_proxy_header: a name that begins with X- or Remote-, such as X-Remote-User"
+        for each in self.page_proxies:
+            try:
+                ip_network(each, strict=False)
+            except ValueError:
+                yield f"security.page_proxies: {each[:60]!r} is no address and no network"
 
     def identity(self) -> Identity:
         """How nodes prove who they are, `auto` resolved."""

@@ -1,10 +1,9 @@
-"""The read-only page of the controller: the cluster map, the jobs with their curves, an incident with its
-timeline and stacks.
+"""The page of the controller: the cluster map, the jobs with their curves, an incident with its timeline and stacks.
 
-An endpoint of its own, for people's browsers: nothing on it changes anything, nothing on it comes from
-outside. With a token (`security.page_token_file`) the browser asks for it, under any user name: it is an
-operator's. Without one the page shows what a stranger may see: the map, and of jobs and incidents what
-`status` tells everybody.
+An endpoint of its own, for people's browsers: nothing on it comes from outside. With a token
+(`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one the page
+shows what a stranger may see: the map, and of jobs and incidents what `status` tells everybody. It changes nothing,
+unless the site says who acts from it: see slurm_watchdog.controller.api.page_login.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import binascii
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any, Final
 
@@ -22,9 +20,12 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.api.asking import Handler, RequestRefused, errors_as_sentences
 from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
+from slurm_watchdog.controller.api.page_login import PERSON, Login, why_foreign
+from slurm_watchdog.controller.api.restart_api import RestartApi
+from slurm_watchdog.controller.api.silence_api import SilenceApi
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources, PageSources
 from slurm_watchdog.model.incidents import IncidentState
@@ -32,11 +33,15 @@ from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 log = logging.getLogger(__name__)
 
+MAX_BODY_BYTES: Final = 4096
+"""Of a request: a reason has 300 characters."""
 FRESH_S: Final = 2.0
-"""All browsers are shown the same overview for so long: the map of 10,000 nodes costs some tens of milliseconds."""
+"""All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
+milliseconds."""
 STATIC: Final = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
+    "actions.js": ("actions.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
 HEADERS: Final = {
@@ -54,14 +59,16 @@ until it has waited."""
 TRIES_PER_S: Final = 0.1
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 
 def make_page(controller: CommandSources, token: str, person: Person | None = None) -> web.Application:
     """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it
     is said who looks."""
-    page = Page(controller, token, person or Person(knows_password=bool(token)))
-    app = web.Application(client_max_size=1024, middlewares=[_guarded(controller.config.controller.page_listen, token)])
+    security = controller.config.security
+    login = Login(security, person or Person(knows_password=bool(token)))
+    page = Page(controller, token)
+    # Who comes by a proxy asks for the site's name, and nobody but the proxy knows the password.
+    listen = "" if security.page_proxy_header else controller.config.controller.page_listen
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guarded(listen, token, login)])
     for name in STATIC:
         app.router.add_get(f"/{name}", page.static)
     app.router.add_get("/api/overview", page.overview)
@@ -71,13 +78,21 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     app.router.add_get("/api/jobs/{id}", page.job)
     app.router.add_get("/api/incidents/{id}", page.incident)
     app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)
+    if login.may_act:
+        restarts, silences = RestartApi(controller, page.api.who), SilenceApi(controller, page.api.who)
+        app.router.add_post("/api/restart", restarts.restart)
+        app.router.add_post("/api/restart/cancel", restarts.cancel)
+        app.router.add_post("/api/pause", page.api.pause)
+        app.router.add_post("/api/resume", page.api.resume)
+        app.router.add_post("/api/silences", silences.add)
+        app.router.add_post("/api/silences/{id}/end", silences.end)
+        app.router.add_post("/api/incidents/{id}/acknowledge", silences.acknowledge)
     return app
 
 
-def _guarded(listen: str, token: str) -> Any:
+def _guarded(listen: str, token: str, login: Login) -> Any:
     """Who may come in, and what every answer says to the browser."""
-    host, _ = split_address(listen)
-    only_here = host in ("127.0.0.1", "::1", "localhost")
+    only_here = bool(listen) and split_address(listen)[0] in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
 
     @web.middleware
@@ -98,18 +113,19 @@ def _guarded(listen: str, token: str) -> Any:
             answer = web.json_response({"error": "the page's token is needed (as password, any user name)"}, status=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="slurm-watchdog", charset="UTF-8"'
         else:
-            answer = await _answer(request, handler)
+            answer = await errors_as_sentences(request, lambda each: _answer(each, handler, login))
         answer.headers.update(HEADERS)
         return answer
 
     return middleware
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(request: web.Request, handler: Handler, login: Login) -> web.StreamResponse:
+    if login.may_act and request.method not in ("GET", "HEAD") and (problem := why_foreign(request)) is not None:
+        raise RequestRefused(403, problem)
+    request[PERSON] = await login.person(request)
     try:
         return await handler(request)
-    except RequestRefused as error:
-        return web.json_response({"error": str(error)}, status=error.status)
     except web.HTTPException as error:
         return web.json_response({"error": error.reason}, status=error.status)
 
@@ -129,11 +145,11 @@ def _knows(authorization: str, token: str) -> bool:
 class Page:
     """The handlers. What the local socket answers already is answered by it."""
 
-    def __init__(self, controller: CommandSources, token: str, person: Person):
+    def __init__(self, controller: CommandSources, token: str):
         self._controller: PageSources = controller
         self._gives_evidence = bool(token)
-        self.api = LocalApi(controller, lambda _: person)
-        self._overview: tuple[float, bytes] = (float("-inf"), b"")
+        self.api = LocalApi(controller, lambda request: request[PERSON])
+        self._overviews: dict[Person, tuple[float, bytes]] = {}
         root = files("slurm_watchdog.controller.api") / "static"
         self._files = {name: ((root / file).read_bytes(), kind) for name, (file, kind) in STATIC.items()}
 
@@ -142,9 +158,10 @@ class Page:
         return web.Response(body=body, content_type=kind, charset="utf-8")
 
     async def overview(self, request: web.Request) -> web.Response:
-        c, now = self._controller, clock.monotonic()
-        made_at, body = self._overview
+        c, now, person = self._controller, clock.monotonic(), self.api.who.person(request)
+        made_at, body = self._overviews.get(person, (float("-inf"), b""))
         if now - made_at > FRESH_S:
+            self._overviews = {who: kept for who, kept in self._overviews.items() if now - kept[0] <= FRESH_S}
             resolved = sum(1 for i in c.journal.incidents() if i.state is IncidentState.RESOLVED)
             sees = self.api.who.sees(request)
             document = overview_json(c.judge.view, c.judge.limits_s, c.judge.incidents, resolved, sees, c.health())
@@ -154,9 +171,13 @@ class Page:
             document["slurm_seen"] = c.judge.view.slurm_age_s is not None
             paused = c.journal.paused()
             document["paused"] = None if paused is None else {"reason": paused[0], "by": paused[1]}
+            security = c.config.security
+            document["acts_as"] = (
+                self.api.who.name(request) if security.page_proxy_header else security.page_acts_as or None
+            )
             document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
             body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-            self._overview = (now, body)
+            self._overviews[person] = (now, body)
         return web.Response(body=body, content_type="application/json")
 
     async def job(self, request: web.Request) -> web.Response:

@@ -1,5 +1,7 @@
 // Draws what the controller knows. Everything that comes from a job, a log or a user enters the page as text, never as markup.
 
+import { buttons } from "./actions.js";
+
 const EVERY_MS = 5000;
 const main = document.getElementById("main");
 const headline = document.getElementById("headline");
@@ -128,10 +130,11 @@ const JOB_HEADINGS = ["Job", "Name", "User", "State", "Step", "Step time", "Curv
 function cluster(all) {
   const open = all.open.filter((each) => each.state === "firing").slice(0, 50);
   return [
+    buttons(make, all, [all.paused ? ["Resume actions", "api/resume", {}] : ["Pause actions", "api/pause", {}]]),
     make("h2", {}, "What is wrong"),
     ...(open.length ? open.map(incidentCard) : [make("p", {}, all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
-    ...all.silences.filter((each) => each.until).map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
+    ...all.silences.filter((each) => each.until).map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`, buttons(make, all, [["End this silence", `api/silences/${part(each.id)}/end`, {}]]))),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
@@ -178,6 +181,7 @@ function job(all, found) {
   return [
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
     make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.health ? found.health.state : "not judged"}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
+    buttons(make, all, [["Restart when it has saved", "api/restart", { job_id: found.job_id }], ["Cancel the restart", "api/restart/cancel", { job_id: found.job_id }]]),
     found.health && found.health.reason ? make("p", { class: found.health.level }, `${found.health.state}: ${why(found.health)}`) : null,
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
     make("h2", {}, "Step time"), curve(found.times, "seconds a step", { large: true, floor: 0 }),
@@ -206,13 +210,21 @@ function stackGroups(diagnosis, taken) {
     ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next}${hint.documented ? ` (${hint.documented})` : ""}`))];
 }
 
-function incident(found) {
+// Quiet: messages about this kind of incident of its jobs, or on its nodes where it is of no job.
+function incidentButtons(all, it) {
+  const nodes = [...new Set(it.culprits.map((each) => each.node).filter(Boolean))], place = it.job_ids.length ? { jobs: it.job_ids } : { nodes };
+  return it.state !== "firing" ? null : buttons(make, all, [["I look after it", `api/incidents/${part(it.id)}/acknowledge`, {}],
+    ["Silence for 4 hours", "api/silences", { kinds: [it.kind], ...place, for_s: 14400 }], ...it.job_ids.map((job) => [`Restart job ${job}`, "api/restart", { job_id: job }])]);
+}
+
+function incident(all, found) {
   const it = found.incident;
   const who = it.culprits.map((each) => ({ cells: [each.node ? link(each.node, "node", each.node) : "-", known(each.rank), known(each.pid), known(each.gpu_uuid), each.path || each.mount || "-", each.reason || ""] }));
   const operations = found.actions.flatMap((action) => action.operations.map((operation) => ({ late: operation.outcome === "failed", cells: [action.action, operation.operation, known(operation.attempt), operation.outcome || "under way", operation.detail || "", clock(operation.intent_at)] })));
   return [
     make("h2", {}, `${it.kind} · ${it.state}`),
     make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
+    incidentButtons(all, it),
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
     it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
@@ -251,7 +263,7 @@ function say(all) {
 
 async function view(all, [kind, name]) {
   if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`));
-  if (kind === "incident") return incident(await ask(`api/incidents/${part(name)}`));
+  if (kind === "incident") return incident(all, await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents(await ask("api/incidents"));
   if (kind === "node") return node(all, name, await ask(`api/nodes/${part(name)}`).catch((error) => { if (error.status === 404 || error.status === 400) return null; throw error; }));
   if (kind === "nodes") return nodes(await ask("api/nodes"));

@@ -68,7 +68,7 @@ class Security(Section):
     )
     page_acts_as: str = Field(
         "",
-        description="The user as whom those who give the page's password act: restart, pause, acknowledge and silence "
+        description="The user that those who give the page's password act as: restart, pause, acknowledge and silence "
         "from the page, as far as `security.may` and `operators` let that user; the journal names him. Empty = the "
         "page is read-only.",
     )

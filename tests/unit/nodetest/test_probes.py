@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_watchdog.nodetest.plan import Wanted, node_job, pair_job
+from slurm_watchdog.nodetest.probes.pair import arriving, sending
 from slurm_watchdog.nodetest.probes.repeat import figure, is_disturbed, parse_busy, repeated
 from slurm_watchdog.nodetest.probes.state import parse_counters, risen
 from slurm_watchdog.nodetest.program import command
@@ -63,6 +66,15 @@ def test_two_nodes_measure_latency_bandwidth_and_clocks_between_them() -> None:
     assert found.problems == ()
     assert {"pair_latency", "pair_out", "pair_in"} <= set(found.figures)
     assert abs(float(found.facts["pair"]["clock_ahead_s"])) < 1.0  # type: ignore[arg-type]
+
+
+def test_a_connection_that_carries_nothing_ends_its_measurement_in_time() -> None:
+    near, far = socket.socketpair()
+    began = time.monotonic()
+    with sending([near], 0.2):  # the other end takes nothing
+        assert arriving([socket.socketpair()[0]], 0.4)[0] < 1e-6
+    assert time.monotonic() - began < 5.0
+    assert not far.recv(1 << 22).rstrip(b"\0")
 
 
 def test_a_pair_whose_tokens_differ_measures_nothing() -> None:

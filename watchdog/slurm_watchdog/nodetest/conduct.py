@@ -89,7 +89,12 @@ async def conduct(
     first_wait = None if terms.waits_for_job else terms.wait_s
     singles = {key[0]: value for key, value in (await run("node", alone(list(known)), first_wait)).items()}
     of_past = past({name: each.model for name, each in singles.items()})
-    around = ring([name for name in known if not singles[name].missing]) if "network" in wanted.phases else []
+    # A node that hangs in a phase is named for that, and Slurm may not get its job off it for minutes.
+    around = (
+        ring([name for name in known if not singles[name].missing and not _hangs(singles[name])])
+        if "network" in wanted.phases
+        else []
+    )
     links = await run("pair", paired(around), terms.wait_s)
     verdicts = judge_nodes(list(singles.values()), floors, of_past)
     slow = judge_pairs(list(links.values()), floors)
@@ -97,7 +102,9 @@ async def conduct(
         doubtful = [each.node for each in verdicts if _is_worth_another(each, singles[each.node])]
         for key, value in (await run("second look: node", alone(doubtful), terms.wait_s)).items():
             singles[key[0]] = better(singles[key[0]], value)
-        for pair, value in (await run("second look: pair", paired([s.nodes for s in slow]), terms.wait_s)).items():
+        for pair, value in (
+            await run("second look: pair", paired([s.nodes for s in slow if not _hangs(links[s.nodes])]), terms.wait_s)
+        ).items():
             links[pair] = better(links[pair], value)
         verdicts = judge_nodes(list(singles.values()), floors, of_past)
         slow = judge_pairs(list(links.values()), floors)
@@ -110,8 +117,11 @@ async def conduct(
 
 def _is_worth_another(verdict: Verdict, node: Measured) -> bool:
     """A second test costs minutes where a phase hangs, and a hang is no figure that noise could have made."""
-    hangs = any(each.state == "late" for each in node.problems)
-    return (verdict.truth is Truth.BAD or bool(node.disturbed)) and not hangs and not node.missing
+    return (verdict.truth is Truth.BAD or bool(node.disturbed)) and not _hangs(node) and not node.missing
+
+
+def _hangs(measured: Measured) -> bool:
+    return any(each.state == "late" for each in measured.problems)
 
 
 def with_links(

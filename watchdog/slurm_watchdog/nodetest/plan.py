@@ -17,8 +17,6 @@ START_S: Final = 30.0
 """For prolog, launch and interpreter, within a job's limit."""
 REPEATS: Final = 3
 """As repeat.MORE: how often a disturbed measurement is done again."""
-BUDGET_S: Final = 20.0
-"""As repeat.BUDGET_S."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -57,8 +55,8 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
 
     found.append({"phase": "state", "limit_s": 10.0, "interface": wanted.interface})
     ask("gpu_health", 20.0, subject="before")
-    ask("cpu", 2 * (BUDGET_S + REPEATS * seconds) + 10.0)
-    ask("memory", 2 * (BUDGET_S + REPEATS * seconds) + 30.0)
+    ask("cpu", 2 * REPEATS * seconds + 30.0)
+    ask("memory", 2 * REPEATS * seconds + 40.0)
     for directory in wanted.local_directories:
         ask("disk", 3 * seconds + 30.0, directory=directory, subject=directory)
     for directory in wanted.shared_directories:
@@ -74,7 +72,7 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
 def pair_job(pair: tuple[str, str], address: str, token: str, wanted: Wanted, partition: str = "") -> NodeJob:
     """Measures the way between two nodes: the first one listens at `address`, the second one connects."""
     phase = {
-        "phase": "pair", "limit_s": 4 * wanted.seconds + 60.0, "seconds": wanted.seconds, "listener": pair[0],
+        "phase": "pair", "limit_s": 4 * wanted.seconds + 30.0, "seconds": wanted.seconds, "listener": pair[0],
         "address": address, "token": token, "interface": wanted.interface, "iperf3": wanted.iperf3,
     }  # fmt: skip
     return NodeJob(pair, {"phases": [phase]}, minutes_of([phase]), partition)

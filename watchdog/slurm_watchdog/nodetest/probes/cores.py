@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.nodetest.probes.repeat import repeated
+from slurm_watchdog.nodetest.probes.repeat import BUDGET_S, MORE, repeated
 
 BLOCK = 65_536
 """Bytes hashed at once: they fit into the second level of every server CPU's cache, so that memory plays no part."""
@@ -141,14 +141,14 @@ def _measure(name: str, make: Callable[[int], Kernel], seconds: float, *, shares
     """One core and all of them, each in `seconds`."""
     count = max(LEAST, int(seconds / SLICE_S))
     slice_s = max(SLICE_S, seconds / count)
-    alone = make(1)
-    single, others = repeated(lambda: alone(slice_s), count, shares=shares)
+    alone, budget_s = make(1), max(BUDGET_S, MORE * seconds)
+    single, others = repeated(lambda: alone(slice_s), count, shares=shares, budget_s=budget_s)
     workers = cpus()
     found = {f"{name}_core": single}
     if workers > 1:
         team = Team(lambda: make(workers), workers)
         try:
-            every, more = repeated(lambda: team.work(slice_s), count, workers, shares=shares)
+            every, more = repeated(lambda: team.work(slice_s), count, workers, shares=shares, budget_s=budget_s)
         finally:
             team.close()
         found[f"{name}_all"], others = every, max(others, more)

@@ -26,6 +26,8 @@ FREE_SHARE = 4
 FILES = 20
 """That a repetition of the metadata test makes, looks at, renames and removes."""
 LEAST = 3
+REPETITION_S = 3.0
+"""At most: where one would take longer, it has smaller blocks or fewer files, so that a slow disk has figures."""
 
 
 def measure_local(asked: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def _measure(directory: str, seconds: float, name: str, *, metadata: bool) -> di
     fd, path = tempfile.mkstemp(prefix=".slurm-watchdog-test-", dir=directory)
     try:
         os.unlink(path)
+        size = _block_for(fd, size)
         writes, chunks = _write(fd, seconds, size, int(min(share // size, MOST_CHUNKS)))
         found = {f"{name}_write": figure(writes, upper=True)}
         found[f"{name}_read"] = figure(_read(fd, seconds, size, chunks), upper=True)
@@ -67,6 +70,17 @@ def _pattern(number: int, size: int) -> bytes:
 
 
 _RANDOM = os.urandom(BLOCK)
+
+
+def _block_for(fd: int, size: int) -> int:
+    """So large that a chunk is written within REPETITION_S, as far as one block of `size` tells."""
+    began = clock.monotonic()
+    os.pwrite(fd, _pattern(0, size), 0)
+    os.fsync(fd)
+    chunk_s = CHUNK_BLOCKS * (clock.monotonic() - began)
+    while size > LEAST_BLOCK and chunk_s > REPETITION_S:
+        size, chunk_s = size // 2, chunk_s / 2
+    return size
 
 
 def _write(fd: int, seconds: float, size: int, most: int) -> tuple[list[float], int]:
@@ -117,11 +131,12 @@ def _small(fd: int, seconds: float) -> list[float]:
 def _metadata(directory: str, seconds: float) -> list[float]:
     """Operations a second: create, stat, rename, unlink."""
     rates: list[float] = []
+    files = 1
     place = tempfile.mkdtemp(prefix=".slurm-watchdog-test-", dir=directory)
     try:
         until = clock.monotonic() + seconds
-        while len(rates) < LEAST or clock.monotonic() < until:
-            names = [os.path.join(place, str(each)) for each in range(FILES)]
+        while len(rates) < 1 + LEAST or clock.monotonic() < until:
+            names = [os.path.join(place, str(each)) for each in range(files)]
             began = clock.monotonic()
             for each in names:
                 os.close(os.open(each, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -131,7 +146,10 @@ def _metadata(directory: str, seconds: float) -> list[float]:
                 os.rename(each, each + "b")
             for each in names:
                 os.unlink(each + "b")
-            rates.append(4 * FILES / (clock.monotonic() - began))
+            took_s = clock.monotonic() - began
+            rates.append(4 * files / took_s)
+            if len(rates) == 1:
+                files = max(1, min(FILES, int(REPETITION_S / took_s)))
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    return rates
+    return rates[1:]

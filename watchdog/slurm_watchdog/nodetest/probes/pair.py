@@ -1,7 +1,7 @@
 """Latency, bandwidth and clock difference between two nodes, over TCP of our own. Standard library only.
 
 One node listens, the other connects; a token that only the two have comes first. Each direction is measured with
-several streams at once, in short repetitions.
+several streams at once, for a time and not for an amount: what a slow link still carries then is dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurm_watchdog.base import clock
@@ -35,6 +36,11 @@ PIECE = 1 << 20
 ROUNDS = 100
 """Exchanges of one byte in a repetition of the latency."""
 LEAST = 3
+SLICES, LEAST_SLICE_S = 4, 0.1
+"""Of a direction: each is a repetition of its bandwidth."""
+RATES = struct.Struct(f"!{SLICES}d")
+CUT = struct.pack("ii", 1, 0)
+"""SO_LINGER (socket(7)): to close drops what is under way, and tells the other node at once."""
 IPERF_S = 2
 TIME = struct.Struct("!d")
 
@@ -129,13 +135,12 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return parts
 
 
-# -- the node that listens: it does what the other one orders, a letter each: p ping, t time, d data connections, s it
-# sends, r it receives, i iperf3, q the end
+# -- the node that listens: it does what the other one orders, a letter each: p ping, t time, s it sends over new
+# connections, r it receives over them, i iperf3, q the end
 
 
 def _answer(control: socket.socket, asked: dict[str, Any], token: bytes) -> dict[str, Any]:
     control.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    streams: list[socket.socket] = []
     server: subprocess.Popen[bytes] | None = None
     try:
         while (order := control.recv(1)) not in (b"", b"q"):
@@ -143,18 +148,19 @@ def _answer(control: socket.socket, asked: dict[str, Any], token: bytes) -> dict
                 control.sendall(b"p")
             elif order == b"t":
                 control.sendall(TIME.pack(clock.wall()))
-            elif order == b"d":
-                streams = _offer(control, asked.get("interface") or "", token)
             elif order in (b"s", b"r"):
                 seconds = TIME.unpack(_receive(control, TIME.size))[0]
-                moved = _move(streams, seconds, sends=order == b"s")
-                control.sendall(TIME.pack(moved))
+                streams = _offer(control, asked.get("interface") or "", token)
+                if order == b"s":
+                    with sending(streams, seconds) as threads:
+                        for each in threads:
+                            each.join(seconds + QUIET_S)
+                else:
+                    control.sendall(RATES.pack(*arriving(streams, seconds)))
             elif order == b"i":
                 server = _iperf_server()
                 control.sendall(b"y" if server else b"n")
     finally:
-        for each in streams:
-            each.close()
         if server is not None:
             server.kill()
             server.wait()
@@ -175,18 +181,18 @@ def _offer(control: socket.socket, interface: str, token: bytes) -> list[socket.
 def _measure(control: socket.socket, asked: dict[str, Any], token: bytes) -> dict[str, Any]:
     seconds = asked["seconds"]
     ahead_s, within_s = _ask_time(control)
-    found = {"pair_latency": figure(_ping(control, seconds / 2))}
-    control.sendall(b"d")
-    address, port = _receive(control, 64).decode().split()
-    streams = [_greet((address, int(port)), token) for _ in range(STREAMS)]
-    try:
-        slice_s = max(0.1, seconds / 4)
-        for name, order in (("pair_out", b"r"), ("pair_in", b"s")):
-            rates = [_rate(control, streams, slice_s, order) for _ in range(max(LEAST, int(seconds / slice_s)))]
-            found[name] = figure(rates, upper=True)
-    finally:
-        for each in streams:
-            each.close()
+    found, address = {"pair_latency": figure(_ping(control, seconds / 2))}, ""
+    for name, order in (("pair_out", b"r"), ("pair_in", b"s")):
+        control.sendall(order + TIME.pack(seconds))
+        address, port = _receive(control, 64).decode().split()
+        streams = [_greet((address, int(port)), token) for _ in range(STREAMS)]
+        if order == b"s":
+            rates = arriving(streams, seconds)
+        else:
+            with sending(streams, seconds):
+                control.settimeout(seconds + QUIET_S)
+                rates = list(RATES.unpack(_receive(control, RATES.size)))
+        found[name] = figure(rates, upper=True)
     if asked.get("iperf3") and shutil.which("iperf3"):
         control.sendall(b"i")
         if _receive(control, 1) == b"y" and (rate := _iperf_client(address)) is not None:
@@ -225,53 +231,60 @@ def _ping(control: socket.socket, seconds: float) -> list[float]:
     return found
 
 
-def _rate(control: socket.socket, streams: list[socket.socket], seconds: float, order: bytes) -> float:
-    """Gb/s that arrive, of all streams together."""
-    began = clock.monotonic()
-    control.sendall(order + TIME.pack(seconds))
-    moved = _move(streams, seconds, sends=order == b"r")
-    there = TIME.unpack(_receive(control, TIME.size))[0]
-    arrived = there if order == b"r" else moved
-    return float(arrived * 8 / (clock.monotonic() - began) / 1e9)
-
-
-def _move(streams: list[socket.socket], seconds: float, *, sends: bool) -> float:
-    """Bytes that all streams together sent or received. The sender ends each stream's part with a piece that begins
-    with 1."""
-    moved = [0.0] * len(streams)
-    until = clock.monotonic() + seconds
-
-    def send(at: int) -> None:
-        piece, last = bytes(PIECE), b"\1" + bytes(PIECE - 1)
-        with contextlib.suppress(OSError):
-            while clock.monotonic() < until:
-                streams[at].sendall(piece)
-                moved[at] += PIECE
-            streams[at].sendall(last)
-            moved[at] += PIECE
+def arriving(streams: list[socket.socket], seconds: float) -> list[float]:
+    """Gb/s that arrive by all streams together, of each slice of the time."""
+    moved = [0] * len(streams)
 
     def receive(at: int) -> None:
-        piece = memoryview(bytearray(PIECE))
-        with contextlib.suppress(OSError):
-            while True:
-                got = 0
-                while got < PIECE:
-                    size = streams[at].recv_into(piece[got:])
-                    if not size:
-                        return
-                    got += size
-                moved[at] += PIECE
-                if piece[0] == 1:
-                    return
+        piece = bytearray(PIECE)
+        while size := streams[at].recv_into(piece):
+            moved[at] += size
 
-    threads = [
-        threading.Thread(target=send if sends else receive, args=(at,), daemon=True) for at in range(len(streams))
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(seconds + QUIET_S)
-    return sum(moved)
+    rates, pause = [], threading.Event()
+    with _at_work(receive, streams, seconds):
+        began, before = clock.monotonic(), 0
+        for _ in range(SLICES):
+            pause.wait(max(LEAST_SLICE_S, seconds / SLICES))
+            now, arrived = clock.monotonic(), sum(moved)
+            rates.append(max(1, arrived - before) * 8 / (now - began) / 1e9)
+            began, before = now, arrived
+    return rates
+
+
+def sending(streams: list[socket.socket], seconds: float) -> contextlib.AbstractContextManager[list[threading.Thread]]:
+    """Sends by all streams within the block, at most until the other node closes them."""
+    piece = bytes(PIECE)
+
+    def send(at: int) -> None:
+        while True:
+            streams[at].sendall(piece)
+
+    return _at_work(send, streams, seconds)
+
+
+@contextlib.contextmanager
+def _at_work(
+    work: Callable[[int], None], streams: list[socket.socket], seconds: float
+) -> Iterator[list[threading.Thread]]:
+    """A thread for each stream within the block; then the streams are cut."""
+
+    def until_cut(at: int) -> None:
+        with contextlib.suppress(OSError):
+            work(at)
+
+    threads = [threading.Thread(target=until_cut, args=(at,), daemon=True) for at in range(len(streams))]
+    try:
+        for stream, thread in zip(streams, threads):  # noqa: B905 - strict= is of Python 3.10
+            stream.settimeout(seconds + QUIET_S)
+            thread.start()
+        yield threads
+    finally:
+        for stream, thread in zip(streams, threads):  # noqa: B905
+            with contextlib.suppress(OSError):
+                stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, CUT)
+                stream.shutdown(socket.SHUT_RDWR)
+            thread.join(QUIET_S)
+            stream.close()
 
 
 def _iperf_server() -> subprocess.Popen[bytes] | None:

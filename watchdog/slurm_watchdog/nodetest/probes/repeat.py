@@ -21,8 +21,8 @@ TICKS_PER_S = 100.0
 """USER_HZ of proc(5): fixed by the kernel's interface on every architecture that Slurm is used on."""
 MORE = 3
 """At most so many times the wanted repetitions are done where some are disturbed."""
-BUDGET_S = 20.0
-"""Of one figure: a busy or slow node has fewer repetitions, and is not late for that."""
+BUDGET_S = 8.0
+"""Of one figure, at least: a busy or slow node has fewer repetitions, and is not late for that."""
 LEAST = 3
 """Undisturbed repetitions that make a figure."""
 

@@ -28,7 +28,7 @@ def is_first_run(search: JobSearch, job: JobView) -> bool:
 def run_of(search: JobSearch, job: JobView) -> SearchRun | None:
     """The job's present run, if its speed is known and it is not the one that became slow."""
     run = search.search.runs[-1] if search.search.runs else None
-    here = job.job.restarts, job.step_id, job.job.nodes
+    here = job.job.restarts, job.step_id, job.ranks_on
     return run if run is not None and (run.restarts, run.step_id, run.nodes) == here else None
 
 

@@ -76,7 +76,7 @@ class SlowSearches:
             if self._looked.get(job_id) is job.step_times:
                 continue
             self._looked[job_id] = job.step_times
-            if incident is not None and len(job.job.nodes) > 1 and signs.isdisjoint(job.job.nodes):
+            if incident is not None and len(job.ranks_on) > 1 and signs.isdisjoint(job.ranks_on):
                 self._begin(job, incident, view.now)
             elif incident is None:
                 self._end_if_fast_again(job)
@@ -102,7 +102,7 @@ class SlowSearches:
                 opened_at=wall, updated_at=wall, restarts=job.job.restarts, step_id=job.step_id, step=slow.first.step,
                 batch=slow.first.batch, logged=slow.first.logged,
                 search=SlowSearch(
-                    suspects=job.job.nodes, fast=before.level, slow=after.level, error=max(before.error, after.error),
+                    suspects=job.ranks_on, fast=before.level, slow=after.level, error=max(before.error, after.error),
                     at=wall - (now - after.at),
                 ),
                 state=SearchState.SEARCHING,
@@ -122,14 +122,14 @@ class SlowSearches:
         alike = (known.batch, known.logged)
         if not times or (times[-1].batch, times[-1].logged) != alike:
             return
-        if len(job.job.nodes) != len(known.search.suspects):
+        if len(job.ranks_on) != len(known.search.suspects):
             return  # it is faster or slower by its size alone
         history = [each for each in job.step_history if (each.batch, each.logged) == alike]
         speed = run_speed(times, history, self._settings.lasts)
         if speed is None:
             return
         run = SearchRun(
-            nodes=job.job.nodes, level=speed.level, error=speed.error, at=self._wall() - (now - speed.at),
+            nodes=job.ranks_on, level=speed.level, error=speed.error, at=self._wall() - (now - speed.at),
             batches=speed.batches, restarts=job.job.restarts, step_id=job.step_id,
         )  # fmt: skip
         runs = known.search.runs

@@ -136,6 +136,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Number of the start of the supervisor's command, from 1."""
     avoid: tuple[str, ...] = ()
     """Nodes of the allocation that the step is started again without."""
+    avoid_once: tuple[str, ...] = ()
+    """The same for this one start, as far as there are spares, to find the node that makes the job slow."""
     process: GpuProcess | None = None
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
     process_since: float | None = None

@@ -230,6 +230,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """(pattern, ranks) of those that said so since the last step."""
     silent_nodes: tuple[str, ...] = ()
     """Nodes of the job whose agent has not reported lately."""
+    without_ranks: frozenset[str] = frozenset()
+    """Of the job's nodes: the batch host, where its supervisor has left it out."""
     gpus: tuple[RankGpu, ...] = ()
     """In the order of ranks; a rank that no list of processes names is not in it."""
     step_times: tuple[StepTime, ...] = ()
@@ -262,6 +264,11 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
     supervised: bool = False
     """A living supervisor (`slurm-watchdog run`) may start the step of its ranks again."""
+
+    @property
+    def ranks_on(self) -> tuple[str, ...]:
+        """Nodes on which its ranks are."""
+        return tuple(node for node in self.job.nodes if node not in self.without_ranks)
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:

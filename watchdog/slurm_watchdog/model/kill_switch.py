@@ -18,7 +18,9 @@ KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
 FIELDS: Final = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
-ORDER_FIELDS: Final = ("step", "start", "avoid", "grace")
+ONCE_FIELD: Final = "once"
+"""Of an order; only there where it is given, for supervisors and agents of earlier releases do not take it."""
+ORDER_FIELDS: Final = ("step", "start", "avoid", "grace", ONCE_FIELD)
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD: Final = 300
 """Characters of one value."""
@@ -43,7 +45,8 @@ def compose_line(fields: Mapping[str, object]) -> str:
     """The line, with its end of line, of the values in `fields` by name; one that is missing is empty, and those of
     an order are there only if one of them is given."""
     names = (*FIELDS, *ORDER_FIELDS) if any(fields.get(name) for name in ORDER_FIELDS) else FIELDS
-    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in names)
+    given = (name for name in names if name != ONCE_FIELD or fields.get(name))
+    pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in given)
     return f"{{{', '.join(pairs)}}}\n"
 
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, ONCE_FIELD
 from slurm_watchdog.model.slurm import SlurmJob
 
 STATUS_FILE: Final = "supervisor"
@@ -92,6 +92,8 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     """Of the allocation, healthy as far as is known, and not in use."""
     avoided: tuple[str, ...] = ()
     """Nodes of the allocation that no start uses any more."""
+    takes_once: bool = False
+    """It knows `RestartOrder.once`."""
     order: str = ""
     """Decision of the last order that was seen."""
     answer: OrderAnswer = OrderAnswer.NONE
@@ -129,6 +131,8 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     start: int
     """Number of the start that the order is about, from 1: no other one is ended for it."""
     avoid: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    """Nodes that this start alone does without, as far as there are spares."""
     grace_s: int = GRACE_S
     """Between SIGTERM and SIGKILL."""
     why: str = ""
@@ -154,23 +158,25 @@ def left_behind(job: SlurmJob, supervisor: SupervisorStatus | None) -> frozenset
 
 def order_fields(order: RestartOrder) -> dict[str, str]:
     """The ORDER_FIELDS of an order's line. Raises ValueError if they cannot be written there."""
-    avoid = ",".join(order.avoid)
-    if len(avoid) > MAX_FIELD:
-        raise ValueError(f"{len(order.avoid)} nodes are too many for one order")
-    if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in order.avoid):
-        raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}")
-    return {"step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s)}
+    avoid, once = ",".join(order.avoid), ",".join(order.once)
+    if max(len(avoid), len(once)) > MAX_FIELD:
+        raise ValueError(f"{len(order.avoid) + len(order.once)} nodes are too many for one order")
+    if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in (*order.avoid, *order.once)):
+        raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}, {once[:100]!r}")
+    return {
+        "step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s), ONCE_FIELD: once,
+    }  # fmt: skip
 
 
 def order_in(fields: dict[str, str]) -> RestartOrder:
     """The order that a parsed line holds. Raises ValueError if it holds none."""
     decision, step_id, start, grace = (fields.get(name, "") for name in ("decision", "step", "start", "grace"))
-    avoid = tuple(node for node in fields.get("avoid", "").split(",") if node)
+    avoid, once = (tuple(node for node in fields.get(name, "").split(",") if node) for name in ("avoid", ONCE_FIELD))
     named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
-    if not named or not all(_NODE.fullmatch(node) for node in avoid):
+    if not named or not all(_NODE.fullmatch(node) for node in (*avoid, *once)):
         raise ValueError("the order names no decision, no step, no start, or something that is no node")
     return RestartOrder(
-        decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""),
+        decision=decision, step_id=step_id, start=int(start), avoid=avoid, once=once, why=fields.get("why", ""),
         grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
     )  # fmt: skip
 

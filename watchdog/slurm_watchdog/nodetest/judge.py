@@ -159,5 +159,7 @@ def _title(key: str, kind: Kind) -> str:
 
 def shown(value: float, kind: Kind) -> str:
     """Three digits and the unit."""
+    if 0 < abs(value) < 0.1:
+        return f"{value:.2g} {kind.unit}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f} {kind.unit}"

@@ -160,9 +160,12 @@ def _start(run: Run, now: float, wall: float) -> Next:
         return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {_late(run, wall)}")
     # A command in the batch script stays where that is, whatever its node looks like.
     suspects = () if run.in_batch else run.suspects.keys()
+    # With `once`, nodes that an earlier start has left out so are used again: this start is a question about these.
+    once = () if run.in_batch else run.once
+    previous = () if once else run.placement.nodes
     try:
         placement = choose(
-            settings.allocation, settings.count, avoided=run.avoided, suspects=suspects, previous=run.placement.nodes
+            settings.allocation, settings.count, avoided=run.avoided, suspects=suspects, once=once, previous=previous
         )
     except NoSpare as error:
         return _over(run, now, run.exit_code or TERMINATED, str(error))
@@ -176,7 +179,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
     begin = Begin(placement, in_batch=run.in_batch)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        begun_ticks=0, switch_gone_at=None, looked=False,
+        begun_ticks=0, switch_gone_at=None, looked=False, once=(),
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
@@ -208,7 +211,10 @@ def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float)
         "the command is started again"
     )  # fmt: skip
     words += f" without {','.join(avoid)}" if avoid else ""
-    run = replace(run, order=order, avoided=run.avoided | set(avoid), answer=OrderAnswer.TAKEN, words=words)
+    words += f", once without {','.join(order.once)}" if order.once else ""
+    run = replace(
+        run, order=order, avoided=run.avoided | set(avoid), once=order.once, answer=OrderAnswer.TAKEN, words=words
+    )
     said = Say(f"{words}: {order.why}" if order.why else words)
     if run.phase is Phase.LOOKING:
         return run, (said,)

@@ -60,6 +60,8 @@ class Run(Struct, frozen=True, kw_only=True):
     """See SupervisorStatus."""
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
+    once: tuple[str, ...] = ()
+    """Nodes that the next start does without, as far as there are spares."""
     suspects: Mapping[str, str] = {}
     """Node to what the newest look found."""
     looked: bool = False
@@ -219,5 +221,5 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
         restarts_left=max(0, run.restarts_left),
         nodes=run.placement.nodes, spares=tuple(n for n in run.placement.spares if n not in run.suspects),
         avoided=tuple(n for n in run.settings.allocation.nodes if n in run.avoided),
-        order=run.answered, answer=run.answer, words=run.words[:1000],
+        takes_once=True, order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

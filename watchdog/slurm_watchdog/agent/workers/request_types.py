@@ -302,6 +302,7 @@ class KillSwitch(Request[None], frozen=True):
     start: Field = ""
     avoid: Field = ""
     grace: Field = ""
+    once: Field = ""
 
 
 class WriteSwitch(KillSwitch, frozen=True):

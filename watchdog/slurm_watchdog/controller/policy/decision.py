@@ -11,7 +11,7 @@ from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERV
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
-from slurm_watchdog.controller.policy.search_restart import to_leave_out
+from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_leave_out_in_place
 from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
@@ -55,15 +55,17 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     drain, not_drained = _to_drain(incident, situation, limits)
     suspects = _suspects(incident, situation, limits, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
-    searched = () if held_why or Rung.REQUEUE not in ladder else _searched(incident, situation, limits, whole)
+    searches = not held_why and _searches(incident, situation)
+    searched = _searched(situation, limits, whole) if searches and Rung.REQUEUE in ladder else ()
+    once = to_leave_out_in_place(situation.search, avoid, supervisor) if searches else ()
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
         kept_in = () if avoid else kept_in  # the step is started again without them
         why_avoided += [f"{node} is avoided: {what}" for node, what in suspects]
         if held_why:
             why_avoided.append(f"it is requeued and stays held: {held_why}")
-        if searched:
-            why_avoided.append(f"{', '.join(searched)} left out once, to find the node that makes the job slow")
+        if once or searched:
+            why_avoided.append(f"{', '.join(once or searched)} left out once, to find the node that makes the job slow")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
@@ -92,6 +94,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         step_id="" if supervisor is None else supervisor.step_id,
         start=0 if supervisor is None else supervisor.starts,
         avoid=avoid,
+        avoid_once=once,
         process=situation.process,
         process_since=situation.process_since,
         uid=None if job is None else job.uid,
@@ -146,11 +149,14 @@ def _suspects(
     return to_avoid(s.job, s.suspects, exclude, limits.suspects, s.nodes, limits.max_excluded_nodes)
 
 
-def _searched(incident: Incident, s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes that this one restart leaves out to find the one that makes the job slow."""
-    if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
-        return ()
-    return to_leave_out(s.job, s.search, exclude, s.nodes, limits.max_excluded_nodes)
+def _searches(incident: Incident, s: PolicyInput) -> bool:
+    """Whether a restart may leave out nodes to find the one that makes the job slow."""
+    return s.rule.exclude_nodes and incident.kind != IncidentKind.OPERATOR_RESTART
+
+
+def _searched(s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]) -> tuple[str, ...]:
+    """Nodes that this one requeue leaves out for that."""
+    return () if s.job is None else to_leave_out(s.job, s.search, exclude, s.nodes, limits.max_excluded_nodes)
 
 
 def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ def job_view(
     silent_nodes: tuple[str, ...],
     *,
     supervised: bool = False,
+    without_ranks: frozenset[str] = frozenset(),
 ) -> JobView:
     """One run as it is at this moment; `job` has the nodes on which its ranks are, `silent_nodes` are those of them
     that have not reported lately."""
@@ -55,6 +56,7 @@ def job_view(
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),
         silent_nodes=silent_nodes,
+        without_ranks=without_ranks,
         gpus=_rank_gpus(run, job.nodes, nodes, gpus),
         step_times=step_times,
         step_history=() if clock is None else clock.history.blocks(),

@@ -96,7 +96,8 @@ def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
         drained = drain_nodes(run, world)
         if drained is not None:
             return drained, ""
-        without = f" without {', '.join(run.decision.avoid)}" if run.decision.avoid else ""
+        left_out = (*run.decision.avoid, *run.decision.avoid_once)
+        without = f" without {', '.join(left_out)}" if left_out else ""
         what = f"the job runs again in its allocation{without}"
         end = end_of_restart(run, world, what, ordered_at, world.new_step_first_step)
         return Finish(end=end), ""

@@ -4,6 +4,7 @@ nothing else."""
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +19,29 @@ from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.ledger.suspicion import by_node, suspicions
-from slurm_watchdog.model.cluster_view import ClusterView, StepTime
+from slurm_watchdog.model.cluster_view import ClusterView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.run_record import RunRecord
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event
 from tests.builders.silences import Given
 
+T = round(clock.wall()) - 60_000.0
 PAST = [event(days, "node0001", place=GPU, incident_id=f"i{days}") for days in (1, 4, 9)]
 """Of node0001, which is suspect."""
+
+
+RUNS = [
+    RunRecord(
+        job_id="7", restarts=number, began_at=T + 36_000.0 * number, ended_at=None if number else T + 30_000.0,
+        seen_at=T + 60_000.0, state="RUNNING", first_step=100 * number, last_step=100 * number + 200,
+        first_rise_at=T + 36_000.0 * number + 900.0, last_rise_at=T + 36_000.0 * number + 20_000.0,
+    )
+    for number in (0, 1)
+]  # fmt: skip
+"""Of job 7: a run that stood for hours, and the one after it."""
 
 
 class FixedController:
@@ -45,6 +59,7 @@ class FixedController:
         self.state = SimpleNamespace(node_addresses={}, people=())
         self.journal = Remembered(incidents)
         self.silences = Given(incidents).silences()
+        self.actions = SimpleNamespace(waiting=lambda _: ("its ranks to end", NOW + 60.0))
 
     def health(self) -> Health:
         return health(
@@ -55,14 +70,27 @@ class FixedController:
         )  # fmt: skip
 
 
+DIAGNOSIS = {
+    "summary": "rank 3 waits for its loader, all others for it",
+    "culprits": [{"rank": 3}],
+    "groups": [
+        {"ranks": [rank for rank in range(1024) if rank != 3], "place": "all_reduce", "hosts": ["n1"], "frames": ["all_reduce"]},
+        {"ranks": [3], "place": "dataloader", "hosts": ["n1"], "frames": ["_next_data"]},
+    ],
+}  # fmt: skip
+
+
 class FixedEvidence:
-    """One node's document with each incident."""
+    """One node's document with each incident, and what its stacks say."""
 
     def pieces(self, incident_id: str) -> list[Piece]:
-        return [Piece(number=1, at=0.0, kind="node", stored_with=incident_id)]
+        return [
+            Piece(number=number, at=0.0, kind=kind, stored_with=incident_id)
+            for number, kind in enumerate(("node", "diagnosis"), 1)
+        ]
 
     def document(self, incident_id: str, number: int) -> bytes | None:
-        return b'{"secret": "of a user"}' if number == 1 else None
+        return {1: b'{"secret": "of a user"}', 2: json.dumps(DIAGNOSIS).encode()}.get(number)
 
 
 class Remembered:
@@ -71,7 +99,7 @@ class Remembered:
     def __init__(self, incidents: Sequence[Incident]):
         self._incidents = {incident.id: incident for incident in incidents}
 
-    def incidents(self, job_id: str | None = None) -> list[Incident]:
+    def incidents(self, job_id: str | None = None, limit: int = 200) -> list[Incident]:
         return list(self._incidents.values())
 
     def incident(self, incident_id: str) -> Incident | None:
@@ -80,7 +108,14 @@ class Remembered:
     def nothing(self, *_: object) -> list[Any]:
         return []
 
-    decisions = actions = timeline = nothing
+    decisions = actions = timeline = open_actions = nothing
+
+    def decisions_about(self, _: object) -> dict[str, list[Any]]:
+        return {}
+
+    @property
+    def run_records(self) -> SimpleNamespace:
+        return SimpleNamespace(of_job=lambda job_id: [each for each in RUNS if each.job_id == job_id])
 
     @property
     def evidence(self) -> FixedEvidence:
@@ -90,9 +125,11 @@ class Remembered:
         return None
 
 
-def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[ClusterView, list[Incident]]:
-    """A job on half of the nodes, one GPU slowed down, one node silent, one away; an incident that names GPU
-    0 of node0001."""
+def large_cluster(
+    nodes: int, gpus: int = 8, *, ranks_each: int = 0, name: str = "m4"
+) -> tuple[ClusterView, list[Incident]]:
+    """A job on half of the nodes, with so many ranks on each (rank 8 is gone, where there is one), one GPU slowed down,
+    one node silent, one away; an incident that names GPU 0 of node0001."""
     names = [f"node{index:04d}" for index in range(nodes)]
     made = [
         NodeView(
@@ -115,8 +152,19 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
         )
         for number, node in enumerate(names)
     ]
+    half = names[: nodes // 2]
     job = views.job(
-        job=views.slurm_job(nodes=tuple(names[: nodes // 2]), name=name, user="u"),
+        processes=tuple(
+            views.seen(8 * at + rank, node=node, gone_s=5.0 if (at, rank) == (1, 0) else None)
+            for at, node in enumerate(half)
+            for rank in range(ranks_each)
+        ),
+        gpus=tuple(
+            RankGpu(rank=8 * at + rank, pid=100, view=made[at].gpus[rank])
+            for at in range(len(half))
+            for rank in range(min(ranks_each, gpus))
+        ),
+        job=views.slurm_job(nodes=tuple(half), name=name, user="u"),
         step_times=tuple(
             StepTime(step=step, seconds=10.0 + step % 7, at=9_000.0 + step, logged=True) for step in range(200)
         ),
@@ -144,7 +192,8 @@ def large_cluster(nodes: int, gpus: int = 8, *, name: str = "m4") -> tuple[Clust
         summary=f"GPU 0 of node0001 fell off the bus; job 7 ({name}) has lost rank 8.",
         job_ids=("7",),
         culprits=(Culprit(node="node0001", gpu_uuid="GPU-node0001-0", reason=name),),
-        opened_at=1_700_000_000.0,
+        opened_at=T + 56_000.0,
+        fired_at=T + 56_060.0,
         pending_mono=9_000.0,
         facts=(f"NVRM: Xid 79, said by {name}",),
     )

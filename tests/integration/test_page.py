@@ -49,8 +49,8 @@ def test_a_thousand_nodes_are_drawn_each_with_its_gpus_and_can_be_walked_to_by_k
         count = "document.querySelectorAll('.map .node').length + ' ' + document.querySelectorAll('.map .gpu').length"
         assert await browser.evaluate(count) == "1000 8000"
         await browser.screenshot(SHOTS / "thousand-nodes.png")
-        # Skip link, title, three views, then the first incident.
-        for _ in range(6):
+        # Skip link, title, three views, the filter, then the first incident.
+        for _ in range(7):
             await browser.press("Tab")
         assert await browser.evaluate("document.activeElement.textContent") == "gpu_fault"
         await browser.press("Enter")
@@ -64,6 +64,82 @@ def test_a_thousand_nodes_are_drawn_each_with_its_gpus_and_can_be_walked_to_by_k
         assert named == "node0001; named by an incident; 1 GPU named by an incident, 7 GPU works; job 7"
 
     look_at(FixedController(*large_cluster(1000)), look)
+
+
+def test_a_job_of_1024_ranks_has_a_cell_for_each_its_runs_and_charts_with_axes() -> None:
+    async def look(browser: Browser) -> None:
+        await browser.evaluate("location.hash = '#/job/7'")
+        await browser.sees("Ranks (1024)")
+        count = "document.querySelectorAll('.map .node').length + ' ' + document.querySelectorAll('.map .gpu').length"
+        assert await browser.evaluate(count) == "128 1024"
+        named = await browser.evaluate("document.querySelector('.node.named').getAttribute('aria-label')")
+        assert named == "node0001: rank 8 gone, or named by an incident; rank 9-15 works"
+        assert await browser.evaluate("document.querySelectorAll('main tbody tr').length") == 1
+        words = await browser.evaluate(
+            "[...document.querySelectorAll('svg.chart text')].map((each) => each.textContent)"
+        )
+        assert {"runs", "incidents", "actions", "Step time, s", "step", "0", "10", "150"} <= set(words)
+        bars = "[...document.querySelectorAll('svg.chart rect')].map((each) => each.getAttribute('class')).join(' ')"
+        assert await browser.evaluate(bars) == "start steps stood start steps critical"
+        await browser.screenshot(SHOTS / "ranks.png")
+        await browser.evaluate("location.hash = '#/job/7?ranks=all'")
+        await browser.sees("All ranks")
+        assert await browser.evaluate("document.querySelectorAll('main tbody tr').length") == 1024
+
+    look_at(FixedController(*large_cluster(256, ranks_each=8)), look)
+
+
+def test_the_first_screen_and_an_incident_say_what_to_do_and_who_waits_for_whom() -> None:
+    async def look(browser: Browser) -> None:
+        await browser.sees("Nothing is under way (mode observe).")
+        await browser.sees("What you have to do")
+        await browser.sees("gpu_fault · job 7 · nothing was decided yet")
+        await browser.evaluate("location.hash = '#/incident/abc123'")
+        await browser.sees("Where the ranks stood")
+        picture = await browser.evaluate("document.querySelector('figure svg').getAttribute('aria-label')")
+        assert picture == "1023 ranks: 0-2, 4-1023 (all_reduce) wait for 1 rank: 3 (dataloader)"
+        await browser.screenshot(SHOTS / "who-waits.png")
+
+    look_at(FixedController(*large_cluster(6)), look)
+
+
+def test_a_filter_is_typed_kept_in_the_address_and_holds_where_that_is_opened() -> None:
+    nodes = "[...document.querySelectorAll('.map .node')].map((each) => each.textContent.slice(0, 8)).join(' ')"
+
+    async def look(browser: Browser) -> None:
+        await browser.sees("Nodes and their GPUs (60)")
+        await browser.evaluate("document.getElementById('filter').focus()")
+        await browser.ask("Input.insertText", text="node000 NAMED")
+        await browser.sees("Nodes and their GPUs (1)")
+        assert await browser.evaluate(nodes) == "node0001"
+        assert await browser.evaluate("location.hash") == "#/?q=node000+NAMED"
+        await browser.evaluate("document.activeElement.blur(), location.hash = '#/?q=gpu_fault'")
+        await browser.sees("fell off the bus")
+        await browser.sees("Jobs (0)")
+        assert await browser.evaluate("document.getElementById('filter').value") == "gpu_fault"
+        await browser.evaluate("location.hash = '#/incidents?q=nothing-of-this'")
+        await browser.sees("None so far.")
+
+    look_at(FixedController(*large_cluster(60)), look)
+
+
+def test_a_screen_reader_finds_a_name_for_every_picture_table_field_and_link() -> None:
+    unnamed = """[...document.querySelectorAll('svg, input, a, .scroll, table')].filter((each) =>
+      !(each.getAttribute('aria-label') || each.labels?.length || each.caption || each.textContent.trim())).length
+      + ' ' + document.querySelectorAll('h1').length + ' ' + document.querySelectorAll('main h1, main h3').length"""
+
+    async def look(browser: Browser) -> None:
+        for place, text in (
+            ("#/", "What is wrong"),
+            ("#/job/7", "From its first run to now"),
+            ("#/incident/abc123", "Where the ranks stood"),
+            ("#/node/node0001", "Its GPUs"),
+        ):
+            await browser.evaluate(f"location.hash = {place!r}")
+            await browser.sees(text)
+            assert await browser.evaluate(unnamed) == "0 1 0", place
+
+    look_at(FixedController(*large_cluster(60, ranks_each=8)), look)
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:

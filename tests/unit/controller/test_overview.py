@@ -157,7 +157,7 @@ def test_with_its_token_evidence_is_given_out_as_a_file() -> None:
         async with session.get(f"{url}/api/incidents/abc123/evidence/1", headers=headers) as answer:
             assert (answer.status, await answer.json()) == (200, {"secret": "of a user"})
             assert answer.headers["Content-Disposition"] == 'attachment; filename="abc123-1.json"'
-        async with session.get(f"{url}/api/incidents/abc123/evidence/2", headers=headers) as answer:
+        async with session.get(f"{url}/api/incidents/abc123/evidence/9", headers=headers) as answer:
             assert answer.status == 404
 
     talk_to(page, token=TOKEN)

@@ -141,8 +141,8 @@ def _columns(found: Report) -> str:
     height, width = 200, PLOT + LABEL - 60
     scale, step = height / marks[-1], width / len(found.trend)
     drawn = [
-        f'<line x1="60" y1="{height + 10 - mark * scale:.1f}" x2="{60 + width}" y2="{height + 10 - mark * scale:.1f}"/>'
-        f'<text x="54" y="{height + 14 - mark * scale:.1f}" text-anchor="end">{mark:,.6g}</text>'
+        f'<line x1="60" y1="{height + 24 - mark * scale:.1f}" x2="{60 + width}" y2="{height + 24 - mark * scale:.1f}"/>'
+        f'<text x="54" y="{height + 28 - mark * scale:.1f}" text-anchor="end">{mark:,.6g}</text>'
         for mark in marks
     ]
     every = -(-len(found.trend) // 8)
@@ -151,16 +151,16 @@ def _columns(found: Report) -> str:
         label = f"{moment(at)[:10]}: {effective_h:,.1f} of {allocated_h:,.1f} node-hours kept"
         for (low, high), colour in zip(pairwise(bounds), (KEPT, LOST, UNREAD), strict=True):
             drawn.append(
-                f'<rect x="{x + 1:.1f}" y="{height + 10 - high * scale:.1f}" width="{max(1.0, step - 2):.1f}" '
+                f'<rect x="{x + 1:.1f}" y="{height + 24 - high * scale:.1f}" width="{max(1.0, step - 2):.1f}" '
                 f'height="{max(0.0, high - low) * scale:.1f}" fill="{colour}"><title>{_text(label)}</title></rect>'
             )
         if number % every == 0:
-            drawn.append(f'<text x="{x:.1f}" y="{height + 26}">{_text(moment(at)[5:10])}</text>')
-    drawn.append('<text x="0" y="8">node-hours</text>')
+            drawn.append(f'<text x="{x:.1f}" y="{height + 40}">{_text(moment(at)[5:10])}</text>')
+    drawn.append('<text x="0" y="10">node-hours</text>')
     for number, (colour, what) in enumerate(((KEPT, "kept"), (LOST, "lost"), (UNREAD, "not measured"))):
-        drawn.append(f'<rect x="{60 + number * 120}" y="{height + 36}" width="12" height="12" fill="{colour}"/>')
-        drawn.append(f'<text x="{78 + number * 120}" y="{height + 46}">{what}</text>')
-    return _drawing(drawn, width + 100, height + 52, "node-hours kept, lost and not measured over time")
+        drawn.append(f'<rect x="{60 + number * 120}" y="{height + 50}" width="12" height="12" fill="{colour}"/>')
+        drawn.append(f'<text x="{78 + number * 120}" y="{height + 60}">{what}</text>')
+    return _drawing(drawn, width + 100, height + 66, "node-hours kept, lost and not measured over time")
 
 
 def _drawing(pieces: Iterable[str], width: float, height: float, label: str) -> str:

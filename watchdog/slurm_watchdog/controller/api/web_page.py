@@ -24,8 +24,10 @@ from slurm_watchdog.controller.api.asking import Handler, RequestRefused, errors
 from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.api.page_login import PERSON, Login, why_foreign
+from slurm_watchdog.controller.api.page_views import doing_json, history_json, todo_json
 from slurm_watchdog.controller.api.restart_api import RestartApi
 from slurm_watchdog.controller.api.silence_api import SilenceApi
+from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources, PageSources
 from slurm_watchdog.model.incidents import IncidentState
@@ -42,6 +44,8 @@ STATIC: Final = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
     "actions.js": ("actions.js", "text/javascript"),
+    "charts.js": ("charts.js", "text/javascript"),
+    "dom.js": ("dom.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
 }
 HEADERS: Final = {
@@ -147,6 +151,7 @@ class Page:
 
     def __init__(self, controller: CommandSources, token: str):
         self._controller: PageSources = controller
+        self._waiting = controller.actions.waiting
         self._gives_evidence = bool(token)
         self.api = LocalApi(controller, lambda request: request[PERSON])
         self._overviews: dict[Person, tuple[float, bytes]] = {}
@@ -175,6 +180,10 @@ class Page:
             document["acts_as"] = (
                 self.api.who.name(request) if security.page_proxy_header else security.page_acts_as or None
             )
+            under_way, quiet = c.journal.open_actions(), [each["id"] for each in document["open"] if each["quiet"]]
+            document["doing"] = doing_json(under_way, self._waiting)
+            document["todo"] = todo_json(c.judge.incidents, quiet, under_way, c.journal, sees)
+            document["at"] = clock.wall()
             document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
             body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
             self._overviews[person] = (now, body)
@@ -189,7 +198,18 @@ class Page:
             self._controller.judge.limits_s.get(job_id),
             self.api.who.may_see_job(request, found.job),
         )
-        return web.json_response(job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see))
+        document = job_page_json(found, limit_s, self._controller.health().of(job_id), may_see=may_see)
+        document["history"] = (
+            history_json(self._controller.journal, job_id, self.api.who.sees(request)) if may_see else None
+        )
+        named = {
+            each.rank
+            for incident in self._controller.judge.incidents
+            if job_id in incident.job_ids and is_announced(incident)
+            for each in incident.culprits
+        }
+        document["ranks"] = [each | {"named": each["rank"] in named} for each in document["ranks"]]
+        return web.json_response(document)
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""

@@ -1,6 +1,8 @@
 // Draws what the controller knows. Everything that comes from a job, a log or a user enters the page as text, never as markup.
 
 import { buttons } from "./actions.js";
+import { chart, rankGrid, rankLetter, timeline, whoWaits } from "./charts.js";
+import { clock, count, known, link, make, part, plain, seconds, svg } from "./dom.js";
 
 const EVERY_MS = 5000;
 const main = document.getElementById("main");
@@ -10,40 +12,9 @@ const END_WORDS = { RUNNING: "requeued", PENDING: "requeued", REQUEUED: "requeue
 const GPU_WORDS = { b: "works", i: "held by a process, idle", t: "slowed down", x: "named by an incident", e: "does not answer", u: "unknown, its node is silent", f: "free" };
 const NODE_WORDS = { ok: "", named: "named by an incident", silent: "silent", away: "taken out by Slurm", unwatched: "no agent" };
 
-const HIDDEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\u2028\u2029]/gu;
 let drawn = "";
 
-// Characters that nobody sees, or that turn the text around them, are seen.
-const plain = (value) => String(value).replace(/[\n\r\t]+/g, " ").replace(HIDDEN, "\ufffd");
-const part = (text) => encodeURIComponent(String(text).replace(/\p{Cs}/gu, "\ufffd"));
-
-function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : plain(value));
-  }
-  element.append(...children.filter((each) => each !== null && each !== undefined).map((each) => (each instanceof Node ? each : plain(each))));
-  return element;
-}
-
-function seconds(value) {
-  if (value === null || value === undefined) return "-";
-  if (value < 10) return `${value.toFixed(value < 1 ? 2 : 1)} s`;
-  if (value < 120) return `${Math.round(value)} s`;
-  if (value < 7200) return `${Math.round(value / 60)} min`;
-  return `${(value / 3600).toFixed(1)} h`;
-}
-
-const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
-const known = (value) => (value === null || value === undefined ? "-" : String(value));
-// As in a terminal: 2026-11-21 19:48:20, where the reader is, whatever the browser's language.
-function clock(at) {
-  if (!at) return "-";
-  const date = new Date(at * 1000), two = (number) => String(number).padStart(2, "0");
-  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
-}
 const read = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
-const link = (text, ...path) => make("a", { href: `#/${path.map(part).join("/")}` }, text);
 
 function table(caption, headings, rows) {
   return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, make("table", { role: "table" }, make("caption", {}, caption),
@@ -54,24 +25,14 @@ function table(caption, headings, rows) {
 
 // ------------------------------------------------------------------------------------------------ pieces
 
-// `floor`: what the curve stands on; without it a wobble of a thousandth would fill the height.
-function curve(points, what, { large = false, floor = null } = {}) {
+// A curve of a table's row: its shape, with its numbers in words.
+function curve(points, what) {
   const values = points.filter(([, value]) => value !== null);
   if (values.length < 2) return make("span", { class: "faint" }, "-");
-  const ys = values.map(([, value]) => value), xs = values.map(([step]) => step);
-  const low = Math.min(...ys, floor ?? Infinity), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
-  const space = "http://www.w3.org/2000/svg";
-  const svg = document.createElementNS(space, "svg"), title = document.createElementNS(space, "title"), line = document.createElementNS(space, "polyline");
+  const ys = values.map(([, value]) => value), xs = values.map(([step]) => step), high = Math.max(...ys), first = Math.min(...xs), last = Math.max(...xs);
   const label = `${what} from step ${first} to ${last}: first ${ys[0].toPrecision(3)}, now ${ys[ys.length - 1].toPrecision(3)}, at most ${high.toPrecision(3)}`;
-  title.textContent = label;
-  line.setAttribute("points", values.map(([step, value]) => `${(100 * (step - first)) / Math.max(1, last - first)},${38 - (36 * (value - low)) / (high - low || 1)}`).join(" "));
-  svg.setAttribute("class", large ? "curve large" : "curve");
-  svg.setAttribute("viewBox", "0 0 100 40");
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", label);
-  svg.append(title, line);
-  return large ? make("figure", {}, svg, make("figcaption", { class: "faint" }, label)) : svg;
+  const line = values.map(([step, value]) => `${(100 * (step - first)) / Math.max(1, last - first)},${38 - (36 * Math.max(0, value)) / (high || 1)}`).join(" ");
+  return svg("svg", { class: "curve", viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label }, svg("title", {}, label), svg("polyline", { points: line }));
 }
 
 function age(value, limit) {
@@ -111,7 +72,7 @@ function jobRow(job) {
   const how = job.health || { state: "not judged", level: "unknown", reason: "", todo: "" };
   const late = how.level === "critical" || (job.limit_s && job.progress_age_s > job.limit_s);
   const step = job.total_steps ? `${known(job.step)} / ${job.total_steps}` : known(job.step);
-  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, howCell(how), step, seconds(job.step_s), curve(job.times, "seconds a step", { floor: 0 }),
+  return { late, cells: [link(job.job_id, "job", job.job_id), job.name, job.user, howCell(how), step, seconds(job.step_s), curve(job.times, "seconds a step"),
     age(job.progress_age_s, job.limit_s), `${known(job.ranks_alive)}/${known(job.ranks)}`, known(job.checkpoint_step), job.restarts] };
 }
 
@@ -127,13 +88,30 @@ const JOB_HEADINGS = ["Job", "Name", "User", "State", "Step", "Step time", "Curv
 
 // ------------------------------------------------------------------------------------------------ views
 
+const ofJobs = (ids) => ids.flatMap((each) => [" · job ", link(each, "job", each)]);
+
+// What is being done, and what is left for a person.
+function doing(all) {
+  const left = all.todo.map((each) => make("li", {}, link(each.kind, "incident", each.incident), ...ofJobs(each.job_ids), ` · ${each.why}`, each.try ? make("div", { class: "faint" }, `Try: ${each.try}`) : null));
+  const blind = all.jobs.filter((each) => each.health?.todo && !all.todo.some((one) => one.job_ids.includes(each.job_id))).slice(0, 10)
+    .map((each) => make("li", {}, "job ", link(each.job_id, "job", each.job_id), ` · ${each.health.state}, ${each.health.reason}. ${each.health.todo}`));
+  return [
+    make("h2", {}, "What is being done"),
+    all.doing.length ? make("ul", {}, ...all.doing.map((each) => make("li", {}, link(each.action, "incident", each.incident), ...ofJobs(each.job_id ? [each.job_id] : []), ` · since ${clock(each.at)}`, each.waits_for ? ` · waits for ${each.waits_for}` : "", each.until ? ` until ${clock(each.until)}` : "")))
+      : make("p", {}, all.paused ? `Nothing: actions are paused by ${all.paused.by}.` : `Nothing is under way (mode ${all.mode}).`),
+    make("h2", {}, "What you have to do"),
+    left.length + blind.length ? make("ul", {}, ...left, ...blind) : make("p", {}, "Nothing."),
+  ];
+}
+
 function cluster(all) {
   const open = all.open.filter((each) => each.state === "firing").slice(0, 50);
   return [
     buttons(make, all, [all.paused ? ["Resume actions", "api/resume", {}] : ["Pause actions", "api/pause", {}]]),
     make("h2", {}, "What is wrong"),
-    ...(open.length ? open.map(incidentCard) : [make("p", {}, all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
+    ...(open.length ? open.map(incidentCard) : [make("p", {}, all.filter ? "No incident that the filter leaves." : all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
+    ...doing(all),
     ...all.silences.filter((each) => each.until).map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`, buttons(make, all, [["End this silence", `api/silences/${part(each.id)}/end`, {}]]))),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
@@ -176,24 +154,37 @@ function node(all, name, found) {
   ];
 }
 
-function job(all, found) {
-  const clocks = found.ranks.map((each) => each.gpu_sm_clock_hz).filter((each) => each !== null);
+// Of many ranks those that are not simply at work, first; all of them under an address of their own.
+const MOST_RANKS = 64;
+function ranksOf(found, wanted) {
+  const clocks = found.ranks.map((each) => each.gpu_sm_clock_hz).filter((each) => each !== null), best = clocks.length > 1 ? Math.max(...clocks) : 0;
+  const few = found.ranks.length <= MOST_RANKS || wanted.get("ranks") === "all";
+  const shown = few ? found.ranks : found.ranks.filter((each) => rankLetter(each) !== "b").slice(0, MOST_RANKS);
+  return [
+    make("h2", {}, `Ranks (${found.ranks.length})`), ...rankGrid(found.ranks),
+    few ? null : make("p", {}, make("a", { href: `#/job/${part(found.job_id)}?ranks=all` }, `All ${found.ranks.length} ranks in a table`)),
+    shown.length ? table(few ? "All ranks" : `${shown.length} that are not simply at work`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Waits"], shown.map((each) => ({
+      late: !each.alive || each.blocked !== null,
+      cells: [each.rank, link(each.node, "node", each.node), each.pid, each.alive ? each.state : "gone", each.cpu_ratio === null ? "-" : each.cpu_ratio.toFixed(2), each.gpus.join(" ") || "-",
+        each.gpu_utilization_ratio === null ? "-" : `${Math.round(100 * each.gpu_utilization_ratio)} %`,
+        each.gpu_sm_clock_hz === null ? "-" : `${Math.round(each.gpu_sm_clock_hz / 1e6)} MHz${each.gpu_sm_clock_hz < 0.9 * best ? " ↓" : ""}`,
+        each.gpu_power_w === null ? "-" : `${Math.round(each.gpu_power_w)} W`, each.gpu_temperature_c === null ? "-" : `${Math.round(each.gpu_temperature_c)} °C`,
+        each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
+    }))) : null,
+  ];
+}
+
+function job(all, found, wanted) {
   return [
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
     make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.health ? found.health.state : "not judged"}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
     buttons(make, all, [["Restart when it has saved", "api/restart", { job_id: found.job_id }], ["Cancel the restart", "api/restart/cancel", { job_id: found.job_id }]]),
     found.health && found.health.reason ? make("p", { class: found.health.level }, `${found.health.state}: ${why(found.health)}`) : null,
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
-    make("h2", {}, "Step time"), curve(found.times, "seconds a step", { large: true, floor: 0 }),
-    found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? curve(found.losses, "loss", { large: true }) : null,
-    table(`Ranks (${found.ranks.length})`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Waits"], found.ranks.map((each) => ({
-      late: !each.alive || each.blocked !== null,
-      cells: [each.rank, link(each.node, "node", each.node), each.pid, each.alive ? each.state : "gone", each.cpu_ratio === null ? "-" : each.cpu_ratio.toFixed(2), each.gpus.join(" ") || "-",
-        each.gpu_utilization_ratio === null ? "-" : `${Math.round(100 * each.gpu_utilization_ratio)} %`,
-        each.gpu_sm_clock_hz === null ? "-" : `${Math.round(each.gpu_sm_clock_hz / 1e6)} MHz${clocks.length > 1 && each.gpu_sm_clock_hz < 0.9 * Math.max(...clocks) ? " ↓" : ""}`,
-        each.gpu_power_w === null ? "-" : `${Math.round(each.gpu_power_w)} W`, each.gpu_temperature_c === null ? "-" : `${Math.round(each.gpu_temperature_c)} °C`,
-        each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
-    }))),
+    found.history ? make("h2", {}, "From its first run to now") : null, timeline(found.history, all.at),
+    make("h2", {}, "Step time"), chart(found.times, "Step time", "s", 0),
+    found.losses.length > 1 ? make("h2", {}, "Loss") : null, found.losses.length > 1 ? chart(found.losses, "Loss", "") : null,
+    ...ranksOf(found, wanted),
     found.past.length ? table("Earlier runs", ["Restart", "End", "Steps", "Checkpoint", "Took"], found.past.map((run) => ({ cells: [run.restarts, END_WORDS[run.state] || run.state, `${known(run.first_step)} – ${known(run.last_step)}`, known(run.checkpoint_step), seconds(run.seconds)] }))) : null,
   ];
 }
@@ -205,7 +196,7 @@ function stackGroups(diagnosis, taken) {
     make("strong", {}, `${count(group.ranks.length, "rank")}: ${group.ranks.slice(0, 24).join(", ")}${group.ranks.length > 24 ? " …" : ""}`),
     make("div", { class: "faint" }, [group.place, group.hosts.slice(0, 8).join(", ")].filter(Boolean).join(" · ")),
     make("ol", {}, ...group.frames.slice(0, 40).map((frame) => make("li", {}, frame)))));
-  return [make("h2", {}, "Where the ranks stood"), taken ? make("p", { class: "faint" }, taken) : null, make("p", {}, diagnosis.summary), make("div", { class: "groups" }, ...groups),
+  return [make("h2", {}, "Where the ranks stood"), taken ? make("p", { class: "faint" }, taken) : null, make("p", {}, diagnosis.summary), whoWaits(diagnosis), make("div", { class: "groups" }, ...groups),
     ...(diagnosis.differences || []).map((each) => make("p", {}, each.line)),
     ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next}${hint.documented ? ` (${hint.documented})` : ""}`))];
 }
@@ -261,10 +252,21 @@ function say(all) {
   document.title = `${all.incidents.firing ? `(${all.incidents.firing}) ` : all.level === "ok" ? "" : "(?) "}slurm-watchdog ${all.cluster}`;
 }
 
-async function view(all, [kind, name]) {
-  if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`));
+// What of the overview has every word of the filter; the address has it, so it can be shared.
+function filtered(all, words) {
+  const has = (...texts) => words.every((word) => texts.flat().join(" ").toLowerCase().includes(word));
+  return !words.length ? all : { ...all,
+    jobs: all.jobs.filter((each) => has(each.job_id, each.name, each.user, each.health?.state || "", each.nodes)),
+    filter: true, todo: (all.todo || []).filter((each) => has(each.kind, each.why, each.job_ids)), doing: (all.doing || []).filter((each) => has(each.action, each.job_id || "")),
+    open: all.open.filter((each) => has(each.kind, each.state, each.summary, each.job_ids)),
+    map: all.map.filter((each) => has(each.node, NODE_WORDS[each.state] || "", each.reason || "", each.jobs || [])) };
+}
+
+async function view(whole, [kind, name], wanted) {
+  const words = (wanted.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean), all = filtered(whole, kind ? [] : words);
+  if (kind === "job") return job(all, await ask(`api/jobs/${part(name)}`), wanted);
   if (kind === "incident") return incident(all, await ask(`api/incidents/${part(name)}`));
-  if (kind === "incidents") return incidents(await ask("api/incidents"));
+  if (kind === "incidents") return incidents((await ask("api/incidents")).filter((each) => filtered({ jobs: [], map: [], open: [each] }, words).open.length));
   if (kind === "node") return node(all, name, await ask(`api/nodes/${part(name)}`).catch((error) => { if (error.status === 404 || error.status === 400) return null; throw error; }));
   if (kind === "nodes") return nodes(await ask("api/nodes"));
   return kind ? absent("There is no such page here.") : cluster(all);
@@ -273,9 +275,10 @@ async function view(all, [kind, name]) {
 const absent = (sentence) => [make("h2", {}, "Not found"), make("p", {}, sentence), make("p", {}, make("a", { href: "#/" }, "To the cluster"))];
 
 // What does not exist is said as such: the controller answers, so it is no outage.
-async function viewOrAbsent(all, route) {
+async function viewOrAbsent(all, place) {
+  const [path, query] = place.replace(/^#\/?/, "").split("?");
   try {
-    return await view(all, route);
+    return await view(all, path.split("/").map(read), new URLSearchParams(query));
   } catch (error) {
     if (error.status === 404 || error.status === 400) return absent(error.message);
     throw error;
@@ -287,7 +290,7 @@ async function draw(moved) {
   try {
     const all = await ask("api/overview");
     say(all);
-    const pieces = (await viewOrAbsent(all, place.replace(/^#\/?/, "").split("/").map(read))).filter(Boolean);
+    const pieces = (await viewOrAbsent(all, place)).filter(Boolean);
     if (place !== location.hash) return;
     const fresh = make("div", {}, ...pieces);
     const now = fresh.innerHTML;
@@ -300,13 +303,22 @@ async function draw(moved) {
       window.scrollTo(0, scroll);
       if (focused) main.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
     }
-    if (moved === "first") performance.mark("drawn");
+    if (moved) performance.mark("drawn");
   } catch (error) {
     headline.className = "bad";
     headline.textContent = `The controller does not answer: ${error.message}. What is below may be old.`;
   }
 }
 
+const filter = document.getElementById("filter");
+const asked = () => new URLSearchParams(location.hash.split("?")[1]).get("q") || "";
+filter.value = asked();
+filter.addEventListener("input", () => {
+  const path = /^#\/incidents/.test(location.hash) ? "#/incidents" : "#/";
+  history.replaceState(null, "", filter.value.trim() ? `${path}?${new URLSearchParams({ q: filter.value })}` : path);
+  draw();
+});
+window.addEventListener("hashchange", () => { if (document.activeElement !== filter) filter.value = asked(); });
 window.addEventListener("hashchange", () => draw("moved"));
 await draw("first");
 setInterval(() => { if (!document.hidden) draw(); }, EVERY_MS);

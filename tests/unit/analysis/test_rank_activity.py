@@ -119,6 +119,21 @@ def test_a_job_in_which_nobody_does_anything_stalls_at_its_limit(view: JobView) 
     assert "since step 500" in found.summary
 
 
+def test_a_site_without_stacks_may_act_on_ranks_that_are_all_known_to_do_nothing_for_long() -> None:
+    wants = StalledProgress(act_without_stacks=2400.0)
+    quiet, unknown, works = (four("idles", cpu, age_s=2500.0) for cpu in (0.0, None, 0.9))
+    for view, settings, acts in (
+        (quiet, wants, True),
+        (quiet, STALLED, False),
+        (four("idles", 0.0, age_s=2300.0), wants, False),
+        (replace(quiet, snapshots=(snapshot(1.0, [stack(n, COMPUTE) for n in range(4)]),)), wants, False),
+        (unknown, wants, False),
+        (works, wants, False),
+    ):
+        (found,) = stalled_progress.detect(cluster(view), settings, HANG)
+        assert found.actionable is acts
+
+
 def test_stacks_that_are_on_their_way_are_waited_for() -> None:
     assert stalled(four("idles", 0.0, age_s=65.0)).truth is Truth.UNKNOWN
 

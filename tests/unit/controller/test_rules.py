@@ -19,7 +19,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
     problem_of_path,
 )
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.controller.policy.rules import Rule, action_of, permit, rule_for
+from slurm_watchdog.controller.policy.rules import Rule, RuleBook, RuleChange, action_of, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of
 from slurm_watchdog.model.actions import Action, Rung
@@ -68,6 +68,8 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
     [
         ("kinds: {colective_hang: {mode: act}}", "policy.kinds.colective_hang", "did you mean"),
         ("kinds: {agent_silent: {ladder: [requeue]}}", "policy.kinds.agent_silent.ladder", "reported only"),
+        ("kinds: {loss_nan: {ladder: [kill_switch, requeue]}}", "policy.kinds.loss_nan.ladder", "damaged"),
+        ("kinds: {gpu_clock_low: {ladder: [requeue]}}", "policy.kinds.gpu_clock_low.ladder", "asked to save before"),
         ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "known: evidence"),
         ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
         ("overrides: [{mode: act}]", "policy.overrides[0].match", "required"),
@@ -224,6 +226,12 @@ def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
     assert set(after.ladder) & set(ENDINGS) <= set(ladder)
     assert Rung.SIGTERM not in after.ladder or Rung.SIGTERM in ladder
     assert ladder or not after.ladder
+
+
+def test_a_job_whose_state_is_damaged_is_not_asked_to_save_for_its_owner_s_ladder_either() -> None:
+    book = RuleBook(modes={}, kinds={"loss_nan": RuleChange(source="s", ladder=(Rung.EVIDENCE, Rung.REQUEUE))})
+    after = permit(rule_for(book, "loss_nan", None), directives_of("watchdog: ladder=kill_switch+requeue"))
+    assert (after.ladder, after.refused) == ((Rung.EVIDENCE, Rung.REQUEUE), "")
 
 
 # -------------------------------------------------------------------------------------------------- placing

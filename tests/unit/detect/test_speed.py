@@ -16,6 +16,7 @@ from slurm_watchdog.detect.loss_spike import LossSpike
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
+from slurm_watchdog.model.observations import Checkpoint
 from tests.builders.step_noise import noisy
 from tests.builders.views import cluster, job
 
@@ -226,3 +227,35 @@ def test_a_loss_that_stays_no_number_is_told_with_the_last_good_one() -> None:
 )
 def test_a_step_that_mixed_precision_skipped_is_not_told(losses: list[float]) -> None:
     assert nan(losses).truth is Truth.OK
+
+
+def checkpoint(step: int | None, writing_step: int | None = None) -> Checkpoint:
+    return Checkpoint(job_id="7", directory="/c", step=step, path=f"/c/{step}", writing_step=writing_step)
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "acts", "word"),
+    [
+        ((checkpoint(90),), True, "keep that checkpoint (/c/90)"),
+        ((), False, "no complete checkpoint is known"),
+        ((checkpoint(90), checkpoint(101)), False, "--ckpt-step"),
+        ((checkpoint(90, writing_step=110),), False, "a newer one is being written"),
+    ],
+)
+def test_a_bad_loss_is_acted_on_only_where_a_restart_resumes_from_before(
+    on_disk: tuple[Checkpoint, ...], acts: bool, word: str
+) -> None:
+    for detect, settings, bad in (
+        (loss_nan.detect, LossNan(), [math.nan] * 5),
+        (loss_spike.detect, LossSpike(), noisy([4.0] * 110, 2)),
+    ):
+        view = job(losses=points(noisy([2.0] * 100, 1) + bad), checkpoints_on_disk=on_disk)
+        (found,) = detect(cluster(view), settings)  # type: ignore[operator]
+        assert (found.truth, found.actionable, any(word in fact for fact in found.facts)) == (Truth.BAD, acts, True)
+
+
+def test_a_bad_loss_whose_beginning_is_not_known_or_that_may_recover_is_reported_alone() -> None:
+    known = {"checkpoints_on_disk": (checkpoint(1),)}
+    (since_ever,) = loss_nan.detect(cluster(job(losses=points([math.nan] * 50)[2:], **known)), LossNan())
+    (short,) = loss_spike.detect(cluster(job(losses=points(noisy([2.0] * 100, 1) + [4.0] * 50), **known)), LossSpike())
+    assert [(each.truth, each.actionable) for each in (since_ever, short)] == [(Truth.BAD, False)] * 2

@@ -9,6 +9,7 @@ whole node differs alike, or more than a few cards of the job, they may be anoth
 Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
 or throttled by its own report, for a minute.
 Names: rank, node, GPU, throttle reasons.
+Note: acted on only where each card's own past, or its own report, speaks against it; the job is asked to save first.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 
 @dataclass(frozen=True, kw_only=True)
 class GpuClockLow:
-    """A GPU under load is slower than its peers in the job and than it used to be. Never acted on."""
+    """A GPU under load is slower than its peers in the job and than it used to be. Acted on only where
+    `policy.kinds` has a ladder for it."""
 
     percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this, …")
     own_percent: float = share(
@@ -74,6 +76,8 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         f"{first.reason}.",
         culprits=culprits,
         facts=tuple(_facts(each) for each, _, _ in slow[:8]),
+        exclude_nodes=tuple(dict.fromkeys(each.view.node for each, _, _ in slow)),
+        actionable=all(_has_a_past(each) for each, _, _ in slow),
     )
 
 
@@ -130,6 +134,8 @@ SPEC = DetectorSpec(
     severity=Severity.WARNING,
     blames_node=0.5,
     sentence="A GPU runs at a low clock",
+    site_may_act=True,
+    asks=True,
     steps_continue=True,
     explained_by=(IncidentKind.SLOW_NODE,),
     wants_evidence=True,

@@ -10,7 +10,7 @@ Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job
 if it does.
 Names: rank, node, GPU.
 Note: not while the rank saves, evaluates, loads or computes on the CPU; nor, if the job makes steps, for a
-GPU that was never used.
+GPU that was never used. Acted on only where the job makes no step for 15 min, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
 @dataclass(frozen=True, kw_only=True)
 class GpuIdleRank:
-    """The GPU of one rank does nothing while those of its peers are busy. Never acted on."""
+    """The GPU of one rank does nothing while those of its peers are busy. Acted on only where `policy.kinds`
+    has a ladder for it, and the job makes no step for `idle_for_while_steps`."""
 
     idle_for: float = span(60.0, "Time it has to be idle while the job makes no step beyond its limit.")
     idle_for_while_steps: float = span(900.0, "Time it has to be idle while the job makes steps.")
@@ -109,6 +110,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),
         duration_s=now - min(each.view.idle_since or now for each in quiet),
+        actionable=stands and progress.age_s >= settings.idle_for_while_steps,
     )
 
 
@@ -176,6 +178,7 @@ SPEC = DetectorSpec(
     blames_node=0.25,
     sentence="A GPU of the job is idle",
     job_state="a rank is idle",
+    site_may_act=True,
     steps_continue=True,
     explained_by=(
         *STORAGE,

@@ -2,8 +2,9 @@
 and means nothing.
 
 Fires: three losses in a row are NaN or infinite.
-Names: no rank or node: since which step.
-Note: single ones are skipped by mixed precision.
+Names: no rank or node: since which step, and from which a restart resumes.
+Note: single ones are skipped by mixed precision. Acted on only where the newest complete checkpoint is known and older
+than that step, and no newer one is being written; the job is not asked to save, for it would save what is damaged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
+from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -18,7 +20,8 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 @dataclass(frozen=True, kw_only=True)
 class LossNan:
-    """The loss is NaN or infinite. Never acted on."""
+    """The loss is NaN or infinite. Acted on only where `policy.kinds` has a ladder for it, and a restart resumes from
+    before."""
 
     steps: int = option(3, "So many times in a row: mixed precision skips single ones.", ge=1)
 
@@ -42,9 +45,11 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         return finding.ok(f"the loss of job {job_id} is a number")
     first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
     good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""
+    resumes = resumes_before(job, first.step)
     return finding.bad(
         f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
-        facts=("what is trained from here on is lost: go back to a checkpoint before that step",),
+        facts=("what is trained from here on is lost: go back to a checkpoint before that step", resumes.fact),
+        actionable=resumes.helps and last is not None,
         duration_s=max(0.0, now - first.at),
     )
 
@@ -56,5 +61,7 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="The loss is NaN or infinite",
+    site_may_act=True,
+    asks=False,
     alerts=("SlurmWatchdogSlow",),
 )

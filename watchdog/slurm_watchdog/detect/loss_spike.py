@@ -1,8 +1,9 @@
-"""`loss_spike`: the loss jumps far above where it was. Never acted on: most recover by themselves within some
-30 steps.
+"""`loss_spike`: the loss jumps far above where it was. Most recover by themselves within some 30 steps.
 
 Fires: three losses in a row are 8 deviations and 10 % above the recent ones.
-Names: no rank or node.
+Names: no rank or node: since which step, and from which a restart resumes.
+Note: acted on only after 100 steps of it, and where the newest complete checkpoint is known and older, and no newer one
+is being written; the job is not asked to save, for it would save what is damaged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 
+from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
@@ -24,11 +26,14 @@ LEAST = 20
 NEWEST = 3
 """So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end."""
 LEARN_EVERY = 20
+LASTS_STEPS = 100
+"""Three times of what most spikes take to recover: before that nothing is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """The loss jumps far above where it was. Never acted on: most spikes recover."""
+    """The loss jumps far above where it was. Most spikes recover: acted on only where `policy.kinds` has a
+    ladder for it, it lasts, and a restart resumes from before."""
 
     deviations: float = option(8.0, "Standard deviations above the recent losses, …", ge=3)
     percent: float = option(10.0, "… and more than this above their median.", ge=1)
@@ -48,11 +53,15 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
     if spike is None:
         return finding.ok(f"the loss of job {job_id} is {points[-1].loss:.4g}")
     first, usual = points[spike[0]], spike[1]
+    resumes = resumes_before(job, first.step)
     return finding.bad(
         f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
         facts=(
             "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
+            resumes.fact,
         ),
+        # In the first losses that are kept, where it began may have been forgotten.
+        actionable=resumes.helps and spike[0] > LEAST and points[-1].step - first.step >= LASTS_STEPS,
         duration_s=max(0.0, now - first.at),
     )
 
@@ -104,6 +113,8 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="The loss has jumped",
+    site_may_act=True,
+    asks=False,
     hint=Hint(
         usually="Often it recovers by itself within some tens of steps.",
         try_next="Wait; if not: restart from before and skip the batches, lower the learning rate.",

@@ -40,6 +40,7 @@ from slurm_watchdog.detect import (
     wedged_teardown,
 )
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -129,6 +130,11 @@ def why_ladder_unfit(kind: str, ladder: tuple[Rung, ...]) -> str | None:
     if not spec.may_act:
         why = spec.why_no_action or "its evidence is never good enough to act on"
         return f"{kind} is reported only: {why}; kinds with a ladder: {', '.join(MAY_ACT)}"
+    asks = any(rung in GENTLE for rung in ladder)
+    if spec.asks and not asks and any(rung in ENDINGS for rung in ladder):
+        return f"{kind} is about a job that makes steps: it is asked to save before it is ended, by {', '.join(GENTLE)}"
+    if spec.asks is False and asks:
+        return f"{kind}: what the job would save now is damaged, so it is not asked to; such as [evidence, requeue]"
     of_a_process = spec.subject is Subject.PROCESS
     wrong = [step for step in ladder if (step is Rung.END_PROCESS) != of_a_process]
     if not wrong:

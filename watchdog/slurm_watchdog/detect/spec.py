@@ -115,6 +115,9 @@ class DetectorSpec:
     """The rungs that are shipped; none: it is reported only."""
     site_may_act: bool = False
     """Without a shipped ladder: the evidence can be good enough for a site to configure one."""
+    asks: bool | None = None
+    """Whether a ladder that ends the job has to ask it to save before (True: it makes steps), or may not (False: what
+    it would save is damaged); None: as the site likes."""
     blames_node: float = 0.0
     """How strongly an incident speaks against the node that it names, from 0, nothing, to 1: the node itself is
     proven broken. See slurm_watchdog.ledger."""

@@ -14,7 +14,8 @@ Fires: no step beyond the limit: at once if no rank does anything and no stack s
 min; 1.5 × `checkpoint_floor` while a checkpoint is seen to be written). Or no first step for 90 min
 (`start_limit`), of a training whose log can be read and whose ranks are known to be idle.
 Names: the ranks that do nothing while others work, if that is clear.
-Note: a loop that runs without logging looks alike: hence the 30 min.
+Note: a loop that runs without logging looks alike: hence the 30 min. A site without ptrace may have a ladder act on
+processes and GPUs alone (`act_without_stacks`): each rank is known, and has done nothing for so long.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from slurm_watchdog.analysis.progress_limit import (
 from slurm_watchdog.analysis.rank_activity import LoopState, few_idle_among_busy, loop_state
 from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span, span_or_never
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -71,6 +72,11 @@ class StalledProgress:
     still_limit: float = span(
         600.0,
         "Limit where stacks and processes show that no rank does anything and none waits in a collective.",
+    )
+    act_without_stacks: float = span_or_never(
+        0.0,
+        "Where no stack can be had (no ptrace), a ladder acts after this time without a step, if processes and GPUs of "
+        "all ranks are known to do nothing; 0s = never. No less than `busy_limit` counts.",
     )
     start_limit: float = span(
         5400.0,
@@ -116,6 +122,7 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
     if patient and (not evidence.stands or waits_for_stacks):
         return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
+    still = still or _stands_without_stacks(job, evidence, age_s, settings)
     beyond = f"no step for {age_s:.0f} s (limit {limit.seconds:.0f} s, {limit.reason})"
     what = f"makes no progress since {progress.place}: {beyond}"
     return _bad_finding(job, finding, what, evidence, actionable=still)
@@ -146,6 +153,13 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
     together = voted.in_own_code and len(job.ranks) > 1
     at_it = voted.checkpointing or voted.patient or together or rank_on_storage(job) is not None
     return known and not at_it and loop_state(job, now, limit_s).stands is True
+
+
+def _stands_without_stacks(job: JobView, evidence: LoopState, age_s: float, settings: StalledProgress) -> bool:
+    """The proof of a site without ptrace: it wants to act on it, and nothing was seen of any rank for long."""
+    wanted_s = settings.act_without_stacks
+    long = wanted_s > 0 and age_s >= with_a_step(job, max(wanted_s, settings.busy_limit))
+    return long and evidence.stands is True and not any(each.stacks for each in job.snapshots)
 
 
 def _without_steps(

@@ -36,6 +36,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     no_action: tuple[str, ...] = ()
     """Times of the week at which nothing is done by itself: see slurm_watchdog.base.hours."""
     rung_limits: tuple[tuple[str, float], ...] = ()
+    may_ask: bool = True
+    """False: what the job would save is damaged, and its owner has it asked in vain."""
     refused: str = ""
     """Why the job's owner wants nothing done; a guard says it."""
 
@@ -80,6 +82,7 @@ def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
         mode=book.modes.get(kind, "observe"),
         ladder=spec_of(kind).ladder,
         no_action=book.no_action,
+        may_ask=spec_of(kind).asks is not False,
         source=f"what is shipped for {kind}",
     )
     if kind in book.kinds:
@@ -111,7 +114,9 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
         return replace(rule, refused=f"its owner wants it left alone ({wish.source})")
     if wish.ladder is None:
         return rule
-    wanted = [rung for rung in wish.ladder if rung in rule.ladder or (rule.ladder and rung in HARMLESS)]
+    wanted = [
+        rung for rung in wish.ladder if rung in rule.ladder or (rule.ladder and rule.may_ask and rung in HARMLESS)
+    ]
     dropped = [rung for rung in wish.ladder if rung not in wanted]
     if rule.ladder and not wanted:
         wants = "nothing done" if not wish.ladder else f"{', '.join(dropped)}, which is not permitted"

@@ -279,7 +279,7 @@ class Drive:
         fired = [each.fired_at for each in self.story.incidents.values() if each.kind == hang]
         view = self.state.job_view(job.job_id, t)
         if fired and view is not None and not view.collectives and t >= (fired[0] or 0.0) + RECORDS_S:
-            self.state.runs.add_collectives(job.job_id, job.restarts, records, t)
+            self.state.runs.add_records(job.job_id, job.restarts, records, t)
 
 
 def write_trace(world: World, until: float, scene: Scene) -> Iterator[bytes]:

@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, and spoilt answers of NCCL's RAS, through
-their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, spoilt answers of NCCL's RAS, and spoilt
+error files of ranks, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import ras_records
+from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.nccl_ras import parse_ras
 
@@ -41,7 +42,10 @@ def main() -> int:
     for number, body in zip(range(options.number), _bodies(rng), strict=False):
         began = time.monotonic()
         try:
-            if number % 2:
+            if number % 3 == 2:
+                parse_fatal_error(body)
+                parse_error_file(body)
+            elif number % 3:
                 words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
             else:
                 words_of(order_of(ras_records(parse_ras(body), PIDS)))
@@ -61,9 +65,11 @@ def main() -> int:
 def _bodies(rng: random.Random) -> Iterator[bytes]:
     dumps = [path.read_bytes() for path in sorted(CAPTURES.glob("flight_recorder/*/trace_*"))]
     answers = [path.read_bytes() for path in sorted(CAPTURES.glob("ras/2*"))]
+    words = [path.read_bytes() for path in sorted(CAPTURES.glob("own_words/[es]*"))]
     while True:
         yield rng.choice(SPOIL)(rng, bytearray(rng.choice(answers)), answers)
         yield rng.choice(SPOIL)(rng, bytearray(rng.choice(dumps)), dumps)
+        yield rng.choice(SPOIL)(rng, bytearray(rng.choice(words)), words)
 
 
 def _flipped(rng: random.Random, body: bytearray, dumps: list[bytes]) -> bytes:

@@ -3,7 +3,7 @@ changes leaves the crowd."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
@@ -129,3 +129,20 @@ def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> Non
 
 def test_choose_says_of_a_crowd_that_nobody_looked_at_whose_it_is() -> None:
     assert [(each.job_id, each.uid, each.count) for each in choose((), (), crowd={("7", MALLORY): 55_000})[1]] == [("7", MALLORY, 55_000)]  # fmt: skip
+
+
+def test_where_ranks_write_why_they_end_is_known_after_they_are_gone_and_as_long_as_the_job_is_here() -> None:
+    read = ProcessReader(Probes())  # type: ignore[arg-type]
+    ranks = [entry(pid, role=Role.RANK) for pid in (11, 12)]
+    for number, each in enumerate(ranks):
+        path = (("TORCHELASTIC_ERROR_FILE", f"/tmp/e/{number}/error.json"),)
+        each.known = replace(each.known, settings=path)
+        each.member = JobMember("7", "0", Role.RANK, rank=number, by=BY_SLURM)
+    read.owners, read._mine = {"7": MALLORY}, ranks
+    read._note_error_files()
+    read._mine = []
+    read._note_error_files()
+    assert read.error_files_of("7") == {"/tmp/e/0/error.json": 0, "/tmp/e/1/error.json": 1}
+    read.owners = {}
+    read._note_error_files()
+    assert read.error_files_of("7") == {}

@@ -8,17 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from slurm_watchdog.agent.evidence import cores, flight_recorder, last_lines, node_settings
+from slurm_watchdog.agent.evidence import cores, error_files, flight_recorder, last_lines, node_settings
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
@@ -226,11 +227,42 @@ def test_a_flight_recorder_dump_is_read_and_sent_and_one_that_would_run_somethin
     assert flight_recorder.read_flight_recorders(msgspec.structs.replace(args, uid=os.getuid() + 1)) == []
 
 
+ERROR_FILE = (Path(__file__).parents[2] / "captures" / "own_words" / "exception.json").read_bytes()
+
+
 def test_a_dump_from_the_future_has_no_known_age_and_is_left_out(tmp_path: Path) -> None:
     dump = tmp_path / "trace_0"
     dump.write_bytes(DUMP.read_bytes())
     os.utime(dump, (4e9, 4e9))
     assert flight_recorder.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)])) == []
+
+
+def test_what_ranks_wrote_of_their_ends_is_read_of_their_owner_alone(tmp_path: Path) -> None:
+    for rank, body in enumerate((ERROR_FILE, b"", b"", ERROR_FILE)):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "error.json").write_bytes(body)
+    (tmp_path / "1" / "stderr.log").write_bytes(b"step 5\nFatal Python error: Segmentation fault\n")
+    (tmp_path / "2" / "stderr.log").symlink_to(tmp_path / "1" / "stderr.log")
+    os.utime(tmp_path / "3" / "error.json", (4e9, 4e9))
+    asked = finding(error_files=[(f"{tmp_path}/{rank}/error.json", rank) for rank in range(5)])
+    found = error_files.read_error_files(asked)
+    assert [(each.rank, each.said) for each in found] == [
+        (0, "ValueError: bad shard 17 (train.py:9 in step)"),
+        (1, "Fatal Python error: Segmentation fault"),
+    ]
+    assert all(each.kind == "own_words" and 0 <= each.age_s < 60 for each in found)
+    assert error_files.read_error_files(msgspec.structs.replace(asked, uid=os.getuid() + 1)) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes root to become the job's owner")
+def test_a_node_without_ranks_still_says_what_they_wrote(probes: WorkerPool) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        path = Path(place) / "error.json"
+        path.write_bytes(ERROR_FILE)
+        os.chmod(place, 0o755)
+        os.chown(path, 1500, 1500)
+        evidence = collect(probes, dumps=1, own_words={str(path): 5}, uid=1500)
+    assert [(each.rank, each.said) for each in evidence.files] == [(5, "ValueError: bad shard 17 (train.py:9 in step)")]
 
 
 def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_path: Path) -> None:
@@ -352,12 +384,13 @@ def probes() -> Iterator[WorkerPool]:
 
 
 def collect(
-    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False
-) -> NodeEvidence:
+    probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False,
+    own_words: Mapping[str, int | None] | None = None, uid: int = -1,
+) -> NodeEvidence:  # fmt: skip
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
-    sources = Sources(probes, logs, "n1", lambda pid, start: known)
+    sources = Sources(probes, logs, "n1", lambda pid, start: known, error_files_of=lambda job: own_words or {})
     command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras)
-    collection = Collection(command, sources, -1, clock.monotonic(), processes)
+    collection = Collection(command, sources, uid, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
         probes.settle(0.1, [0])
         probes.poll(clock.monotonic())

@@ -53,7 +53,8 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     ),
     "last_lines": ({"files": [["1", "/home/u/a.out"]]}, USER),
     "find_files": (
-        {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5, "pids": [7]},
+        {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5, "pids": [7],
+         "error_files": [["/tmp/e/0/error.json", 0]]},
         USER,
     ),
     "find_listeners": ({"processes": [[7, 9]], "port": 28028}, -1),

@@ -260,6 +260,27 @@ def test_dumps_since_the_last_step_count_and_a_node_speaks_for_its_own_ranks(con
     ]  # fmt: skip
 
 
+def wrote(rank: int, age_s: float) -> FoundFile:
+    return FoundFile(kind="own_words", path="/e", size_bytes=1, age_s=age_s, rank=rank, said=f"ValueError: {rank}")
+
+
+def test_what_ranks_wrote_of_their_ends_since_the_last_step_is_known_the_first_one_first(
+    controller: Controller,
+) -> None:
+    first = with_dumps(wrote(0, 0.5), wrote(1, 900.0), wrote(3, 0.1))  # n1 has no rank 3
+    agents = Agents(controller, n1=first, n2=with_dumps(wrote(3, 2.0)))
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    play(agents, story())
+    view = controller.state.job_view("7", clock.monotonic())
+    assert view is not None
+    assert [(each.node, each.rank, each.text) for each in view.own_words] == [
+        ("n2", 3, "ValueError: 3"), ("n1", 0, "ValueError: 0"),
+    ]  # fmt: skip
+
+
 def test_one_node_asks_nccls_ras_and_what_another_says_of_it_is_not_heard(controller: Controller) -> None:
     def ras(release: str, behind: int) -> Callable[[str, Command], CommandResult]:
         ranks = tuple(RasRank(rank=n, pid=100 + n, counts=(("", 9 - (n == behind)),)) for n in range(4))

@@ -9,6 +9,7 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.filesystems import filesystem_key
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.collective_records import RecordSet
+from slurm_watchdog.model.evidence import OwnWords
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import BATCH_STEP, PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus
@@ -88,19 +89,25 @@ def test_records_of_collectives_count_until_a_step_or_a_rank_that_moves_and_only
     cluster = Cluster()
     cluster.step(1)
     runs, asked_at = cluster.state.runs, cluster.now
-    runs.add_collectives("7", 1, found, asked_at)
+    runs.add_records("7", 1, found, asked_at)
     assert cluster.job.collectives == ()  # of another run
-    runs.add_collectives("7", 0, found, asked_at)
+    runs.add_records("7", 0, found, asked_at)
     assert cluster.job.collectives == found
     cluster.now += 30
     for at, lines in enumerate((RECV, COMPUTE)):
         runs.add_snapshot("7", 0, (stack(0, lines, cpu_s=20.0 * at),), (), cluster.now + 10.0 * at)
     assert cluster.job.collectives == ()
-    runs.add_collectives("7", 0, found, asked_at + 40)
+    runs.add_records("7", 0, found, asked_at + 40)
     assert cluster.job.collectives == found
+    words = OwnWords(node="n1", rank=0, age_s=4.0, text="ValueError: x")
+    runs.add_records("7", 0, found, asked_at + 40, (words,), cluster.now - 6.0)
+    runs.add_records("7", 0, found, asked_at + 40)
+    assert cluster.job.own_words == (replace(words, age_s=10.0),), (
+        "they grow older, and stay if the next answer has none"
+    )
     cluster.step(2)
-    assert cluster.job.collectives == ()
-    runs.add_collectives("7", 0, found, asked_at)
+    assert (cluster.job.collectives, cluster.job.own_words) == ((), ())
+    runs.add_records("7", 0, found, asked_at)
     assert cluster.job.collectives == ()  # asked before that step
 
 

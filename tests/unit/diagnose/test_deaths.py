@@ -22,7 +22,8 @@ from slurm_watchdog.diagnose.logs.root_cause import (
     logged_error,
 )
 from slurm_watchdog.knowledge.launcher_exits import ending_of
-from slurm_watchdog.model.cluster_view import ErrorLine
+from slurm_watchdog.model.cluster_view import ErrorLine, JobView
+from slurm_watchdog.model.evidence import OwnWords
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
@@ -329,7 +330,7 @@ def test_how_a_rank_ended_is_said_of_that_rank() -> None:
     assert how_they_ended(dead, [1], 10_000.0) == "was killed (SIGKILL)"
     assert how_they_ended(dead, [2], 10_000.0) == "ended"
     assert how_they_ended(dead, [1, 2], 10_000.0) == "ended", "it is said of one of them"
-    assert last_error_before_end(dead, 1, 10_000.0) == "", "a launcher's line is none of its own"
+    assert last_error_before_end(dead, dead.ranks[1], 10_000.0) == "", "a launcher's line is none of its own"
 
 
 def own_words(rank: int | None, line: str, pattern: str = "python_exception") -> ErrorLine:
@@ -358,7 +359,50 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(error
         processes=seats,
         progress=progress(210.0, total_steps=900),
     )
-    assert last_error_before_end(dead, 1, 10_000.0) == said
+    assert last_error_before_end(dead, dead.ranks[1], 10_000.0) == said
     (finding,) = dead_rank.detect(cluster(dead), DeadRank())
     assert finding.truth is Truth.BAD
     assert finding.summary.endswith(f"3 of 4 are left. It said before: {said}." if said else "3 of 4 are left.")
+
+
+WROTE = "ValueError: bad shard 17 (train.py:31 in step)"
+
+
+LOST = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.1.0.7]:4411"
+
+
+def ending(*wrote: tuple[int, float], said: str = WROTE) -> JobView:
+    """Eight ranks on two nodes of which these wrote something so long ago, in that order; 1, 2 and 7 are gone."""
+    return job(
+        job=slurm_job(nodes=("n1", "n2")),
+        processes=tuple(
+            seen(rank, gone_s={1: 70.0, 2: 70.0, 7: 64.0}.get(rank), node=f"n{1 + rank // 6}") for rank in range(12)
+        ),
+        progress=progress(90.0, total_steps=900),
+        own_words=tuple(OwnWords(node=f"n{1 + rank // 6}", rank=rank, age_s=age_s, text=said) for rank, age_s in wrote),
+    )
+
+
+@pytest.mark.parametrize(
+    ("view", "named", "says"),
+    [
+        (ending((2, 74.0)), [2], True),
+        (ending((2, 74.0), (1, 71.0)), [2], True),
+        (ending((2, 72.0), (1, 71.0)), [1, 2, 7], True),
+        (ending((2, 900.0)), [1, 2, 7], False),
+        (ending((5, 74.0)), [1, 2, 7], False),
+        (ending((7, 74.0)), [1, 2, 7], False),
+        (ending((2, 74.0), said=LOST), [1, 2, 7], False),
+        (ending(), [1, 2, 7], False),
+    ],
+    ids=["one", "first", "at_once", "old", "alive", "others_before", "consequence", "none"],
+)
+def test_of_several_dead_ranks_the_one_that_wrote_why_before_all_others_is_named(
+    view: JobView, named: list[int], says: bool
+) -> None:
+    (finding,) = dead_rank.detect(cluster(view), DeadRank())
+    assert finding.truth is Truth.BAD
+    assert [each.rank for each in finding.culprits] == named
+    if len(named) == 1:
+        assert f"It said before: {WROTE}." in finding.summary
+    assert f"rank 2 on n1 wrote {view.own_words[0].age_s:.0f} s ago: {WROTE}" in finding.facts if says else True

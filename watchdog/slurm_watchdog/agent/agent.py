@@ -70,6 +70,7 @@ class Agent:
             sections=context.sections,
             awaiting_checkpoints=context.jobs.awaiting_checkpoints,
             details_of=context.processes.details_of,
+            error_files_of=context.processes.error_files_of,
             kernel_log=config.agent.kernel_log,
             switch_prefixes=config.kill_switch_prefixes,
             core_debugger=config.agent.core_debugger,

@@ -83,6 +83,7 @@ class Commands:
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
     details_of: Callable[[int, int], ProcessFacts | None] = lambda pid, start_ticks: None
+    error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
     """What was learnt of a process when it was met."""
     kernel_log: str = ""
     switch_prefixes: tuple[str, ...] = ()
@@ -228,7 +229,9 @@ class Commands:
             for process in self.processes
             if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
         }
-        sources = Sources(self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger)
+        sources = Sources(
+            self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger, self.error_files_of
+        )
         uid = self._uid(self._owner(command.job_id))
         collection = Collection(command, sources, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
@@ -315,9 +318,9 @@ class Commands:
     # -- may it be done ----------------------------------------------------------------------------------------
 
     def _processes_of(self, command: DumpStacks | CollectEvidence) -> tuple[Process, ...]:
-        """Those of its job. Raises Refused if there is none here, or if they are of another run."""
+        """Those of its job. Raises Refused if there is none here, and none left word, or if they are of another run."""
         mine = tuple(process for process in self.processes if process.job_id == command.job_id)
-        if not mine:
+        if not mine and (isinstance(command, DumpStacks) or not self.error_files_of(command.job_id)):
             raise Refused(f"no process of job {command.job_id} is on {self.node}")
         self._check_restarts(command.job_id, command.restarts)
         return mine

@@ -13,7 +13,8 @@ busy machine they take long.
 Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since; the
 agent reports its exit at once. Where nothing shows that there were steps left to make (no total in the log,
 no error, no GPU that spins), after a minute.
-Names: the rank, and its last log lines.
+Names: the rank, and its last log lines; what it wrote into torchelastic's error file, and of several the one that did
+so first.
 Note: `lingering_job` follows, if Slurm does not end the job.
 """
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -65,7 +67,8 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending")
     if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
         return finding.unknown(f"job {job_id} has not begun, or has made its last step")
-    first = max(dead, key=dead_for_s)
+    known = who_failed_first(job, dead)
+    first = known or max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
     if progress.last_increase_age_s is not None and progress.last_increase_age_s + PROGRESS_SLACK_S < age_s:
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
@@ -82,17 +85,17 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         )
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in dead)
+    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in ((first,) if known else dead))
     last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
-    error = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first, now)
     return finding.bad(
         f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, "
         f"after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}",
         culprits=culprits,
-        facts=tuple(f"last words: {line}" for line in last_lines),
+        facts=(*facts_of_ends(job, dead), *(f"last words: {line}" for line in last_lines)),
         duration_s=age_s,
     )
 

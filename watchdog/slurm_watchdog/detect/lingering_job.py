@@ -38,6 +38,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
+from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -103,6 +104,10 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
+    known = who_failed_first(job, dead)
+    if known is not None and dead_for_s(known) >= dead_for_s(dead[0]) - TOGETHER_S:
+        dead.remove(known)
+        dead.insert(0, known)
     first = dead[0]
     killed = how_killed(kills, job, first, now)
     if not survivors:
@@ -212,10 +217,11 @@ def _bad_finding(
     if not waits and (not left_over or age_s < PATIENCE * grace_s):
         return finding.unknown(f"{ended}, and the others are not seen to wait")
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
+    with_it = [first] if who_failed_first(job, dead) is first else with_it
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     last_lines = last_words(job, first)
     how = killed or how_they_ended(job, [rank.process.rank for rank in with_it], now)
-    error = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first, now)
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
@@ -223,6 +229,7 @@ def _bad_finding(
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *facts_of_ends(job, dead),
             *(f"last words: {line}" for line in last_lines),
             *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
@@ -274,7 +281,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
     )
     culprits = _named(dead)
     how = killed or how_they_ended(job, [rank.process.rank for rank in dead], now)
-    error = last_error_before_end(job, first.process.rank, now)
+    error = last_error_before_end(job, first, now)
     return finding.bad(
         f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
         f"{describe_all(culprits)} {how} after "
@@ -282,6 +289,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: f
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *facts_of_ends(job, dead),
             *(f"last words: {line}" for line in last_words(job, first)),
             f"nothing runs in it any more: scancel {job_id} frees its nodes",
         ),

@@ -11,7 +11,7 @@ from itertools import islice
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, UnreachedNode
@@ -223,6 +223,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Taken since the last step, oldest first."""
     collectives: tuple[RecordSet, ...] = ()
     """What its ranks had recorded of their collectives, written since the last step; of each source."""
+    own_words: tuple[OwnWords, ...] = ()
+    """What its ranks wrote of their own ends since the last step, the first one first."""
     row: StillRow | None = None
     """Of the dumps that began when the step was late by its own measure; None: none was taken."""
     errors: tuple[ErrorLine, ...] = ()

@@ -151,10 +151,10 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
 
 
 class FoundFile(Struct, frozen=True, kw_only=True):
-    """A file that tells about the end of a process: a core file, or a dump of PyTorch's Flight Recorder."""
+    """A file that tells about the end of a process: a core file, a dump of PyTorch's Flight Recorder, an error file."""
 
     kind: str
-    """`core` or `flight_recorder`."""
+    """`core`, `flight_recorder` or `own_words`."""
     path: str
     size_bytes: int
     age_s: float
@@ -165,7 +165,19 @@ class FoundFile(Struct, frozen=True, kw_only=True):
     """Compressed (zlib); None: too large, or not wanted."""
     record: CollectiveRecord | None = None
     """What a dump says, read by the agent; None: it could not be read."""
+    said: str | None = None
+    """Why its rank ended, as that wrote itself: `ValueError: … (train.py:31 in step)`."""
     error: str | None = None
+
+
+class OwnWords(Struct, frozen=True, kw_only=True):
+    """What a rank wrote of its own end."""
+
+    node: str
+    rank: int
+    age_s: float
+    """Since it wrote it."""
+    text: str
 
 
 class NodeEvidence(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence import cores
+from slurm_watchdog.agent.evidence.error_files import KIND as OWN_WORDS
 from slurm_watchdog.agent.evidence.flight_recorder import pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
@@ -73,6 +74,8 @@ class Sources:
     kernel_log: str = ""
     core_debugger: bool = False
     """Whether a debugger may read the frames of a core file (agent.core_debugger)."""
+    error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
+    """Of a job: into which files its ranks here write why they end, also those that are gone; and which rank."""
 
 
 @dataclass
@@ -104,6 +107,7 @@ class Collection:
     _out: set[str] = field(default_factory=set)
     """Parts that were asked for and have not been answered."""
     _dumps_asked: int = 0
+    _files_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.chosen = choose(self.processes)
@@ -270,7 +274,11 @@ class Collection:
             max_age_s=oldest_s + 60.0,
             pids=[process.pid for process in self.chosen],
             pipes=pipes,
+            error_files=[
+                each for each in self.sources.error_files_of(self.command.job_id).items() if self._may_touch(each[0])
+            ],
         )
+        self._files_at = now
         return self._ask_part("files", f"evidence:{owner}", request, self._keep_files, now, self.uid)
 
     def _find_ras(self, now: float) -> bool:
@@ -295,7 +303,7 @@ class Collection:
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
 
     def _keep_files(self, found: LeftoverFiles) -> None:
-        self._files += found.flight_recorder
+        self._files += (*found.flight_recorder, *found.own_words)
         if not found.core:
             return
         newest = found.core[0]
@@ -329,7 +337,7 @@ class Collection:
                 took_s=now - self.began,
                 ranks=tuple(self._rank(process) for process in self.chosen),
                 left_out=max(0, self.left_out),
-                files=tuple(self._files),
+                files=tuple(self._aged(each, now) for each in self._files),
                 log_lines=tuple(self._log_lines),
                 kernel_lines=tuple(self._kernel_lines),
                 settings=tuple(self._settings),
@@ -337,6 +345,10 @@ class Collection:
                 problems=tuple(dict.fromkeys(self._problems)),
             )
         )
+
+    def _aged(self, file: FoundFile, now: float) -> FoundFile:
+        """As old as it is when the answer leaves: who failed first is told by seconds."""
+        return replace(file, age_s=file.age_s + now - self._files_at) if file.kind == OWN_WORDS else file
 
     def _rank(self, process: Process) -> RankEvidence:
         key = (process.pid, process.start_ticks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from slurm_watchdog.agent.evidence import cores
+from slurm_watchdog.agent.evidence.error_files import read_error_files
 from slurm_watchdog.agent.evidence.flight_recorder import read_flight_recorders
 from slurm_watchdog.agent.workers.answer_types import LeftoverFiles
 from slurm_watchdog.agent.workers.request_types import FindFiles
@@ -12,7 +13,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 
 
 def find_files(request: FindFiles, worker: WorkerState) -> LeftoverFiles:
-    """Flight Recorder dumps and core files, and the program of the first of `pids` that lives."""
+    """Flight Recorder dumps, error files and core files, and the program of the first of `pids` that lives."""
     program = None
     for pid in request.pids:
         try:
@@ -22,6 +23,7 @@ def find_files(request: FindFiles, worker: WorkerState) -> LeftoverFiles:
             continue
     return LeftoverFiles(
         flight_recorder=tuple(read_flight_recorders(request)),
+        own_words=tuple(read_error_files(request)),
         core=tuple(cores.find_cores(request)),
         program=program,
     )

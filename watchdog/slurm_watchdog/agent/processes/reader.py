@@ -54,6 +54,9 @@ OTHERS_EVERY = 3
 SWITCHES_EVERY = 12
 """Ticks between two looks at the context switches of a rank."""
 MAX_DIRECTORIES = 8
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+MAX_ERROR_FILES = 256
+"""Of a job: a launcher that starts its ranks again names new ones."""
 """Of checkpoints, for one job."""
 
 
@@ -82,6 +85,7 @@ class ProcessReader:
     """Those that are looked at in every tick."""
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
+    _error_files: dict[str, dict[str, int | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.table = ProcessTable(self.files, spawner=self.probes.spawner_pid)
@@ -222,8 +226,25 @@ class ProcessReader:
             for pid in ranks
             for path in (f"/proc/{pid}/stat", f"/proc/{pid}/task/{pid}/syscall", f"/proc/{pid}/io")
         )
+        self._note_error_files()
         self.problem = self._what_is_hidden()
         self.table.changed = False
+
+    def _note_error_files(self) -> None:
+        """Who is gone is asked about, too; of jobs that nobody has here any more nothing is kept."""
+        here = {entry.member.job_id for entry in self._mine if entry.member is not None} | self.owners.keys()
+        self._error_files = {job: files for job, files in self._error_files.items() if job in here}
+        for entry in self._mine:
+            member, path = entry.member, dict(entry.known.settings).get(ERROR_FILE, "")
+            if member is None or member.role is not Role.RANK or not path.startswith("/"):
+                continue
+            files = self._error_files.setdefault(member.job_id, {})
+            if self._speaks_for(entry, member.job_id) and (len(files) < MAX_ERROR_FILES or path in files):
+                files[path] = member.rank
+
+    def error_files_of(self, job_id: str) -> Mapping[str, int | None]:
+        """Into which files the ranks of this job here write why they end, or wrote: path -> rank."""
+        return self._error_files.get(job_id, {})
 
     def _has_new_owner(self, entry: Entry) -> bool:
         """Whether Slurm has said something else about the job of this one since it was assigned."""

@@ -138,6 +138,7 @@ class LeftoverFiles(Struct, frozen=True, kw_only=True):
     """Files that a job has left behind."""
 
     flight_recorder: tuple[FoundFile, ...] = ()
+    own_words: tuple[FoundFile, ...] = ()
     core: tuple[FoundFile, ...] = ()
     program: str | None = None
     """Of the first process that lives: a core file of its neighbour is read with it."""

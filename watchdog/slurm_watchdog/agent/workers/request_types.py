@@ -214,7 +214,7 @@ class LastLines(Request[list[LogEnd]], frozen=True):
 
 
 class FindFiles(Request[LeftoverFiles], frozen=True):
-    """Core files and Flight Recorder dumps of a job."""
+    """Core files, Flight Recorder dumps and error files of a job."""
 
     task = "find_files"
     files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
@@ -228,6 +228,8 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     pids: Annotated[list[Pid], Meta(max_length=256)]
     pipes: Annotated[list[Path], Meta(max_length=256)] = []
     """A rank that reads from one of these writes its dump again when something is written into it."""
+    error_files: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
+    """(path, rank) of files into which torchelastic writes why a rank ended."""
 
 
 class FindListeners(Request[Listeners], frozen=True):

@@ -36,6 +36,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     diagnosis_json,
     gathered_of,
     main_call,
+    own_words_of,
 )
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
@@ -323,6 +324,8 @@ class Collector:
         found.ras = found.ras or evidence.ras
         begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
         for file in evidence.files:
+            if file.said is not None and file.rank is not None:
+                found.own_words.append((node, file.rank, clock.monotonic() - file.age_s, file.said[:MAX_ERROR]))
             if file.record is not None:
                 found.dumps[node, file.record.rank] = begun - file.age_s, found.shared.record(file.record)
 
@@ -334,7 +337,9 @@ class Collector:
         if view is None or view.job.restarts != found.job.restarts:
             return
         gathered = gathered_of(found, view, now)
-        self._cluster.runs.add_collectives(found.job.job_id, found.job.restarts, gathered.collectives, found.began)
+        self._cluster.runs.add_records(
+            found.job.job_id, found.job.restarts, gathered.collectives, found.began, own_words_of(found, view, now), now
+        )
         found.diagnosis = self._diagnose(gathered, view, now)
         if found.incident_id is None:
             return

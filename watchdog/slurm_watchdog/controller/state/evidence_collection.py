@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.ras_records import ras_records, unreachable
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
@@ -20,7 +21,7 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
-from slurm_watchdog.model.evidence import Frame, LockWait, ProcessStack, RankEvidence, ThreadStack
+from slurm_watchdog.model.evidence import Frame, LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
@@ -29,6 +30,8 @@ from slurm_watchdog.parse.nccl_ras import bounded
 
 FLIGHT_RECORDER: Final = "the Flight Recorder"
 RAS: Final = "NCCL's RAS"
+MAX_OWN_WORDS: Final = 64
+"""Of a run; who failed first is what is asked."""
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""
 
@@ -76,6 +79,8 @@ class Collected:
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     dumps: dict[tuple[str, int], tuple[float, CollectiveRecord]] = field(default_factory=dict)
     """(node, rank) -> when its Flight Recorder dump was written (monotonic, at the earliest), and what it says."""
+    own_words: list[tuple[str, int, float, str]] = field(default_factory=list)
+    """(node, rank, when on the monotonic clock, why it ended)."""
     ras: RasAnswer | None = None
     """What NCCL's RAS said of the whole job."""
     shared: SharedFrames | None = None
@@ -169,6 +174,19 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
         facts = (f"rank {', '.join(map(str, gone[:6]))} does not answer it: stopped, or gone",) if gone else ()
         sets.append(RecordSet(source=RAS, records=ras_records(answer, pids), facts=facts))
     return tuple(sets)
+
+
+def own_words_of(found: Collected, view: JobView, now: float) -> tuple[OwnWords, ...]:
+    """What ranks wrote of their own ends since the last step, the first one first; of ranks that are known to be, or to
+    have been, on that node."""
+    known = {(rank.node, rank.process.rank) for rank in view.ranks}
+    age_s = view.progress.age_s if view.progress is not None else view.run_age_s
+    since = now - age_s - PROGRESS_SLACK_S
+    fresh = [each for each in found.own_words if each[:2] in known and each[2] >= since]
+    return tuple(
+        OwnWords(node=node, rank=rank, age_s=max(0.0, now - at), text=text)
+        for node, rank, at, text in sorted(fresh, key=lambda each: each[2])[:MAX_OWN_WORDS]
+    )
 
 
 def main_call(rank: RankEvidence) -> str | None:

@@ -20,7 +20,7 @@ from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.model.slurm import SlurmJob
@@ -141,6 +141,8 @@ class Run:
     )
     collectives: tuple[RecordSet, ...] = ()
     """What its ranks had recorded of their collectives, written since the last step."""
+    own_words: tuple[float, tuple[OwnWords, ...]] = (0.0, ())
+    """When they were as old as they say, and what its ranks wrote of their own ends."""
     row: Row | None = None
     """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
@@ -174,7 +176,7 @@ class Run:
     def forget_dumps(self) -> None:
         """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
         self.snapshots.clear()
-        self.collectives = ()
+        self.collectives, self.own_words = (), (0.0, ())
         self.row = None
         self.motion = None if self.motion is None else motion.interrupted(self.motion)
 

@@ -52,6 +52,7 @@ def job_view(
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
         collectives=run.collectives,
+        own_words=tuple(replace(each, age_s=each.age_s + now - run.own_words[0]) for each in run.own_words[1]),
         row=None if run.row is None else still_row.view(run.row, now),
         errors=tuple(ErrorLine(node=node, age_s=now - at, event=event) for node, at, event in run.errors.lines),
         error_ranks=run.errors.ranks_by_pattern(),

@@ -13,7 +13,7 @@ from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, start
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_snapshot
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.collective_records import RecordSet
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ALIVE, FAILED, RUNNING, WAITING, is_known
@@ -124,13 +124,17 @@ class Runs:
         else:
             note_early_dump(run, stacks, silent, now, early_asked_at)
 
-    def add_collectives(self, job_id: str, restarts: int, found: tuple[RecordSet, ...], asked_at: float) -> None:
-        """What the ranks of this run had recorded of their collectives; dropped if a step was made since `asked_at`
-        (monotonic), when they were asked."""
+    def add_records(
+        self, job_id: str, restarts: int, found: tuple[RecordSet, ...], asked_at: float,
+        own_words: tuple[OwnWords, ...] = (), now: float = 0.0,
+    ) -> None:  # fmt: skip
+        """What the ranks of this run had recorded of their collectives, and, at `now`, of their own ends; dropped if a
+        step was made since `asked_at` (monotonic), when they were asked."""
         run = self._runs.get(job_id)
         clock = main_clock(run.clocks) if run is not None else None
         if run is not None and run.job.restarts == restarts and (clock is None or clock.rose_at <= asked_at):
             run.collectives = found
+            run.own_words = (now, own_words) if own_words else run.own_words
             run.restless = True
 
     def grant_grace(self, now: float, job_ids: Iterable[str] | None = None) -> None:

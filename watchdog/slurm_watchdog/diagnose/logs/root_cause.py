@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.logs.own_words import words_of
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
     ReportedLine,
@@ -25,7 +26,7 @@ from slurm_watchdog.diagnose.logs.reported_run import (
 )
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
 from slurm_watchdog.knowledge.log_signatures import LogTable, log_table
-from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.cluster_view import JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
@@ -164,9 +165,12 @@ def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str
     return cause.how if cause is not None and known else "ended"
 
 
-def last_error_before_end(job: JobView, rank: int | None, now: float) -> str:
-    """The line by which this rank itself said why it ends, in a form for a sentence; empty where none of its
-    own is known to be the cause."""
+def last_error_before_end(job: JobView, gone: ProcessView, now: float) -> str:
+    """The line by which this rank itself said why it ends, in its log or in a file of its own, in a form for a
+    sentence; empty where none of its own is known to be the cause."""
+    rank, words = gone.process.rank, words_of(job, gone)
+    if words is not None:
+        return shortened(words.text, EXCERPT_CHARS).rstrip(".:")
     cause = find_cause(running(job, now)) if job.errors and rank is not None else None
     if (
         cause is None

@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, spoilt answers of NCCL's RAS, and spoilt
-error files of ranks, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks
+and small files of the kernel, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
 
@@ -9,17 +9,33 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from slurm_watchdog.agent.collectors.usage import (
+    parse_file_limit,
+    parse_meminfo,
+    parse_open_files,
+    parse_threads,
+)
+from slurm_watchdog.agent.proc.control_groups import (
+    group_of,
+    levels_of,
+    parse_counts,
+    parse_number,
+    parse_pressure,
+    read_group,
+)
 from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import ras_records
+from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.nccl_ras import parse_ras
 
-NUMBER = 100_000
+NUMBER = 400_000
+"""100,000 for each reader."""
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
 CAPTURES = Path(__file__).parents[1] / "captures"
@@ -37,39 +53,79 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     limit_address_space()
-    rng, mark = random.Random(options.seed), Path("FUZZED")
-    read = 0
-    for number, body in zip(range(options.number), _bodies(rng), strict=False):
+    return fuzz(options.number, options.seed)
+
+
+def fuzz(number: int, seed: int) -> int:
+    """So many bodies, in turn for each reader: 0 if each was read, or refused with a ValueError, in time."""
+    rng, mark, read = random.Random(seed), Path("FUZZED"), 0
+    for at in range(number):
+        reader, whole = READERS[at % len(READERS)]
+        body = rng.choice(SPOIL)(rng, bytearray(rng.choice(whole)), whole)
         began = time.monotonic()
         try:
-            if number % 3 == 2:
-                parse_fatal_error(body)
-                parse_error_file(body)
-            elif number % 3:
-                words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
-            else:
-                words_of(order_of(ras_records(parse_ras(body), PIDS)))
+            reader(body)
             read += 1
         except ValueError:
             pass
         except BaseException:
-            print(f"seed {options.seed}, body {number}: {body[:200]!r}", file=sys.stderr)
+            print(f"seed {seed}, body {at}: {body[:200]!r}", file=sys.stderr)
             raise
         if mark.exists() or time.monotonic() - began > LONGEST_S:
-            print(f"seed {options.seed}, body {number} did harm: {body[:200]!r}", file=sys.stderr)
+            print(f"seed {seed}, body {at} did harm: {body[:200]!r}", file=sys.stderr)
             return 1
-    print(f"{options.number} bodies, {read} of them read", file=sys.stderr)
+    print(f"{number} bodies, {read} of them read", file=sys.stderr)
     return 0
 
 
-def _bodies(rng: random.Random) -> Iterator[bytes]:
-    dumps = [path.read_bytes() for path in sorted(CAPTURES.glob("flight_recorder/*/trace_*"))]
-    answers = [path.read_bytes() for path in sorted(CAPTURES.glob("ras/2*"))]
-    words = [path.read_bytes() for path in sorted(CAPTURES.glob("own_words/[es]*"))]
-    while True:
-        yield rng.choice(SPOIL)(rng, bytearray(rng.choice(answers)), answers)
-        yield rng.choice(SPOIL)(rng, bytearray(rng.choice(dumps)), dumps)
-        yield rng.choice(SPOIL)(rng, bytearray(rng.choice(words)), words)
+def _read_dump(body: bytes) -> None:
+    words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
+
+
+def _read_answer(body: bytes) -> None:
+    words_of(order_of(ras_records(parse_ras(body), PIDS)))
+
+
+def _read_own_words(body: bytes) -> None:
+    parse_fatal_error(body)
+    parse_error_file(body)
+
+
+def _read_usage(body: bytes) -> None:
+    """Every small file of the kernel through every reader of one: whichever it is, none of them raises."""
+    for resource in ("cpu", "memory", "io"):
+        parse_pressure(body, resource)
+    for name in ("memory", "pids"):
+        levels_of((group_of(body.decode(errors="replace"), name) or ("", False))[0])
+    parse_threads(body, [parse_number(body), parse_open_files(body) and 5])
+    read_group("", Resource.MEMORY, True, lambda path: body)
+    parse_counts(body), parse_meminfo(body), parse_file_limit(body)
+
+
+def _of(pattern: str) -> list[bytes]:
+    found = [path.read_bytes() for path in sorted(CAPTURES.glob(pattern)) if path.name != "README"]
+    assert found, pattern
+    return found
+
+
+READERS: tuple[tuple[Callable[[bytes], None], list[bytes]], ...] = (
+    (_read_answer, _of("ras/2*")),
+    (_read_dump, _of("flight_recorder/*/trace_*")),
+    (_read_own_words, _of("own_words/*")),
+    (
+        _read_usage,
+        [
+            b"some avg10=0.31 avg60=1.25 avg300=0.40 total=12345\nfull avg10=0.00 avg60=0.50 avg300=0.10 total=99\n",
+            b"anon 4096\nactive_file 8192\ninactive_file 4096\nslab_reclaimable 512\noom_kill 1\nmax 3\n",
+            b"MemTotal:       131072000 kB\nMemFree:  1024 kB\nMemAvailable:   65536000 kB\n",
+            b"Limit                     Soft Limit           Hard Limit           Units\n"
+            b"Max open files            1024                 524288               files\n",
+            b"4:memory:/slurm/uid_1000/job_42/step_0/task_0\n0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n",
+            b"9223372036854771712\n", b"0.83 1.10 1.39 2/204 31337\n", b"1504\t0\t9223372036854775807\n",
+        ],
+    ),
+)  # fmt: skip
+"""What reads, and what its bodies are made of."""
 
 
 def _flipped(rng: random.Random, body: bytearray, dumps: list[bytes]) -> bytes:

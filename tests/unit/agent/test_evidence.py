@@ -230,11 +230,14 @@ def test_a_flight_recorder_dump_is_read_and_sent_and_one_that_would_run_somethin
 ERROR_FILE = (Path(__file__).parents[2] / "captures" / "own_words" / "exception.json").read_bytes()
 
 
-def test_a_dump_from_the_future_has_no_known_age_and_is_left_out(tmp_path: Path) -> None:
+def test_a_dump_from_a_clock_that_is_ahead_is_kept_for_people_and_tells_nothing_of_this_hang(tmp_path: Path) -> None:
     dump = tmp_path / "trace_0"
     dump.write_bytes(DUMP.read_bytes())
-    os.utime(dump, (4e9, 4e9))
-    assert flight_recorder.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)])) == []
+    for ahead_s, tells in ((0.5, True), (600.0, False)):
+        os.utime(dump, (time.time() + ahead_s, time.time() + ahead_s))
+        (found,) = flight_recorder.read_flight_recorders(finding(files=[(str(dump), 0, 60.0)]))
+        assert (found.record is not None, found.error is None, found.age_s) == (tells, tells, 0.0)
+        assert found.content is not None
 
 
 def test_what_ranks_wrote_of_their_ends_is_read_of_their_owner_alone(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ WELL = WELL_KEPT["srun"]
         ("nccl_error_handling", Level.WARNING, WELL.replace("pytorch/2.4", "pytorch/1.12")),
         ("nccl_monitoring", Level.HINT, WELL + "export TORCH_NCCL_ENABLE_MONITORING=0\n"),
         ("nccl_flight_recorder", Level.HINT, WELL + "export TORCH_NCCL_DUMP_ON_TIMEOUT=1\n"),
+        ("nccl_ras", Level.HINT, WELL + "export NCCL_RAS_ENABLE=0\n"),
         ("nccl_flight_recorder_pipe", Level.HINT, WELL + "export TORCH_FR_BUFFER_SIZE=2000\n"),
         ("nccl_timeout", Level.HINT, WELL + "export NCCL_TIMEOUT=3600\n"),
         ("checkpoint_directory", Level.HINT, WELL.replace("--save checkpoints", "--config run.yaml")),
@@ -172,7 +173,7 @@ def test_variables_about_collectives_that_do_what_they_seem_to_are_left_alone() 
     asked = WELL + "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/ask_ TORCH_NCCL_DUMP_ON_TIMEOUT=1 "
     assert rules(asked + "TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n") == set()
     assert rules(asked + "TORCH_FR_BUFFER_SIZE=2000\n") == set()
-    assert rules(WELL + "export TORCH_NCCL_ENABLE_MONITORING=1\n") == set()
+    assert rules(WELL + "export TORCH_NCCL_ENABLE_MONITORING=1 NCCL_RAS_ENABLE=1\n") == set()
     assert (
         rules(
             WELL.replace("srun ", "export NCCL_TIMEOUT=60\nsrun ").replace("--save", "--timeout $NCCL_TIMEOUT --save")

@@ -198,6 +198,13 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
             "asks for it as soon as the job is suspected, and says which rank did not enter which collective.",
             add=f"export {PIPE}=/tmp/ask_fr_${{SLURM_JOB_ID}}_",
         )  # fmt: skip
+    if _value_of(script, "NCCL_RAS_ENABLE") == "0":
+        yield Advice(
+            rule="nccl_ras", level=Level.HINT, where=script.path, evidence="NCCL_RAS_ENABLE=0",
+            sentence="NCCL's RAS is switched off: of a suspected job it tells how many collectives each rank called, "
+            "without stacks and without a record; it costs a thread that sleeps.",
+            add="unset NCCL_RAS_ENABLE  # it is on by itself since NCCL 2.24",
+        )  # fmt: skip
     used = re.search(r"\$\{?NCCL_TIMEOUT\b", script.text) is not None
     if (
         _value_of(script, "NCCL_TIMEOUT") is not None

@@ -36,6 +36,9 @@ OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"
 """The default of older releases."""
 NEW_NAME: Final = "torch/comm_lib_trace_rank_"
 """Below $XDG_CACHE_HOME, otherwise below ~/.cache: the default of newer releases."""
+CLOCK_SLACK_S: Final = 1.0
+"""A file server's clock may be ahead by so much without being wrong: then the dump is new."""
+AHEAD: Final = "the clock that dated it is ahead by {:.0f} s: whether it is of this hang is not known"
 MAX_FILE_BYTES: Final = 8 << 20
 MAX_KEPT_BYTES: Final = 256 * 1024
 """Of one rank, compressed."""
@@ -122,14 +125,16 @@ def _read(path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall
     with closing(fd):
         about = os.fstat(fd)
         age_s = wall - about.st_mtime
-        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or not 0 <= age_s <= max_age_s:
-            return None  # a time in the future is an age that is not known
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != uid or age_s > max_age_s:
+            return None
         each = FoundFile(kind="flight_recorder", path=path, size_bytes=about.st_size, age_s=max(0.0, age_s))
         if about.st_size > MAX_FILE_BYTES:
             return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")
         body = _whole(fd)
         try:
-            each = replace(each, record=parse_flight_recorder(body, rank))
+            record = parse_flight_recorder(body, rank)
+            known = age_s >= -CLOCK_SLACK_S
+            each = replace(each, record=record) if known else replace(each, error=AHEAD.format(-age_s))
         except ValueError as refused:
             each = replace(each, error=str(refused))
         packed = zlib.compress(body, 6)

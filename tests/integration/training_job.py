@@ -25,8 +25,8 @@ def submit(cluster: Cluster, *options: str, nodes: int = 2, sbatch: tuple[str, .
     return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
 
 
-def submit_supervised(cluster: Cluster, *more: str, nodes: int, spares: int) -> str:
-    """The same with a supervisor in its batch script, on `nodes` of which `spares` wait."""
+def submit_supervised(cluster: Cluster, *more: str, nodes: int, spares: int, launch: str = "") -> str:
+    """The same with a supervisor in its batch script, on `nodes` of which `spares` wait; `launch` in place of srun."""
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
     faults.chmod(0o777)
@@ -36,7 +36,7 @@ def submit_supervised(cluster: Cluster, *more: str, nodes: int, spares: int) -> 
     exports = "".join(
         f"export {name}='{value}'\n" for name, value in cluster.place.environment.items() if name != "PATH"
     )
-    script = train_script(cluster, options, *more, ahead=ahead)
+    script = train_script(cluster, options, *more, ahead=ahead, launch=launch)
     first, _, rest = script.partition("mkdir -p")
     output = Path(cluster.directory) / "log" / "job-%j.out"
     return cluster.sbatch(f"{first}{exports}mkdir -p{rest}", "--no-kill", f"-N{nodes}", f"--output={output}")

@@ -345,12 +345,18 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def train_script(
-    cluster: Cluster, *options: str, ranks_per_node: int = 2, pulse_s: float = 2.0, trainer: str = "", ahead: str = ""
+    cluster: Cluster,
+    *options: str,
+    ranks_per_node: int = 2,
+    pulse_s: float = 2.0,
+    trainer: str = "",
+    ahead: str = "",
+    launch: str = "",
 ) -> str:
     """A batch script as the BLOOM team had it: srun of the trainer, and a PULSE line beside it, into the same log.
 
     `trainer`: another interpreter and file than our own, which the job's user reads in the cluster's Place.
-    `ahead`: words before srun.
+    `ahead`: words before srun, or before `launch`, which takes its place.
     """
     words = " ".join(
         [
@@ -360,12 +366,13 @@ def train_script(
             *options,
         ]
     )
+    srun = f"srun --ntasks-per-node={ranks_per_node}"
     return f"""#!/bin/bash
 #SBATCH --open-mode=append --requeue --ntasks-per-node={ranks_per_node}
 (while sleep {pulse_s}; do echo "[$(date '+%F %T')] PULSE: demo is running ($SLURM_JOB_ID on $SLURM_JOB_NODELIST)"; done) &
 pulse=$!
 mkdir -p {cluster.shared}/checkpoints-$SLURM_JOB_ID
-{f"{ahead} srun".strip()} --ntasks-per-node={ranks_per_node} {words}
+{f"{ahead} {launch or srun}".strip()} {words}
 code=$?
 kill $pulse
 exit $code

@@ -252,6 +252,41 @@ def test_a_step_that_is_over_is_not_the_training_however_many_ranks_it_had() -> 
     assert [(r.process.step_id, r.alive) for r in cluster.job.ranks] == [("1", True), ("1", True)]
 
 
+def test_ranks_that_mpirun_starts_in_the_batch_step_and_in_a_step_are_of_one_training() -> None:
+    """Open MPI under Slurm: the batch host's ranks are children of mpirun, the others of its daemon in a step."""
+    cluster = Cluster()
+    cluster.slurm(nodes=("n1", "n2"))
+    head = [process(n, step_id="batch", pid=10 + n, world_size=4) for n in range(2)]
+    rest = [process(n, step_id="0", pid=20 + n, world_size=4) for n in (2, 3)]
+    shell = process(0, step_id="1", pid=50, world_size=1)
+    for number in range(3):
+        cluster.report(*head, shell, events=(progress_event(number),))
+        cluster.report(*rest, node="n2", wait=0.0)
+    assert [(r.process.rank, r.process.step_id) for r in cluster.job.ranks] == [
+        (0, "batch"), (1, "batch"), (2, "0"), (3, "0"),
+    ]  # fmt: skip
+    assert (cluster.job.step_id, cluster.job.run_age_s) == ("0", 15)
+    cluster.report(node="n2")
+    assert [(r.process.rank, r.alive) for r in cluster.job.ranks] == [(0, True), (1, True), (2, False), (3, False)]
+    assert cluster.job.progress is not None, "it is the same training, though a step has lost all of its ranks"
+    again = [process(n, step_id="batch", pid=30 + n, world_size=4) for n in range(2)]
+    cluster.report(*again)
+    assert {r.process.step_id for r in cluster.job.ranks} == {"batch"}, "what is gone of step 0 is of the start before"
+    new = [process(n, step_id="2", pid=40 + n, world_size=4) for n in (2, 3)]
+    cluster.report(*new, node="n2")
+    assert [r.process.rank for r in cluster.job.ranks if r.alive] == [0, 1, 2, 3]
+    assert (cluster.job.step_id, cluster.job.progress) == ("2", None)
+
+
+@pytest.mark.parametrize("world", [2, None])
+def test_two_trainings_side_by_side_are_never_taken_for_one(world: int | None) -> None:
+    cluster = Cluster()
+    first = [process(n, step_id="0", pid=10 + n, world_size=world) for n in range(2)]
+    second = [process(n, step_id="1", pid=20 + n, world_size=world) for n in range(2)]
+    cluster.report(*first, *second)
+    assert {r.process.step_id for r in cluster.job.ranks} == {"1"}
+
+
 def test_the_training_that_follows_another_step_has_its_own_clock_and_its_own_start() -> None:
     cluster = Cluster()
     for number in range(1, 9):  # the data is prepared: quick steps, all of them

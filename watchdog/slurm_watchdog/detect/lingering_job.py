@@ -139,12 +139,13 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
 
 def _ends_by_nobody(job: JobView) -> bool:
     """Whether nobody but us would end the step, or start the rank again: it has a supervisor, and was not over."""
+    steps = {each.process.step_id for each in job.ranks}
     beside = [each.process for each in job.processes if each.alive and each.process.role is Role.HELPER]
     return (
         job.supervised
         and had_steps_to_make(job)
         and not job.unlisted
-        and all(each.comm in NO_LAUNCHERS or each.step_id != job.step_id for each in beside)
+        and all(each.comm in NO_LAUNCHERS or each.step_id not in steps for each in beside)
     )
 
 

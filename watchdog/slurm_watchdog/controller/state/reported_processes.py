@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.filesystems import Filesystems
-from slurm_watchdog.controller.state.run import ProcessKey, Run, follow_training, is_of_earlier_start
+from slurm_watchdog.controller.state.run import Run, follow_training, is_of_earlier_start
 from slurm_watchdog.controller.state.run_updates import note_absent, note_process, trains
 from slurm_watchdog.controller.state.runs import Runs
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -16,7 +16,9 @@ from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.controller.state.still_row import Row
+from slurm_watchdog.controller.state.training_steps import living_steps, training_steps
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
@@ -47,8 +49,6 @@ GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
 oldest are forgotten first."""
 START_SLACK_S = 3.0
 """Slurm gives start times in whole seconds, by the clock of its own machine."""
-ProcessKey = tuple[str, int, int]
-"""(node, pid, start ticks)."""
 
 
 @dataclass(slots=True)
@@ -85,6 +85,8 @@ class Run:
     """Processes of the run before that are still ending."""
     step_id: str | None = None
     """The Slurm step that the clocks are about, as far as is known."""
+    steps: frozenset[str | None] = frozenset()
+    """It, and those whose ranks are of the same world: see `training_steps`."""
     steps_from: float = float("-inf")
     """Counts that were read before this belong to the Slurm step, or start, before."""
     starts: int | None = None
@@ -316,11 +318,12 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
     of the one before may come with the next report only, and from another node. A rank that cannot be killed may stay
     of a step that was started again elsewhere; a step beside one that has all its ranks is a side step.
     """
-    living, newest = _living_steps(run.processes), training_step(run.processes)
-    if not living or newest == run.step_id or (run.step_id in living and not _has_lost_ranks(run)):
+    living, (newest, steps) = living_steps(run.processes), training_steps(run.processes, run.steps)
+    continues = run.step_id is None or run.step_id in steps
+    if not living or (not continues and run.step_id in living and not _has_lost_ranks(run)):
         return
-    before, run.step_id = run.step_id, newest
-    if before is not None:
+    run.step_id, run.steps = newest, steps
+    if not continues:
         _begin_again(run, now, interval_s)
 
 
@@ -332,7 +335,10 @@ def follow_start(run: Run, status: SupervisorStatus, now: float, interval_s: flo
         run.begun_ticks = status.begun_ticks
         for key in [key for key, (process, _, _) in run.processes.items() if is_of_earlier_start(run, key, process)]:
             run.forget(key)
-    if before is not None and status.starts > before and run.step_id == BATCH_STEP:
+    if before is None or status.starts <= before:
+        return
+    run.steps = frozenset()
+    if run.step_id == BATCH_STEP:
         _begin_again(run, now, interval_s)
 
 
@@ -352,20 +358,5 @@ def _begin_again(run: Run, now: float, interval_s: float) -> None:
 
 
 def _has_lost_ranks(run: Run) -> bool:
-    ranks = (each for each in run.processes.values() if each[0].role is Role.RANK and each[0].step_id == run.step_id)
+    ranks = (each for each in run.processes.values() if each[0].role is Role.RANK and each[0].step_id in run.steps)
     return any(gone_at is not None for _, _, gone_at in ranks)
-
-
-def _living_steps(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> set[str | None]:
-    return {p.step_id for p, _, gone_at in processes.values() if p.role is Role.RANK and gone_at is None}
-
-
-def training_step(processes: Mapping[ProcessKey, tuple[Process, float, float | None]]) -> str | None:
-    """The Slurm step with the most ranks, of those that live: side steps of the same job (a shell, a profiler)
-    have few, and one that is over may have had more. Of two with as many the newer one, which has the higher number."""
-    living = _living_steps(processes)
-    counts: dict[str | None, int] = {}
-    for process, _, gone_at in processes.values():
-        if process.role is Role.RANK and (not living or process.step_id in living):
-            counts[process.step_id] = counts.get(process.step_id, 0) + (2 if gone_at is None else 1)
-    return max(counts, key=lambda step: (counts[step], len(step or ""), step or ""), default=None)

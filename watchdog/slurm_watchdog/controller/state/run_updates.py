@@ -11,12 +11,13 @@ from slurm_watchdog.analysis.progress_limit import STARTS
 from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
-from slurm_watchdog.controller.state.run import ProcessKey, Run
+from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
 from slurm_watchdog.controller.state.run_view import snapshot_views
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.spinning import follow
 from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, Process, Role
 from slurm_watchdog.model.slurm import SlurmJob
@@ -71,9 +72,9 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
 
 
 def trains(run: Run, key: ProcessKey) -> bool:
-    """Whether this process is a living rank of the step that is known to be the training: then nothing has changed."""
+    """Whether this process is a living rank of a step that is known to be the training: then nothing has changed."""
     process, _, gone_at = run.processes[key]
-    return process.role is Role.RANK and gone_at is None and process.step_id == run.step_id
+    return process.role is Role.RANK and gone_at is None and process.step_id in run.steps
 
 
 def note_event(run: Run, node: str, event: Event, made_at: float) -> None:

@@ -10,7 +10,8 @@ from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
-from slurm_watchdog.controller.state.run import Run, training_step
+from slurm_watchdog.controller.state.run import Run
+from slurm_watchdog.controller.state.training_steps import training_steps
 from slurm_watchdog.knowledge.frameworks import title_of
 from slurm_watchdog.model.cluster_view import (
     Checkpoint,
@@ -91,13 +92,13 @@ def _progress(run: Run, now: float) -> Progress | None:
 
 def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
     """All processes but ranks of side steps, in the order of their keys."""
-    step_id, processes, rates = training_step(run.processes), run.processes, run.rates
+    (_, steps), processes, rates = training_steps(run.processes, run.steps), run.processes, run.rates
     if not run.order:
         run.order = tuple(sorted(processes))
     found = []
     for key in run.order:
         process, seen_at, gone_at = processes[key]
-        if process.role is Role.RANK and process.step_id != step_id:
+        if process.role is Role.RANK and process.step_id not in steps:
             continue
         rate = rates.get(key)
         found.append(

@@ -113,3 +113,9 @@ def test_search_of_a_cluster_names_its_slow_nodes_and_nobody_else(slow: int, see
 def test_search_of_a_cluster_with_few_spares_takes_longer_and_names_the_right_one() -> None:
     found = search_cluster(48, 42, 1, 5)
     assert {each.node for each in found.verdict.named} == found.slow
+
+
+def test_leave_out_after_an_unclear_run_is_everybody_who_was_in_no_fast_run() -> None:
+    unclear = judge(searched((("n3", "n4", "s1", "s2"), 0.0), (("n1", "n3", "n4", "s1"), 0.5)))
+    assert unclear.unclear_now == 1
+    assert leave_out(unclear, 4, random.Random("x")) == unclear.uncleared == ("n1", "n2")

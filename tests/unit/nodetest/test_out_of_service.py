@@ -15,6 +15,8 @@ from slurm_watchdog.slurm.client import SlurmRefused
 NODES = tuple(
     SlurmNode(name=name, address=name, state="IDLE+DRAIN", reason=f"slurm-watchdog: {name}") for name in ("n1", "n2")
 )
+PEER = SlurmNode(name="n3", address="n3", state="IDLE")
+"""In the reservation to be compared with; nothing is done to it."""
 
 
 class Slurm:
@@ -54,7 +56,7 @@ class Slurm:
 
 async def through(slurm: Slurm, place: Path, fails: BaseException | None = None) -> list[str]:
     lines: list[str] = []
-    async with lifted(slurm, slurm, NODES, "r", place, lines.append):
+    async with lifted(slurm, slurm, (*NODES, PEER), "r", place, lines.append):
         assert (slurm.drained, slurm.reserved) == ({}, {"r"})
         if fails is not None:
             raise fails

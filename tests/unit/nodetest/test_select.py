@@ -27,6 +27,8 @@ VIEW = SlurmView(jobs=(slurm_job(job_id="7", state="RUNNING", nodes=("n1", "n2")
         (Selection(names=("n2", "n4", "n5")), ["n2"], ["n4", "n5"]),
         (Selection(names=("n1", "n2"), idle=True), ["n1"], ["n2"]),
         (Selection(drained_by_us=True), ["n3"], []),
+        (Selection(drained_by_us=True, names=("n1", "n2", "n3")), ["n1", "n3"], ["n2"]),
+        (Selection(drained_by_us=True, names=("n1", "n4")), [], ["n4", "n1"]),
         (Selection(job="7"), ["n1", "n2"], []),
     ],
 )

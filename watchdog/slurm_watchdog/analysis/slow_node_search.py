@@ -44,8 +44,6 @@ ROUGH, TALLER = 0.35, 2.0
 than twice what the search began with has something else."""
 LEAST_HEIGHT = 0.02
 """Slower by less is not searched for: the runs of one job differ by that."""
-LOST = 2
-"""Unclear runs one after the other, after which a run on nodes above suspicion shows what fast is at this hour."""
 SEEN = 2
 """Slow runs that nobody but a node explains, the one in which the job became slow among them, before it is named beside
 another one: what the hour of the day did to a single run has named a wrong one."""
@@ -210,9 +208,10 @@ def leave_out(verdict: Verdict, at_most: int, chance: random.Random) -> tuple[st
 
     Half of the smallest group in which a slow node must be; and as far as there are enough others, whatever else was
     in no fast run: then a slow run says that the slow node is in the half that it used, however many there are.
+    After an unclear run it is all who were in no fast run: the next one shows what fast is at this hour.
     """
     out = [each.node for each in verdict.named]
-    if verdict.unclear_now >= LOST:
+    if verdict.unclear_now:
         out += [node for node in verdict.uncleared if node not in out]
     elif verdict.suspects:
         group = verdict.suspects[0]

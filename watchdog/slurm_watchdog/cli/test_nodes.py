@@ -72,7 +72,9 @@ class Options:
 @click.option("--partition", metavar="P", help="Nodes of this partition, in which the jobs are submitted, too.")
 @click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="The nodes of job J, after its end.")
 @click.option(
-    "--drained-by-us", is_flag=True, help="Nodes that slurm-watchdog drained, by a reservation: as an administrator."
+    "--drained-by-us",
+    is_flag=True,
+    help="Nodes that slurm-watchdog drained, by a reservation, as an administrator; of NODES also idle ones, as peers.",
 )
 @click.option("--only", metavar="PART,…", help="Of: cpu memory disk mount gpu site_check network. [default: all]")
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Of each figure.")

@@ -57,13 +57,14 @@ class Left(Struct, frozen=True, kw_only=True):
 async def lifted(
     levers: Levers, reservations: Reservations, nodes: Sequence[SlurmNode], name: str, place: Path, say: Say
 ) -> AsyncIterator[None]:
-    """Inside of it the nodes can be tested in reservation `name`, and by nobody else. Raises SlurmRefused,
+    """Inside of it the nodes, drained or not, can be tested in reservation `name`, by nobody else. Raises SlurmRefused,
     SlurmUnavailable, OSError; then nothing is changed, or it is put back."""
-    left = Left(reservation=name, reasons={node.name: node.reason for node in nodes})
+    drained = [node for node in nodes if is_drained(node.state)]
+    left = Left(reservation=name, reasons={node.name: node.reason for node in drained})
     await reservations.create(name, [node.name for node in nodes], MINUTES)
     try:
         await asyncio.to_thread(remember, place, left)
-        for node in nodes:
+        for node in drained:
             await levers.undrain_node(node)
         yield
     finally:

@@ -11,6 +11,8 @@ from slurm_watchdog.model.slurm_states import HOLDS_NODES, USED, is_drained, nod
 DRAIN_MARK = "slurm-watchdog:"
 """Begins the reason of every drain of ours (controller/actions/tools.py)."""
 
+NOT_OURS = "it is not drained by slurm-watchdog, or is in use"
+
 
 class Selection(Struct, frozen=True, kw_only=True):
     """Given on the command line; what is not given does not narrow."""
@@ -50,26 +52,29 @@ def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
     left: dict[str, str] = {}
     chosen: list[SlurmNode] = []
     for node in nodes:
-        reason = _why_not(node, asked)
+        reason = _why_not(node, asked, named=bool(names))
         if reason is None:
             chosen.append(node)
         elif reason and names:
             left[node.name] = reason
+    if asked.drained_by_us and not any(is_drained(node.state) for node in chosen):
+        left |= {node.name: NOT_OURS for node in chosen}
+        chosen = []
     if not chosen and not left:
         raise ValueError("No node fits: see sinfo")
     return Chosen(nodes=tuple(chosen), left=left, after=after)
 
 
-def _why_not(node: SlurmNode, asked: Selection) -> str | None:
-    """Why it is not tested; None: it is."""
+def _why_not(node: SlurmNode, asked: Selection, *, named: bool) -> str | None:
+    """Why it is not tested; None: it is. `named`: nodes were named, so that idle ones are there to compare with."""
     ours = is_drained(node.state) and node.reason.startswith(DRAIN_MARK)
+    is_idle = starts_jobs(node.state) and "IDLE" in node_words(node.state)
     if asked.drained_by_us:
-        return (
-            None if ours and not node_words(node.state) & USED else "it is not drained by slurm-watchdog, or is in use"
-        )
+        fits = (ours and not node_words(node.state) & USED) or (named and is_idle)
+        return None if fits else NOT_OURS
     if not starts_jobs(node.state):
         return f"Slurm starts no job there: {node.state.lower()}{f' ({node.reason})' if node.reason else ''}"
-    if asked.idle and "IDLE" not in node_words(node.state):
+    if asked.idle and not is_idle:
         return "it is not idle"
     return None
 

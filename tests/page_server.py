@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.ledger.suspicion import by_node, suspicions
+from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
@@ -26,6 +27,7 @@ from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.run_record import RunRecord
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event
+from tests.builders.notices import DECISION, RUN, replace
 from tests.builders.silences import Given
 
 T = round(clock.wall()) - 60_000.0
@@ -41,13 +43,17 @@ RUNS = [
     )
     for number in (0, 1)
 ]  # fmt: skip
-"""Of job 7: a run that stood for hours, and the one after it."""
+RUNS.append(replace(RUNS[0], job_id="5", uid=1000))
+"""Of job 7: a run that stood for hours, and the one after it; one of job 5, which has ended."""
 
 
 class FixedController:
     """What the page asks of a controller."""
 
-    def __init__(self, view: ClusterView, incidents: Sequence[Incident], listen: str = "127.0.0.1:9767"):
+    def __init__(
+        self, view: ClusterView, incidents: Sequence[Incident], listen: str = "127.0.0.1:9767", said: str = ""
+    ):
+        """`said`: what a user has a say in: places in stacks, reasons of decisions, ends of actions."""
         self.config = Config.model_validate({"cluster_name": "made-up"})
         self.config = self.config.model_copy(
             update={"controller": self.config.controller.model_copy(update={"page_listen": listen})}
@@ -56,8 +62,8 @@ class FixedController:
         self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()
         self.ledger = SimpleNamespace(suspicions=lambda: past, history=lambda node: by_node(PAST).get(node, []))
-        self.state = SimpleNamespace(node_addresses={}, people=())
-        self.journal = Remembered(incidents)
+        self.state = SimpleNamespace(node_addresses={each.name: "" for each in view.slurm_nodes}, people=())
+        self.journal = Remembered(incidents, said)
         self.silences = Given(incidents).silences()
         self.actions = SimpleNamespace(waiting=lambda _: ("its ranks to end", NOW + 60.0))
 
@@ -70,7 +76,7 @@ class FixedController:
         )  # fmt: skip
 
 
-DIAGNOSIS = {
+DIAGNOSIS: dict[str, Any] = {
     "summary": "rank 3 waits for its loader, all others for it",
     "culprits": [{"rank": 3}],
     "groups": [
@@ -83,6 +89,10 @@ DIAGNOSIS = {
 class FixedEvidence:
     """One node's document with each incident, and what its stacks say."""
 
+    def __init__(self, said: str):
+        groups = [each | {"place": said, "frames": [said], "hosts": [said]} for each in DIAGNOSIS["groups"]]
+        self._diagnosis = DIAGNOSIS | {"groups": groups, "summary": said} if said else DIAGNOSIS
+
     def pieces(self, incident_id: str) -> list[Piece]:
         return [
             Piece(number=number, at=0.0, kind=kind, stored_with=incident_id)
@@ -90,13 +100,14 @@ class FixedEvidence:
         ]
 
     def document(self, incident_id: str, number: int) -> bytes | None:
-        return {1: b'{"secret": "of a user"}', 2: json.dumps(DIAGNOSIS).encode()}.get(number)
+        return {1: b'{"secret": "of a user"}', 2: json.dumps(self._diagnosis).encode()}.get(number)
 
 
 class Remembered:
     """As much of a journal as the page reads."""
 
-    def __init__(self, incidents: Sequence[Incident]):
+    def __init__(self, incidents: Sequence[Incident], said: str = ""):
+        self._said = said
         self._incidents = {incident.id: incident for incident in incidents}
 
     def incidents(self, job_id: str | None = None, limit: int = 200) -> list[Incident]:
@@ -108,18 +119,27 @@ class Remembered:
     def nothing(self, *_: object) -> list[Any]:
         return []
 
-    decisions = actions = timeline = open_actions = nothing
+    decisions = timeline = open_actions = nothing
 
-    def decisions_about(self, _: object) -> dict[str, list[Any]]:
-        return {}
+    def actions(self, _: str) -> list[ActionRun]:
+        end = replace(RUN.end, detail=self._said)
+        return [replace(RUN, end=end, decision=replace(self._decision, verdict=Verdict.ALLOWED))] if self._said else []
+
+    def decisions_about(self, ids: Iterable[str]) -> dict[str, list[Decision]]:
+        return {each: [self._decision] for each in ids} if self._said else {}
+
+    @property
+    def _decision(self) -> Decision:
+        return replace(DECISION, verdict=Verdict.SUPPRESSED, reason=self._said)
 
     @property
     def run_records(self) -> SimpleNamespace:
-        return SimpleNamespace(of_job=lambda job_id: [each for each in RUNS if each.job_id == job_id])
+        known = [replace(each, state=self._said or each.state) for each in RUNS]
+        return SimpleNamespace(of_job=lambda job_id: [each for each in known if self._said or each.job_id == job_id])
 
     @property
     def evidence(self) -> FixedEvidence:
-        return FixedEvidence()
+        return FixedEvidence(self._said)
 
     def paused(self) -> None:
         return None

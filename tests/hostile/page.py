@@ -117,7 +117,7 @@ def controller_of(texts: Sequence[str], mark: str) -> FixedController:
         )
         for number, text in enumerate(texts)
     ]  # fmt: skip
-    return FixedController(view, incidents)
+    return FixedController(view, incidents, said=" ".join(texts[:20]))
 
 
 async def answers(number: int) -> None:
@@ -159,7 +159,7 @@ async def drawn(number: int) -> int:
             mark = f"b{index}"
             # The same controller, another cluster: a page that is open keeps working.
             new = controller_of([text[:MAX_DRAWN] for text in texts], mark)
-            start.judge, start.journal = new.judge, new.journal
+            start.judge, start.journal, start.state = new.judge, new.journal, new.state
             await browser.sees(f"{mark}x0")
             rows += await _look(browser, len(texts))
             for place in (f"#/incident/{mark}i1", f"#/job/{mark}x1", "#/incidents", "#/node/n1"):
@@ -167,7 +167,7 @@ async def drawn(number: int) -> int:
                 await browser.sees(f"{mark}x1")
                 await _look(browser, 0)
             await browser.evaluate("location.hash = '#/'")
-        assert browser.errors == []
+        assert browser.errors == [], browser.errors[:3]
     return rows
 
 

@@ -98,7 +98,7 @@ class Browser:
             if method == "Runtime.exceptionThrown":
                 self.errors.append(str(values["exceptionDetails"]))
             elif method == "Log.entryAdded" and values["entry"]["level"] == "error":
-                self.errors.append(values["entry"]["text"])
+                self.errors.append(f"{values['entry']['text']} {values['entry'].get('url', '')}".rstrip())
             elif method == "Network.requestWillBeSent" and not values["request"]["url"].startswith((self.url, "data:")):
                 self.errors.append(f"asked {values['request']['url']}")
 

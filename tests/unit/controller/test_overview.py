@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.health.cluster import Health
 from slurm_watchdog.controller.health.job import Level
+from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.cluster_view import RankGpu, StepTime
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Gpu
 from tests.builders import views
-from tests.page_server import FixedController, large_cluster, serving
+from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
 
 Talk = Callable[[aiohttp.ClientSession, str], Awaitable[Any]]
 TOKEN = "correct-horse-battery"
@@ -209,3 +210,23 @@ def test_curves_of_thousands_of_jobs_are_short_and_those_of_a_few_are_long() -> 
         many = tuple(replace(one, job=replace(one.job, job_id=str(n))) for n in range(number))
         document = overview_json(views.cluster(*many), {}, (), 0, all_seen, WELL)
         assert {len(job["times"]) for job in document["jobs"]} == {points}
+
+
+def test_a_job_that_has_ended_is_shown_to_operators_and_to_its_owner_alone() -> None:
+    async def runs(person: Person) -> tuple[int, int]:
+        controller = FixedController(*large_cluster(6))
+        async with (
+            serving(controller, person=person) as url,
+            aiohttp.ClientSession() as session,
+            session.get(f"{url}/api/jobs/5") as answer,
+        ):
+            document = await answer.json()
+            return answer.status, len(document.get("history", {"runs": ()})["runs"])
+
+    for person, found in (
+        (SEES_ALL, (200, 1)),
+        (Person(1000), (200, 1)),
+        (Person(1001), (404, 0)),
+        (Person(), (404, 0)),
+    ):
+        assert asyncio.run(runs(person)) == found

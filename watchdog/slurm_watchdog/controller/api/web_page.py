@@ -193,7 +193,7 @@ class Page:
         job_id = request.match_info["id"]
         found = next((job for job in self._controller.judge.view.jobs if job.job.job_id == job_id), None)
         if found is None:
-            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
+            return web.json_response({"job_id": job_id, "ended": True, "history": self._past(request, job_id)})
         limit_s, may_see = (
             self._controller.judge.limits_s.get(job_id),
             self.api.who.may_see_job(request, found.job),
@@ -210,6 +210,14 @@ class Page:
         }
         document["ranks"] = [each | {"named": each["rank"] in named} for each in document["ranks"]]
         return web.json_response(document)
+
+    def _past(self, request: web.Request, job_id: str) -> dict[str, Any]:
+        """Of a job that does not run, for operators and its owner. Raises RequestRefused."""
+        history = history_json(self._controller.journal, job_id, self.api.who.sees(request))
+        owners = {run.uid for run in self._controller.journal.run_records.of_job(job_id)}
+        if not owners or not (self.api.who.is_operator(request) or owners == {self.api.who.person(request).uid}):
+            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        return history
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""

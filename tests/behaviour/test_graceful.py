@@ -46,6 +46,24 @@ def test_given_a_kill_switch_on_a_shared_filesystem_then_it_is_gone_before_the_n
     assert operations.index("remove_kill_switch done") < operations.index("release done")
 
 
+def test_given_one_kill_switch_for_an_array_then_no_element_is_asked_while_another_could_see_it(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(GRACEFUL + "jobs: {kill_switch_prefixes: [/shared]}\n")
+    own = {"comment": "watchdog: kill_switch=/shared/stop", "array": "100", "array_limit": 1, "wants": 2}
+    job = story.job("100_3", step=150, saved=100, **own)
+    waiting = story.waiting_job("100_4", **own)
+    story.passes(seconds=15)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
+    assert story.decided(slow) == ("suppressed", "shared_switch")
+    assert "job 100_4 would see the kill switch /shared/stop too" in story.why(slow)
+    del story.cluster.jobs[waiting.id]
+    story.passes(minutes=5)
+    operations = story.operations(slow)
+    assert operations.index("remove_kill_switch done") < operations.index("release done")
+    assert job.restarts == 1 and not story.cluster.files
+
+
 def test_given_a_trainer_that_does_not_look_for_its_kill_switch_then_it_is_left_running_and_the_switch_goes(
     tell: Callable[..., Story],
 ) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.processes.directives import MAX_WISH, directives_of
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -41,6 +42,18 @@ def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() ->
     first, second = directives_of(mine, owners)  # type: ignore[arg-type]
     assert first == JobDirectives(job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000)
     assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)
+
+
+def test_the_kill_switch_of_a_rank_s_command_line_is_added_and_takes_no_wish_away() -> None:
+    named = {KILL_SWITCH_OPTION: "/scratch/stop"}
+    batch = entry("7", Role.HELPER, {"SLURM_WATCHDOG": "off"})
+    for order in ([entry("7", Role.RANK, named), batch], [batch, entry("7", Role.RANK, named)]):
+        (wish,) = directives_of(order, {"7": 1000})  # type: ignore[arg-type]
+        assert dict(wish.variables) == {"SLURM_WATCHDOG": "off", **named}
+    helper = entry("7", Role.HELPER, named)
+    assert directives_of([helper], {"7": 1000}) == ()  # type: ignore[arg-type, list-item]
+    (alone,) = directives_of([entry("7", Role.RANK, named)], {"7": 1000})  # type: ignore[list-item]
+    assert dict(alone.variables) == named
 
 
 def test_a_report_of_changes_carries_them_and_the_wire_as_well() -> None:

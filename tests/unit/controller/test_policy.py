@@ -91,6 +91,13 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
     "job_hangs": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "hang": "i9"}],
+    "shared_switch": [
+        {
+            "incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE),
+            "loop_turns": True,
+            "switch_of_others": "job 8 would see it",
+        }
+    ],
     "hours": [
         {
             "rule": Rule(

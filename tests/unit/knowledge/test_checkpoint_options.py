@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.knowledge.checkpoint_options import MAX_DIRECTORIES, OPTIONS, directories_in
+from slurm_watchdog.knowledge.checkpoint_options import MAX_DIRECTORIES, OPTIONS, directories_in, kill_switch_in
 
 CASES = [
     ("python pretrain_gpt.py --bf16 --save /ckpt/gpt --save-interval 500 --load /other", ["/ckpt/gpt"]),
@@ -97,3 +97,18 @@ def test_whatever_the_words_are_the_paths_are_absolute_plain_and_few(words: list
     found = directories_in(words, "/data")
     assert len(found) <= MAX_DIRECTORIES
     assert all(path.startswith("/") and path == os.path.normpath(path) for path in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("train.py --kill-switch-path /scratch/stop --save x", "/scratch/stop"),
+        ("train.py --kill_switch_path=/scratch/a/../stop", "/scratch/stop"),
+        ("train.py --kill-switch-path stop", "/work/stop"),
+        ("train.py --kill-switch-path", ""),
+        ("train.py --kill-switch-path ~/stop", ""),
+        ("train.py kill-switch-path /x", ""),
+    ],
+)
+def test_the_kill_switch_of_a_command_line_is_found(words: str, path: str) -> None:
+    assert kill_switch_in(words.split(), "/work") == path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -9,9 +10,11 @@ from msgspec.structs import replace
 from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, directives_of, fill
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import WAITING, may_hold_nodes
 
 
 class OwnedPaths:
@@ -34,9 +37,33 @@ class OwnedPaths:
         return self.directives_of(job).stall_after_s or 0.0
 
     def kill_switch(self, job: SlurmJob) -> str:
-        """The kill switch of one run: where its owner wants it, else where the site has it."""
+        """The kill switch of one run: where its owner wants it, else where its command line has it if one may lie
+        there, else where the site has it."""
         wish = self.directives_of(job)
-        return fill((not wish.problem and wish.kill_switch) or self._jobs.kill_switch, job)
+        if not wish.problem and wish.kill_switch:
+            return fill(wish.kill_switch, job)
+        named = self._cluster.variables_of(job).get(KILL_SWITCH_OPTION, "")
+        if named and problem_of_path(named, self._jobs.kill_switch_prefixes) is None:
+            return named
+        return fill(self._jobs.kill_switch, job)
+
+    def switch_of_others(self, job: SlurmJob) -> str:
+        """Why the job's kill switch may end another job of its owner, a sentence; empty if it cannot. A path without
+        the job's number in it is seen by all that look there, and a job that waits may start before it is removed."""
+        path = self.kill_switch(job)
+        if job.process_id in re.findall("[0-9]+", path):
+            return ""
+        for other in self._cluster.jobs.values():
+            if other.job_id == job.job_id or other.uid != job.uid:
+                continue
+            kin = other.name == job.name or (job.array_job_id and other.array_job_id == job.array_job_id)
+            if (other.state in WAITING and kin) or (may_hold_nodes(other.state) and self._may_see(other, path, kin)):
+                return f"job {other.job_id} would see the kill switch {path} too: put {{job_id}} into its path"
+        return ""
+
+    def _may_see(self, other: SlurmJob, path: str, kin: object) -> bool:
+        """Of one whose processes have said nothing yet it is supposed where it is alike."""
+        return self.kill_switch(other) == path or bool(kin and not self._cluster.variables_of(other))
 
     def watch(self, job: SlurmJob, log_starts: dict[str, int], node: str) -> JobWatch:
         """What the agent of `node` reads for a job. Files that all nodes share are read by the batch host alone."""

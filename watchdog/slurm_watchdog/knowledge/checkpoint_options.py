@@ -1,4 +1,5 @@
-"""Options on a trainer's command line whose value is a directory of checkpoints. Pure: words in, paths out.
+"""Options on a trainer's command line whose value is a directory of checkpoints, or its kill switch. Pure: words in,
+paths out.
 
 A row is (framework, option, template). An option stands without its dashes; `-` and `_` in it are the same,
 and `+name=` and `++name=` (Hydra) are `name=`. The template says where below the value the checkpoints lie:
@@ -51,6 +52,8 @@ OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("generic", "checkpoint_folder", "{checkpoint_folder}"),
 )  # fmt: skip
 
+KILL_SWITCH_OPTIONS = ("kill_switch_path", "kill_switch_file")
+"""Of Megatron-LM forks: the file at which the trainer saves and exits."""
 MAX_DIRECTORIES = 8
 MAX_PATH = 4096  # linux/limits.h
 MAX_WORDS = 4096
@@ -89,14 +92,21 @@ def directories_in(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
     return tuple(path for path in found if path != "/")[:MAX_DIRECTORIES]
 
 
-def _values(argv: Sequence[str]) -> dict[str, str]:
-    """The values of the options that the table speaks of, the last of each."""
+def kill_switch_in(argv: Sequence[str], cwd: str) -> str:
+    """The kill switch that the words of a command line name, absolute; empty if they name none."""
+    values = _values(argv, frozenset(KILL_SWITCH_OPTIONS))
+    path = next((posixpath.join(cwd, values[name]) for name in KILL_SWITCH_OPTIONS if name in values), "")
+    return posixpath.normpath(path) if path.startswith("/") else ""
+
+
+def _values(argv: Sequence[str], names: frozenset[str] = _NAMES) -> dict[str, str]:
+    """The values of the options of these names, the last of each."""
     values: dict[str, str] = {}
     words = list(argv[:MAX_WORDS])
     for at, word in enumerate(words):
         dashed = word.startswith("--")
         name, given, value = (word[2:] if dashed else word).partition("=")
-        if (name := _canonical(name)) not in _NAMES:
+        if (name := _canonical(name)) not in names:
             continue
         if not given:
             if not dashed or at + 1 == len(words):

@@ -29,6 +29,8 @@ WISH_VARIABLES = (
     "SLURM_WATCHDOG_STALL_AFTER",
 )  # fmt: skip
 """With which a job's owner says what he wants of the watchdog."""
+KILL_SWITCH_OPTION = "--kill-switch-path"
+"""Beside the variables: what the rank's own command line says, which no variable can be called."""
 ENVIRONMENT = (
     *RANK_VARIABLES, *LOCAL_RANK_VARIABLES, *WORLD_SIZE_VARIABLES,
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT", "SLURM_JOB_USER",

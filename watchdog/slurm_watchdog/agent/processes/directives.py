@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from slurm_watchdog.agent.proc.entry import Entry
-from slurm_watchdog.knowledge.launchers import WISH_VARIABLES
+from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION, WISH_VARIABLES
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives
 
@@ -17,15 +19,26 @@ def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[
     """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the
     owner's in the run; nobody else's processes count."""
     found: dict[str, tuple[bool, JobDirectives]] = {}
+    named: dict[str, JobDirectives] = {}
+    """What command lines name, beside whatever anybody says."""
     for entry in entries:
         environ, member = entry.known.environ or {}, entry.member
         said = tuple((name, environ[name][:MAX_WISH]) for name in WISH_VARIABLES if environ.get(name))
-        if member is None or not said or entry.known.uid != owners.get(member.job_id):
+        switch = environ.get(KILL_SWITCH_OPTION, "")
+        if member is None or not (said or switch) or entry.known.uid != owners.get(member.job_id):
             continue
         is_rank = member.role is Role.RANK
-        if member.job_id not in found or (is_rank and not found[member.job_id][0]):
+        first = member.job_id not in found or (is_rank and not found[member.job_id][0])
+        if (said and first) or (switch and is_rank and member.job_id not in named):
             restarts = environ.get("SLURM_RESTART_COUNT", "0")
             run = int(restarts) if restarts.isascii() and restarts.isdecimal() and len(restarts) < 10 else 0
             wish = JobDirectives(job_id=member.job_id, restarts=run, variables=said, uid=entry.known.uid)
-            found[member.job_id] = (is_rank, wish)
-    return tuple(wish for _, wish in found.values())
+            if said and first:
+                found[member.job_id] = (is_rank, wish)
+            if switch and is_rank:
+                named[member.job_id] = replace(wish, variables=((KILL_SWITCH_OPTION, switch),))
+    said_or_named = {job_id: wish for job_id, (_, wish) in found.items()}
+    for job_id, wish in named.items():
+        own = said_or_named.get(job_id)
+        said_or_named[job_id] = wish if own is None else replace(own, variables=(*own.variables, *wish.variables))
+    return tuple(said_or_named.values())

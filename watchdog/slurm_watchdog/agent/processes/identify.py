@@ -35,8 +35,8 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge import collective_timeouts
-from slurm_watchdog.knowledge.checkpoint_options import directories_in
-from slurm_watchdog.knowledge.launchers import ENVIRONMENT
+from slurm_watchdog.knowledge.checkpoint_options import directories_in, kill_switch_in
+from slurm_watchdog.knowledge.launchers import ENVIRONMENT, KILL_SWITCH_OPTION
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAULT, PATH_ARGUMENT, name_of
 
 MAX_ENVIRON = 1 << 20
@@ -73,6 +73,8 @@ def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedPr
         if comm != "slurmstepd" and may_hold_a_rank(comm, exe, environ):
             words = _read(f"/proc/{pid}/cmdline", MAX_COMMAND_LINE).decode(errors="replace").split("\0")
             cwd = os.readlink(f"/proc/{pid}/cwd")
+            if switch := kill_switch_in(words, strip_deleted(cwd)):
+                known = replace(known, environ={**environ, KILL_SWITCH_OPTION: switch[:1024]})
             known = replace(
                 known, cwd=cwd, settings=parse_settings(variables),
                 checkpoint_directories=tuple(directories_in(words, strip_deleted(cwd))),

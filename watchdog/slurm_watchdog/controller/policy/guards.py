@@ -122,6 +122,11 @@ def _job_hangs(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | Non
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
+def _shared_switch(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
+    asks = Rung.KILL_SWITCH in s.rule.ladder and s.loop_turns is not False
+    return s.switch_of_others or None if asks else None
+
+
 def _hours(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     now = next((each for each in s.rule.no_action if is_within(each, s.now_wall)), None)
     return f"nothing is done by itself at this time (no_action: {now})" if now is not None else None
@@ -261,6 +266,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("storage", _storage),
     ("busy", _busy),
     ("job_hangs", _job_hangs),
+    ("shared_switch", _shared_switch),
     ("hours", _hours),
     ("cooldown", _cooldown),
     ("budget", _budget),
@@ -273,7 +279,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
 ASKED_FOR: frozenset[str] = frozenset(
-    {"paused", "blind", "unsure", "job_changed", "not_possible", "storage", "busy", "exclusions"}
+    {"paused", "blind", "unsure", "job_changed", "not_possible", "storage", "busy", "shared_switch", "exclusions"}
 )
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 

@@ -98,6 +98,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
     search: JobSearch | None = None
     """For the node that makes the job slow."""
+    switch_of_others: str = ""
+    """Why the job's kill switch may end another job, too, a sentence."""
     broken: tuple[tuple[str, str], ...] = ()
     """(node, what broke there under this job): see `broken_under`."""
 

@@ -104,11 +104,11 @@ def test_whatever_the_words_are_the_paths_are_absolute_plain_and_few(words: list
     [
         ("train.py --kill-switch-path /scratch/stop --save x", "/scratch/stop"),
         ("train.py --kill_switch_path=/scratch/a/../stop", "/scratch/stop"),
-        ("train.py --kill-switch-path stop", "/work/stop"),
+        ("train.py --kill-switch-path stop", "/data/stop"),
         ("train.py --kill-switch-path", ""),
         ("train.py --kill-switch-path ~/stop", ""),
         ("train.py kill-switch-path /x", ""),
     ],
 )
 def test_the_kill_switch_of_a_command_line_is_found(words: str, path: str) -> None:
-    assert kill_switch_in(words.split(), "/work") == path
+    assert kill_switch_in(words.split(), "/data") == path

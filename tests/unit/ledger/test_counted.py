@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.ledger.counted import HALF_LIFE_S, counted, weight
+from slurm_watchdog.ledger.suspicion import SUSPECT_FROM, suspicion_of
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from tests.builders.node_past import GPU, NOW, event
 
@@ -81,3 +82,10 @@ def test_what_was_before_a_repair_of_the_node_or_of_that_part_does_not_count(pla
 def test_a_gpu_takes_its_events_along_and_a_renamed_node_keeps_its_own() -> None:
     found = counted([event(1.0, "old", place=GPU), event(2.0, "old")], {GPU: "n9"}, {"old": "new"})
     assert [(each.event.kind, each.node) for each in found] == [("gpu_fault", "new"), ("gpu_fault", "n9")]
+
+
+def test_a_test_that_fails_soon_after_the_search_named_the_node_makes_it_suspect_and_neither_does_alone() -> None:
+    slowed, failed = event(0.02, kind="slowed_job"), event(0.01, kind="test_failed", place="link:eth0")
+    assert list(why(slowed, failed).values()) == ["", ""]
+    both, one = (suspicion_of("n1", counted(each, {}, {}), NOW).score for each in ((slowed, failed), (slowed,)))
+    assert one < SUSPECT_FROM <= both

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -61,6 +62,7 @@ from slurm_watchdog.model.observations import EventKind, Role
 from slurm_watchdog.model.protocol import DumpStacks
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from slurm_watchdog.parse.error_file import parse_error_file
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
@@ -283,6 +285,14 @@ def output_bomb(stage: Stage) -> bool:
     code = "import sys\nfor _ in range(64): sys.stdout.write('x' * 2**20)"
     means = tool.Means(20.0, stacks.MAX_OUTPUT, 1 << 30, 20, 4096)
     return len(tool.run_tool([sys.executable, "-I", "-S", "-c", code], means).out) > 32 << 20
+
+
+def empty_lines_in_an_error_file(stage: Stage) -> bool:
+    """A rank leaves an error file whose stack is forty thousand empty lines; a whole MiB of them would take minutes."""
+    data = msgspec.json.encode({"message": {"message": "x", "extraInfo": {"py_callstack": "\n" * 40_000}}})
+    begun = time.process_time()
+    parse_error_file(data)
+    return time.process_time() - begun > 0.3
 
 
 def key_in_an_error_line(stage: Stage) -> bool:
@@ -521,6 +531,7 @@ ROWS = {
     "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.silence.why_no_answer", nothing),)),
     "a pickle for a dump": Row("L12", "user", pickle_for_a_dump, (("slurm_watchdog.parse.flight_recorder._NoNames", pickle.Unpickler),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
+    "empty lines in an error file": Row("H5", "user", empty_lines_in_an_error_file, (("slurm_watchdog.parse.error_file._FRAME", re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.text.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
@@ -137,6 +138,7 @@ class Controller:
             reason=f"{MARK} decision", decided_at=1.0, kill_switch=f"/{MARK}",
         )  # fmt: skip
         self.journal.add_decision(decision)
+        self.journal.add_decision(replace(decision, id="d2", incident_id="def456"))  # is under way
         operation = next(iter(Operation))
         self.journal.operation_intent("d1", operation, 1, 2.0, f"{MARK} operation")
         self.journal.operation_outcome("d1", operation, 1, OperationOutcome.FAILED, 3.0, f"{MARK} outcome")

@@ -3,12 +3,20 @@ without their defence: tests/attacks/test_with_and_without.py."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from multidict import CIMultiDict
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from tests.builders.page_actions import ACTS_AS, PROXY, controller, post
+from slurm_watchdog.controller.api.page_login import Login
+from slurm_watchdog.controller.api.web_page import _knows
+from slurm_watchdog.controller.policy.access import STRANGER, Person
+from tests.builders.page_actions import ACTS_AS, PASSWORD, PROXY, controller, post
 
 MAY_PAUSE = ", may: {pause: [daemon]}"
 
@@ -54,6 +62,31 @@ def test_by_a_proxy_nobody_is_shown_what_somebody_else_was(tmp_path: Path) -> No
         for user in ("daemon", "games")
     }
     assert ["details_for" in seen[user] for user in ("daemon", "games")] == [False, True]
+
+
+def test_a_name_service_that_hangs_leaves_the_threads_of_everything_else_alone() -> None:
+    answers = threading.Event()
+
+    def look_up(name: str) -> Person:
+        answers.wait(20.0)
+        return Person(2, name=name)
+
+    async def run() -> int:
+        login = Login(parse_config(f"security: {{{PROXY}}}\n").security, STRANGER, look_up=look_up)
+        asking: Any = SimpleNamespace(remote="127.0.0.1", headers=CIMultiDict({"X-Remote-User": "daemon"}))
+        requests = [asyncio.create_task(login.person(asking)) for _ in range(50)]
+        await asyncio.sleep(0.1)
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(int, "7"), 2.0)
+        finally:
+            answers.set()
+            await asyncio.gather(*requests)
+
+    assert asyncio.run(run()) == 7
+
+
+def test_a_password_that_is_no_text_is_a_wrong_one() -> None:
+    assert not _knows("Bearer \udcff", PASSWORD)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def decided(journal: Journal, **changes: Any) -> Decision:
 
 def test_what_is_under_way_is_being_done_and_nobody_has_to_do_it(journal: Journal) -> None:
     decided(journal)
-    (row,) = doing_json(journal.open_actions(), lambda _: ("a checkpoint", 300.0))
+    (row,) = doing_json(journal.open_actions(), lambda _: ("a checkpoint", 300.0), lambda _: True)
     assert (row["incident"], row["job_id"], row["action"], row["waits_for"], row["until"]) == (
         "i1", "7", "graceful_restart", "a checkpoint", 300.0,
     )  # fmt: skip

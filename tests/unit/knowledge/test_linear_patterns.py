@@ -171,6 +171,19 @@ def test_every_pattern_of_the_package_takes_linear_time_of_a_hostile_text() -> N
     assert not bad, "\n".join(f"{name}: {words}" for name, words in bad.items())
 
 
+def test_a_pattern_that_begins_at_each_line_takes_linear_time_of_empty_lines() -> None:
+    found = {name: pattern for name, pattern in patterns().items() if pattern.flags & re.MULTILINE}
+    assert len(found) > 3
+    assert [name for name, pattern in found.items() if _search_s(pattern) > MOST_S] == []
+
+
+def _search_s(pattern: re.Pattern[Any]) -> float:
+    text: Any = "\n" * LENGTHS[-1] * 4
+    begun = time.process_time()
+    pattern.search(text if isinstance(pattern.pattern, str) else text.encode())
+    return time.process_time() - begun
+
+
 @pytest.mark.parametrize(
     "expression",
     [

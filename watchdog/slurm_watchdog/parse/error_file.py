@@ -19,7 +19,7 @@ from slurm_watchdog.base.text import one_line
 MAX_BYTES: Final = 1 << 20
 """A traceback has some KiB."""
 MAX_CHARS: Final = 300
-_FRAME: Final = re.compile(r'^\s*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
+_FRAME: Final = re.compile(r'^[ \t]*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
 _FATAL: Final = re.compile(r"^Fatal Python error: ([^\n]{1,300})$", re.MULTILINE)
 _CURRENT: Final = re.compile(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most recent call first\):$", re.MULTILINE)
 

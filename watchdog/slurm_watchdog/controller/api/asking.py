@@ -118,9 +118,12 @@ class Who:
 
     def name(self, request: web.Request) -> str:
         """The person who asks. Raises RequestRefused where nobody knows who that is."""
-        uid = self.person(request).uid
+        person = self.person(request)
+        uid = person.uid
         if uid is None:
             raise RequestRefused(403, UNKNOWN_CALLER)
+        if person.name:
+            return person.name
         try:
             return pwd.getpwuid(uid).pw_name
         except KeyError:

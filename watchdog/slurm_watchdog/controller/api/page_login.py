@@ -12,6 +12,8 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -30,15 +32,27 @@ KEPT_S: Final = 60.0
 MAX_KEPT: Final = 256
 LOOKUP_S: Final = 5.0
 """The name service may be a directory on the network."""
+LOOKUPS: Final = 2
+"""At once, in threads of the page alone: those that hang hold up nobody who reads Slurm."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
+
+
+def person_called(name: str) -> Person:
+    """A user with his groups. Raises KeyError."""
+    found = pwd.getpwnam(name)
+    return Person(found.pw_uid, frozenset(os.getgrouplist(name, found.pw_gid)), name=found.pw_name)
 
 
 class Login:
     """Says who makes a request that has given the password, if there is one."""
 
-    def __init__(self, security: Security, stranger: Person, now: Callable[[], float] = clock.monotonic):
-        """`stranger`: who looks, where nobody is named."""
-        self._security, self._stranger, self._now = security, stranger, now
+    def __init__(
+        self, security: Security, stranger: Person, now: Callable[[], float] = clock.monotonic,
+        look_up: Callable[[str], Person] = person_called,
+    ):  # fmt: skip
+        """`stranger`: who looks, where nobody is named. `look_up` may hang."""
+        self._security, self._stranger, self._now, self._look_up = security, stranger, now, look_up
+        self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="page-login")
         self._known: dict[str, tuple[float, Person]] = {}
 
     @property
@@ -58,14 +72,15 @@ class Login:
             return await self._looked_up(names[0])
         if self._security.page_acts_as and request.method == "POST":
             found = await self._looked_up(self._security.page_acts_as)
-            return Person(found.uid, found.groups, knows_password=True)
+            return replace(found, knows_password=True)
         return self._stranger
 
     async def _looked_up(self, name: str) -> Person:
         known = self._known.get(name)
         if known is None or self._now() - known[0] > KEPT_S:
             try:
-                found = await asyncio.wait_for(asyncio.to_thread(_person, name), LOOKUP_S)
+                looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, name)
+                found = await asyncio.wait_for(looking, LOOKUP_S)
             except KeyError:
                 raise RequestRefused(403, f"the controller's machine knows no user {name}") from None
             except TimeoutError:
@@ -76,12 +91,6 @@ class Login:
         if known[1].uid in (0, os.geteuid()):
             raise RequestRefused(403, f"{name} does nothing from the page: use the commands on the management node")
         return known[1]
-
-
-def _person(name: str) -> Person:
-    """Raises KeyError."""
-    found = pwd.getpwnam(name)
-    return Person(found.pw_uid, frozenset(os.getgrouplist(name, found.pw_gid)))
 
 
 def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:

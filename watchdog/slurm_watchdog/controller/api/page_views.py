@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from slurm_watchdog.controller.api.journal_view import Waiting
@@ -19,11 +19,15 @@ SHOWN_HISTORY: Final = 50
 RUN: Final = ("restarts", "began_at", "ended_at", "state", "first_step", "last_step", "first_rise_at", "last_rise_at")
 
 
-def doing_json(open_actions: Sequence[ActionRun], waiting: Waiting) -> list[dict[str, Any]]:
-    """Every action under way, with what it waits for; no word of a user's."""
+def doing_json(
+    open_actions: Sequence[ActionRun], waiting: Waiting, shows: Callable[[str], bool]
+) -> list[dict[str, Any]]:
+    """Every action under way; with what it waits for where `shows` says so of its incident's id: these words may repeat
+    what Slurm or a node answered."""
     found = []
     for run in open_actions:
-        decision, waits = run.decision, waiting(run.decision.id)
+        decision = run.decision
+        waits = waiting(decision.id) if shows(decision.incident_id) else None
         job_id = None if decision.fence is None else decision.fence.job_id
         found.append(
             {"incident": decision.incident_id, "job_id": job_id, "action": decision.action, "at": decision.decided_at,

@@ -21,6 +21,7 @@ from aiohttp import web
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.asking import Handler, RequestRefused, errors_as_sentences
+from slurm_watchdog.controller.api.json_views import Sees
 from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.api.page_login import PERSON, Login, why_foreign
@@ -138,7 +139,7 @@ def _knows(authorization: str, token: str) -> bool:
     """Basic (what a browser sends) or Bearer (what a script sends)."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
-        return hmac.compare_digest(value.encode(), token.encode())
+        return hmac.compare_digest(value.encode(errors="surrogateescape"), token.encode())
     try:
         _, colon, password = base64.b64decode(value, validate=True).partition(b":")
     except (binascii.Error, ValueError):
@@ -181,13 +182,17 @@ class Page:
                 self.api.who.name(request) if security.page_proxy_header else security.page_acts_as or None
             )
             under_way, quiet = c.journal.open_actions(), [each["id"] for each in document["open"] if each["quiet"]]
-            document["doing"] = doing_json(under_way, self._waiting)
+            document["doing"] = doing_json(under_way, self._waiting, lambda each: self._shows(each, sees))
             document["todo"] = todo_json(c.judge.incidents, quiet, under_way, c.journal, sees)
             document["at"] = clock.wall()
             document["tick_age_s"] = None if c.last_tick is None else now - c.last_tick
             body = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
             self._overviews[person] = (now, body)
         return web.Response(body=body, content_type="application/json")
+
+    def _shows(self, incident_id: str, sees: Sees) -> bool:
+        found = self._controller.judge.incidents.get(incident_id) or self._controller.journal.incident(incident_id)
+        return found is not None and sees(found)
 
     async def job(self, request: web.Request) -> web.Response:
         job_id = request.match_info["id"]
@@ -213,11 +218,10 @@ class Page:
 
     def _past(self, request: web.Request, job_id: str) -> dict[str, Any]:
         """Of a job that does not run, for operators and its owner. Raises RequestRefused."""
-        history = history_json(self._controller.journal, job_id, self.api.who.sees(request))
         owners = {run.uid for run in self._controller.journal.run_records.of_job(job_id)}
         if not owners or not (self.api.who.is_operator(request) or owners == {self.api.who.person(request).uid}):
             raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
-        return history
+        return history_json(self._controller.journal, job_id, self.api.who.sees(request))
 
     async def incidents(self, request: web.Request) -> web.Response:
         """The newest ones, newest first."""

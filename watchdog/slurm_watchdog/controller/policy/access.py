@@ -27,6 +27,8 @@ class Person:
     """Numbers of all groups of the process at the other end."""
     knows_password: bool = False
     """It gave the page's password, which is an operator's."""
+    name: str = ""
+    """Of the user, where it is known already: to look it up may hang."""
 
 
 STRANGER: Final = Person()

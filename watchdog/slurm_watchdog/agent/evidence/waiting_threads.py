@@ -6,12 +6,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from contextlib import suppress
+from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_call_name, read_stat
 from slurm_watchdog.model.evidence import WaitingThreads
 
-MAX_THREADS = 256
+MAX_THREADS: Final = 256
 """More are not looked at, and then nothing is said: 15 µs each."""
+
+LOOKS: Final = 3
+"""A thread may wake between the reading of its state and that of its system call."""
 
 
 def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
@@ -25,9 +29,12 @@ def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
     found: Counter[tuple[str, str, str]] = Counter()
     for number in numbers:
         with suppress(OSError, ValueError):  # it has ended meanwhile
-            stat = read_stat(f"{pid}/task/{number}")
-            call = read_call_name(f"/proc/{pid}/task/{number}")
-            if call is None and stat.state != "R":
+            for _ in range(LOOKS):
+                stat = read_stat(f"{pid}/task/{number}")
+                call = read_call_name(f"/proc/{pid}/task/{number}")
+                if call is not None or stat.state == "R":
+                    break
+            else:
                 return None
             found[stat.comm, stat.state, call or ""] += 1
     rows = sorted(found.items())

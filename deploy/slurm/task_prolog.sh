@@ -6,6 +6,11 @@
 # The path is the default of `jobs.kill_switch`; change both together. An element of an array has its own,
 # because it has a SLURM_JOB_ID of its own.
 # A value of the user's own (another path) is kept; one that was inherited from another job is replaced.
+
+# "yes": PyTorch with NCCL keeps the last collectives of each rank, some MiB, and writes them when the watchdog asks: it then
+# says which rank did not enter which collective (docs/evidence.md). Variables that a job sets itself are kept.
+RECORD_COLLECTIVES=no
+
 case "${SLURM_WATCHDOG_KILL_SWITCH:-/run/slurm-watchdog/jobs/}" in
 /run/slurm-watchdog/jobs/*)
     if [ -n "${SLURM_JOB_ID:-}" ]; then
@@ -14,4 +19,13 @@ case "${SLURM_WATCHDOG_KILL_SWITCH:-/run/slurm-watchdog/jobs/}" in
     fi
     ;;
 esac
+if [ "$RECORD_COLLECTIVES" = yes ] && [ -n "${SLURM_JOB_ID:-}" ]; then
+    [ -n "${TORCH_FR_BUFFER_SIZE+set}" ] || echo "export TORCH_FR_BUFFER_SIZE=2000"
+    [ -n "${TORCH_NCCL_TRACE_BUFFER_SIZE+set}" ] || echo "export TORCH_NCCL_TRACE_BUFFER_SIZE=2000"
+    [ -n "${TORCH_NCCL_DUMP_ON_TIMEOUT+set}" ] || echo "export TORCH_NCCL_DUMP_ON_TIMEOUT=1"
+    [ -n "${TORCH_NCCL_DEBUG_INFO_TEMP_FILE+set}" ] ||
+        echo "export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=/tmp/fr_${SLURM_JOB_ID}_"
+    [ -n "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE+set}" ] ||
+        echo "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/ask_fr_${SLURM_JOB_ID}_"
+fi
 exit 0

@@ -58,6 +58,23 @@ def test_a_path_of_the_users_own_is_kept_and_without_a_job_nothing_is_said(check
     assert prolog(checkout) == ""
 
 
+def test_a_task_prolog_that_records_collectives_sets_what_doctor_asks_for_and_keeps_what_the_job_sets(
+    checkout: Path, tmp_path: Path
+) -> None:
+    script = tmp_path / "deploy/slurm/task_prolog.sh"
+    script.parent.mkdir(parents=True)
+    text = (checkout / "deploy/slurm/task_prolog.sh").read_text()
+    script.write_text(text.replace("\nRECORD_COLLECTIVES=no\n", "\nRECORD_COLLECTIVES=yes\n"))
+    documented = re.findall(r"^export (\w+)=(\S+)", (checkout / "docs/evidence.md").read_text(), re.MULTILINE)
+    wanted = {name: value.replace("${SLURM_JOB_ID}", "7") for name, value in documented if name.startswith("TORCH_")}
+    said = dict(re.findall(r"^export (TORCH_\w+)=(.*)$", prolog(tmp_path, SLURM_JOB_ID="7"), re.MULTILINE))
+    assert said == wanted and len(wanted) == 5
+    own = prolog(tmp_path, SLURM_JOB_ID="7", TORCH_FR_BUFFER_SIZE="0", TORCH_NCCL_DEBUG_INFO_TEMP_FILE="/mine/fr_")
+    assert set(re.findall(r"TORCH_\w+(?==)", own)) == wanted.keys() - {
+        "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_unit_starts_a_command_that_exists(checkout: Path, unit: str) -> None:
     text = (checkout / "systemd" / f"{unit}.service").read_text()

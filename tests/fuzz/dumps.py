@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks
-and small files of the kernel, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks,
+small files and lines of the kernel, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from slurm_watchdog.agent.collectors.usage import (
     parse_open_files,
     parse_threads,
 )
+from slurm_watchdog.agent.files.links import parse_rate, parse_speed
 from slurm_watchdog.agent.proc.control_groups import (
     group_of,
     levels_of,
@@ -32,9 +33,12 @@ from slurm_watchdog.analysis.ras_records import ras_records
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from slurm_watchdog.parse.kernel_log.file import read_messages
+from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
+from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 from slurm_watchdog.parse.nccl_ras import parse_ras
 
-NUMBER = 400_000
+NUMBER = 500_000
 """100,000 for each reader."""
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
@@ -100,6 +104,17 @@ def _read_usage(body: bytes) -> None:
     parse_threads(body, [parse_number(body), parse_open_files(body) and 5])
     read_group("", Resource.MEMORY, True, lambda path: body)
     parse_counts(body), parse_meminfo(body), parse_file_limit(body)
+    parse_rate(body), parse_speed(body)
+
+
+def _read_kernel_lines(body: bytes) -> None:
+    """As records of /dev/kmsg, and as a file of them that somebody saved."""
+    for line in body.split(b"\n"):
+        record = parse_record(line)
+        message = line if record is None else record.message
+        if is_interesting(message):
+            parse_message(readable(message))
+    list(read_messages(body.decode(errors="replace").split("\n")))
 
 
 def _of(pattern: str) -> list[bytes]:
@@ -122,8 +137,10 @@ READERS: tuple[tuple[Callable[[bytes], None], list[bytes]], ...] = (
             b"Max open files            1024                 524288               files\n",
             b"4:memory:/slurm/uid_1000/job_42/step_0/task_0\n0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n",
             b"9223372036854771712\n", b"0.83 1.10 1.39 2/204 31337\n", b"1504\t0\t9223372036854775807\n",
+            b"400 Gb/sec (4X NDR)\n", b"100000\n",
         ],
     ),
+    (_read_kernel_lines, [b"3,7,99,-;" + line for body in _of("kernel/*.txt") for line in body.splitlines() if line]),
 )  # fmt: skip
 """What reads, and what its bodies are made of."""
 

@@ -345,6 +345,19 @@ def test_a_step_beside_the_training_changes_nothing_about_its_clock() -> None:
     assert cluster.job.run_age_s == 25
 
 
+@pytest.mark.parametrize("first", ["0", "9"])
+def test_a_monitor_with_as_many_tasks_as_the_training_is_none_whichever_was_there_first(first: str) -> None:
+    """srun gives what is started beside a training as many tasks as the job has, in SLURM_NTASKS."""
+    cluster = Cluster()
+    for number in range(4):
+        ranks = [process(n, step_id="5", cpu_s=4.0 * number) for n in range(2)]
+        monitor = [process(n, step_id=first, pid=50 + n, cpu_s=0.1 * number) for n in range(2)]
+        cluster.report(*monitor, *(ranks if number else ()), events=(progress_event(number),))
+    assert {r.process.step_id for r in cluster.job.ranks} == {"5"}
+    cluster.report(*monitor, *ranks, *(process(n, step_id="20", pid=70 + n, cpu_s=1.0) for n in range(4)))
+    assert {r.process.step_id for r in cluster.job.ranks} == {"5"} == {cluster.job.step_id}
+
+
 def test_how_a_job_ended_is_heard_afterwards_if_an_action_on_it_was_left_open() -> None:
     saved = Event(kind=EventKind.CHECKPOINT, job_id="7", age_s=5, source="log", step=40)
     for remembered in (False, True):

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.run import Run, follow_training, is_of_earlier_start
-from slurm_watchdog.controller.state.run_updates import note_absent, note_process, trains
+from slurm_watchdog.controller.state.run_updates import note_absent, note_process, only_trains
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.report import Report
@@ -64,7 +64,7 @@ class ReportedProcesses:
             if run is None:
                 continue
             note_absent(run, report.node, seen, made_at)
-            if seen and not any(trains(run, key) for key in run.on_node[report.node]):
+            if seen and not only_trains(run, run.on_node[report.node]):
                 follow_training(run, made_at, report.interval_s)
         self._jobs_seen_on[report.node] = {
             job_id

@@ -16,7 +16,7 @@ from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.controller.state.still_row import Row
-from slurm_watchdog.controller.state.training_steps import living_steps, training_steps
+from slurm_watchdog.controller.state.training_steps import idle_steps, living_steps, training_steps
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
@@ -316,11 +316,12 @@ def follow_training(run: Run, now: float, interval_s: float) -> None:
 
     What was learnt of the steps before says nothing about how long the next program takes to start. The last lines
     of the one before may come with the next report only, and from another node. A rank that cannot be killed may stay
-    of a step that was started again elsewhere; a step beside one that has all its ranks is a side step.
+    of a step that was started again elsewhere; a step beside one that has all its ranks is a side step, unless that
+    one does nothing beside it, or has half as many ranks.
     """
     living, (newest, steps) = living_steps(run.processes), training_steps(run.processes, run.steps)
     continues = run.step_id is None or run.step_id in steps
-    if not living or (not continues and run.step_id in living and not _has_lost_ranks(run)):
+    if not living or (not continues and run.step_id in living and not _gives_way(run, steps)):
         return
     run.step_id, run.steps = newest, steps
     if not continues:
@@ -357,6 +358,10 @@ def _begin_again(run: Run, now: float, interval_s: float) -> None:
     run.logs_missed = False
 
 
-def _has_lost_ranks(run: Run) -> bool:
-    ranks = (each for each in run.processes.values() if each[0].role is Role.RANK and each[0].step_id in run.steps)
-    return any(gone_at is not None for _, _, gone_at in ranks)
+def _gives_way(run: Run, steps: frozenset[str | None]) -> bool:
+    """Whether what was the training so far has lost a rank, or is none beside `steps`."""
+    ranks = [each for each in run.processes.values() if each[0].role is Role.RANK]
+    mine = [gone_at for process, _, gone_at in ranks if process.step_id in run.steps]
+    theirs = sum(1 for process, _, gone_at in ranks if process.step_id in steps and gone_at is None)
+    lost = any(gone_at is not None for gone_at in mine)
+    return lost or theirs >= 2 * len(mine) or run.steps <= idle_steps(run.processes)

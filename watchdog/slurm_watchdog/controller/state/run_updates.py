@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -71,10 +72,12 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
             run.gone.put(key, None, run.name, node, process.role)
 
 
-def trains(run: Run, key: ProcessKey) -> bool:
-    """Whether this process is a living rank of a step that is known to be the training: then nothing has changed."""
-    process, _, gone_at = run.processes[key]
-    return process.role is Role.RANK and gone_at is None and process.step_id in run.steps
+def only_trains(run: Run, keys: Iterable[ProcessKey]) -> bool:
+    """Whether living ranks are among these processes, and all of them of steps that are known to be the training: then
+    nothing has changed."""
+    living = [process for process, _, gone_at in map(run.processes.__getitem__, keys) if gone_at is None]
+    steps = {process.step_id for process in living if process.role is Role.RANK}
+    return bool(steps) and steps <= run.steps
 
 
 def note_event(run: Run, node: str, event: Event, made_at: float) -> None:

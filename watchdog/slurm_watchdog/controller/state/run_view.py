@@ -92,7 +92,10 @@ def _progress(run: Run, now: float) -> Progress | None:
 
 def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
     """All processes but ranks of side steps, in the order of their keys."""
-    (_, steps), processes, rates = training_steps(run.processes, run.steps), run.processes, run.rates
+    processes, rates = run.processes, run.rates
+    _, steps = training_steps(processes, run.steps)
+    if not steps & run.steps:  # a side step: see follow_training
+        steps = run.steps or steps
     if not run.order:
         run.order = tuple(sorted(processes))
     found = []

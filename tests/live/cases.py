@@ -92,6 +92,7 @@ FAULTS: tuple[Fault, ...] = (
           or_nobody=True, asks_ranks=False),
     Fault("killed_elsewhere", ("log_error",), (2,), lambda job: job.signal("KILL", 2), also=("dead_rank", "lingering_job"),
           or_nobody=True, asks_ranks=False),
+    Fault("raised", ("log_error",), (3,), lambda job: job.do("raise", 3), also=("dead_rank", "lingering_job"), asks_ranks=False),
     Fault("file_lock", ("collective_hang",), (2,), lambda job: job.do("file_lock", 2), launchers=(TORCHRUN,)),
     Fault("retry_for_ever", ("collective_hang",), (1,), lambda job: job.do("sleep", 1), launchers=(SRUN,)),
     Fault("named_pipe", ("collective_hang",), (1,), lambda job: job.do("file", 1), launchers=(SRUN,)),

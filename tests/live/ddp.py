@@ -28,6 +28,7 @@ import traceback
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.elastic.utils.store import barrier
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -99,6 +100,8 @@ class Faults:
             wait_for_the_file(os.path.join(self.directory, "cache.lock"))
         if self.take("leave"):
             os._exit(0)
+        if self.take("raise"):
+            raise ValueError("sample 7 has no label")
 
 
 def note(path, rank):
@@ -295,6 +298,7 @@ def answer_dumps(rank):
     threading.Thread(target=write_dumps, name="dumps", daemon=True).start()
 
 
+@record
 def main():
     args = options()
     for ours, slurms in (

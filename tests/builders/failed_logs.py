@@ -86,6 +86,21 @@ def table(root: tuple[int, int, str, int, str], *others: tuple[int, int, str, in
     )  # fmt: skip
 
 
+def recorded(host: str, root: tuple[int, str, str], ended: tuple[int, str, str]) -> str:
+    """torchrun's words, and its table, of ranks whose errors are recorded: (rank, time, exception) of the one that failed
+    and of the one that it ended for that."""
+    (rank, at, error), (other, ended_at, its) = root, ended
+    words = table((rank, rank % 2, host, 1, at), (other, other % 2, host, -15, ended_at))
+    for said in (its, error):  # the root cause stands last
+        told = f'Traceback (most recent call last):\n    File "/w/train.py", line 8, in step\n      run()\n  {said}\n  '
+        words = words.replace("To enable traceback see: the manual", told, 1)
+    return (
+        f"W1124 10:00:00.960000 39 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process {4000 + other} closing signal SIGTERM\n"
+        f"E1124 10:00:01.082000 39 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 1) local_rank: {rank % 2} (pid: {4000 + rank}) of binary: python\n"
+        + words
+    )  # fmt: skip
+
+
 LOST = "RuntimeError: Connection closed by peer [10.0.0.4]:3301"
 DISK = "OSError: [Errno 28] No space left on device"
 
@@ -265,6 +280,9 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
     ("a victim of the same local rank on another node", traceback("[default6]:", LOST) + traceback("[default6]:", "ModuleNotFoundError: No module named 'a'") + table((14, 6, "n2", 1, "10:00:05")), ("import_error", 14, "n2")),
     ("torchrun's own prefix: a task is its launcher", traceback("[default6]:", DISK) + "srun: error: n2: task 1: Exited with exit code 1\n", ("disk_full", None, "n2")),
     ("the table of another node lists its victim", table((2, 2, "n1", -6, "10:00:09")) + traceback("n2: ", "RuntimeError: CUDA error: unspecified launch failure") + table((12, 4, "n2", 1, "10:00:02"), (13, 5, "n2", -15, "10:00:20")), ("cuda_error", 12, "n2")),
+    ("of recorded errors the one of the root cause", recorded("n2", (3, "10:00:00", "ValueError: no label"), (2, "10:00:01", LOST)) + recorded("n1", (0, "10:00:00", LOST), (1, "10:00:02", LOST)), ("python_exception", 3, "n2")),
+    ("recorded, and another node's root cause is earlier", recorded("n2", (3, "10:00:05", "ValueError: no label"), (2, "10:00:06", LOST)) + recorded("n1", (0, "10:00:00", LOST), (1, "10:00:02", LOST)), ("peer_lost", None, None)),
+    ("recorded, and the victim has an error of its own", recorded("n2", (2, "10:00:01", LOST), (3, "10:00:01", "ValueError: no label")), ("peer_lost", None, None)),
     ("a source line behind a level is no exception", "".join(f"2024-05-01 10:00:00,1 [rank 3] ERROR {line}\n" for line in traceback("", DISK).splitlines()), ("disk_full", 3, None)),
     ("a task that may be a launcher is no rank", traceback("", DISK) + "srun: error: n5: task 4: Exited with exit code 1\n", ("disk_full", None, "n5")),
     ("a task that died of a signal is one", steps(1, 9) + "srun: error: n5: task 4: Segmentation fault (core dumped)\n", ("segmentation_fault", 4, "n5")),

@@ -382,5 +382,24 @@ def test_an_error_before_the_last_step_of_a_run_that_ended_is_none() -> None:
     assert judge_ended((70.0, "[rank1]: KeyError: 1"), (30.0, "[rank2]: ValueError: x")).culprits[0].rank == 2
 
 
+def from_other_logs(before_s: float, *after: str, step_log: str = "/l/rank_0.log") -> tuple[str, int | None] | None:
+    """(pattern, rank) of the cause, where rank 3's own log had its error read so long before the last step was read, and
+    `after` came after it in the log that has the steps."""
+    read = [(NOW - 60.0 - before_s, "/l/rank_3.log", "n2", "[rank3]: KeyError: 1")]
+    read += [(NOW - 59.0, "/l/rank_0.log", "n1", line) for line in after]
+    errors = tuple(replace(logged_error(event(line), node, at), source=path) for at, path, node, line in read)
+    cause = find_cause(past(errors=errors, step_log=step_log))
+    return None if cause is None else (cause.pattern, cause.rank)
+
+
+def test_the_cause_of_what_followed_the_last_step_may_have_been_read_before_it_in_another_log() -> None:
+    lost = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.4]:3301"
+    assert from_other_logs(4.0, lost) == ("python_exception", 3)
+    assert from_other_logs(8.0, lost) == ("peer_lost", None)  # the training has made steps since
+    assert from_other_logs(4.0, lost, step_log="/l/rank_3.log") == ("peer_lost", None)  # one log has an order
+    assert from_other_logs(4.0, "[rank2]: ValueError: x") == ("python_exception", 2)
+    assert from_other_logs(4.0) is None
+
+
 def test_no_line_no_cause() -> None:
     assert find_cause(past()) is None

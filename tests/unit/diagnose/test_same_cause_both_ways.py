@@ -32,7 +32,7 @@ LESS_IS_KNOWN: dict[str, str] = {
             "NCCL's word for a call of CUDA in its own process", "Paddle's container", "Ray: which rank the killed process was",
             "Ray: two hosts have the same pid", "a result that is no number", "what gloo's transport says is a "
                 "consequence",
-            "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its "
+            "of recorded errors the one of the root cause", "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its "
                 "victim",
             "the output of a rank, as Composer's launcher prints it", "several files in one", "what Horovod waits for",
             "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after "

@@ -46,6 +46,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     total_steps: int | None = None
     rose_at: float | None = None
     """When a step was last seen to rise."""
+    step_log: str = ""
+    """The log that said so; empty: not known."""
     step_s: float | None = None
     """Of one step, the median of the recent ones."""
     checkpoint_step: int | None = None

@@ -217,6 +217,7 @@ def past_run(run: Run, now: float) -> PastRun:
         stride=1 if progress is None else progress.widest_stride,
         total_steps=None if progress is None else progress.total_steps,
         rose_at=None if last_increase_age_s is None else now - last_increase_age_s,
+        step_log="" if progress is None else progress.source,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=_checkpoint_step(run, last_step),
         state=run.job.state,

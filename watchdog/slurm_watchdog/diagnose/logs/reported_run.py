@@ -29,14 +29,22 @@ from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 APART_S = 10.0
 """Lines of two files without times are known to have come one after the other when so much time lay between:
 twice an agent's interval."""
+READ_APART_S = 6.0
+"""By so much an error of one log may have been read before a step of another log that it came after: an agent's
+interval as shipped, and a second."""
 MAX_RUNS_REMEMBERED = 256
 """Runs whose answer is remembered: each is asked for several times a tick, and few have new lines."""
 
 
-def lines_since_last_step(run: PastRun) -> list[LoggedError]:
+def lines_since_last_step(run: PastRun, read_apart_s: float = 0.0) -> list[LoggedError]:
     """The error lines that may have ended the run, in the order of their coming. What came after an action of
-    ours is its echo."""
-    lines = [e for e in run.errors if run.rose_at is None or e.at > run.rose_at - STEP_SLACK_S]
+    ours is its echo. `read_apart_s`: so long before the last step those of other logs count, too."""
+    others_s = max(STEP_SLACK_S, read_apart_s) if run.step_log else STEP_SLACK_S
+    lines = [
+        e
+        for e in run.errors
+        if run.rose_at is None or e.at > run.rose_at - (STEP_SLACK_S if e.source == run.step_log else others_s)
+    ]
     lines = [e for e in lines if run.touched_at is None or e.at < run.touched_at]
     return sorted(lines, key=lambda e: e.at)  # stable: what was read at once stays in its order
 

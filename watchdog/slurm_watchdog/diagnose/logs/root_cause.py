@@ -16,6 +16,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.own_words import words_of
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
+    READ_APART_S,
     ReportedLine,
     ReportedRun,
     case_of,
@@ -64,13 +65,21 @@ class Cause(Struct, frozen=True, kw_only=True):
 
 
 def find_cause(run: PastRun) -> Cause | None:
-    """What went wrong since the last step of `run`; None if no error was logged since, or none that ended it."""
-    lines = lines_since_last_step(run)
+    """What went wrong since the last step of `run`; None if no error was logged since, or none that ended it.
+
+    Where only consequences came after that step, their cause may have been read in another log shortly before: each
+    agent reads when its time has come.
+    """
+    found = _cause_in(run, lines_since_last_step(run))
+    if found is None or not found.only_consequence or found.from_outside:
+        return found
+    wider = _cause_in(run, lines_since_last_step(run, READ_APART_S))
+    return found if wider is None or wider.only_consequence else wider
+
+
+def _cause_in(run: PastRun, lines: Sequence[LoggedError]) -> Cause | None:
     judged = _find_cause(reported(run, lines), log_table()) if lines else None
-    if judged is None:
-        return None
-    place, cause = judged
-    return replace(cause, error=lines[place])
+    return None if judged is None else replace(judged[1], error=lines[judged[0]])
 
 
 @lru_cache(maxsize=MAX_RUNS_REMEMBERED)
@@ -141,6 +150,7 @@ def running(job: JobView, now: float) -> PastRun:
         rose_at=None
         if progress is None or progress.last_increase_age_s is None
         else now - progress.last_increase_age_s,
+        step_log="" if progress is None else progress.source,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=max((s for s in steps if last_step is None or s <= last_step), default=None),
         state=job.job.state,

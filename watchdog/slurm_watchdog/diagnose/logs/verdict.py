@@ -185,6 +185,8 @@ class _Cascade:
     """Of which Ray says that its process has died,"""
     dead_line: int | None
     """and where."""
+    first_to_fail: int | None
+    """The rank that ended first by a launcher's tables: of what the launcher did after that nothing came of it."""
 
     def has_brought(self, error: FoundError, ranks: Ranks) -> bool:
         """Whether an error came of it: later in time than the first timeout, or what a rank says that had
@@ -207,10 +209,13 @@ class _Cascade:
     def _was_ended_before(self, error: FoundError, ranks: Ranks) -> bool:
         """Whether a launcher had ended the processes, or another rank's had died, before it was said: who is
         ended while it works says that."""
+        rank = ranks.rank_of(error.who)
+        if rank is not None and rank == self.first_to_fail:
+            return False
         ended = self.terminated.get(error.source)
         if ended is not None and ended < error.line:
             return True
-        dead, rank = self.dead_rank, ranks.rank_of(error.who)
+        dead = self.dead_rank
         return dead is not None and dead != rank and self.dead_line is not None and self.dead_line < error.line
 
 
@@ -227,7 +232,19 @@ def _cascade(alive: Sequence[FoundError], case: LogCase) -> _Cascade:
             terminated.setdefault(error.source, error.line)
     dead, _ = rank_of_dead_process(case)
     died = next((error.line for error in alive if error.name == "ray_actor_died"), None)
-    return _Cascade(min(times, default=None), line_of, terminated, dead, died)
+    return _Cascade(min(times, default=None), line_of, terminated, dead, died, _first_to_fail(alive, case.ranks))
+
+
+def _first_to_fail(alive: Sequence[FoundError], ranks: Ranks) -> int | None:
+    """The rank of the only root cause in torchrun's tables, one a node, that exited with an error of its own; None
+    where an earlier one has none."""
+    own = {ranks.rank_of(e.who) for e in alive if is_root(e) and not e.chained and e.name not in log_table().headers}
+    roots = [row for row in ranks.failures if row.root]
+    mine = [row for row in roots if row.rank is not None and row.rank in own and (row.code or 0) > 0]
+    if len(mine) != 1 or (first := mine[0].stamp) is None:
+        return None
+    earlier = any(row.stamp is None or row.stamp.seconds < first.seconds for row in roots)
+    return None if earlier else mine[0].rank
 
 
 def _late_cause(case: LogCase) -> FoundError | None:

@@ -38,15 +38,28 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.sqlite"
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, path: Path) -> str:
+    """The address of a database that is empty, of either kind."""
+    return f"sqlite:///{path}" if request.param == "sqlite" else request.getfixturevalue("postgresql")()
+
+
 @pytest.fixture
-def journal(path: Path) -> Iterator[Journal]:
+def journal(url: str) -> Iterator[Journal]:
+    journal = Journal(url)
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def sqlite_journal(path: Path) -> Iterator[Journal]:
     journal = Journal(f"sqlite:///{path}")
     yield journal
     journal.close()
 
 
-def test_it_is_written_through_to_the_disk(journal: Journal) -> None:
-    with journal._database.transaction() as sql:
+def test_it_is_written_through_to_the_disk(sqlite_journal: Journal) -> None:
+    with sqlite_journal._database.transaction() as sql:
         assert sql.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert sql.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert sql.exec_driver_sql("PRAGMA busy_timeout").scalar() == 5000
@@ -151,13 +164,13 @@ def test_nothing_is_done_for_a_decision_that_was_not_allowed_or_is_over(journal:
         journal.operation_intent("d2", Operation.RELEASE, 1, 1.0)
 
 
-def test_a_pause_lasts_over_a_restart_until_it_is_resumed(path: Path) -> None:
-    first = Journal(f"sqlite:///{path}")
+def test_a_pause_lasts_over_a_restart_until_it_is_resumed(url: str) -> None:
+    first = Journal(url)
     assert first.paused() is None
     first.pause("maintenance", "ann", 10.0)
     first.pause("again", "bob", 11.0)
     first.close()
-    second = Journal(f"sqlite:///{path}")
+    second = Journal(url)
     assert second.paused() == ("maintenance", "ann", 10.0)
     second.resume("bob", 12.0)
     second.resume("bob", 13.0)
@@ -167,8 +180,8 @@ def test_a_pause_lasts_over_a_restart_until_it_is_resumed(path: Path) -> None:
     second.close()
 
 
-def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> None:
-    journal = Journal(f"sqlite:///{path}")
+def test_the_outbox_keeps_messages_in_order_until_they_are_done(url: str) -> None:
+    journal = Journal(url)
     for number in range(3):
         journal.outbox.add("slack", "i1", {"text": str(number)}, float(number))
     one, two, three = journal.outbox.pending(10)
@@ -177,7 +190,7 @@ def test_the_outbox_keeps_messages_in_order_until_they_are_done(path: Path) -> N
     journal.outbox.failed(one.id, "still no", 100.0)
     journal.outbox.done_all("slack", (two.id,))
     journal.close()
-    journal = Journal(f"sqlite:///{path}")
+    journal = Journal(url)
     first, last = journal.outbox.pending(10)
     assert (first.id, first.attempts, first.retry_at, first.error) == (one.id, 2, 100.0, "still no")
     assert last == three
@@ -249,12 +262,12 @@ def test_pages_that_were_overwritten_are_an_error_and_no_empty_list(path: Path) 
         evidence_of(again, "i1")
 
 
-def test_a_document_that_can_not_be_read_is_an_error(journal: Journal, path: Path) -> None:
-    journal.save_incident(INCIDENT)
+def test_a_document_that_can_not_be_read_is_an_error(sqlite_journal: Journal, path: Path) -> None:
+    sqlite_journal.save_incident(INCIDENT)
     with sqlite3.connect(path) as other:
         other.execute("UPDATE incidents SET document = '{\"id\": 5}'")
     with pytest.raises(JournalError, match="can't be read"):
-        journal.incidents()
+        sqlite_journal.incidents()
 
 
 def test_a_newer_schema_is_refused(path: Path) -> None:
@@ -303,13 +316,13 @@ def test_a_password_in_the_address_is_not_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_another_writer_is_waited_for_and_then_named(journal: Journal, path: Path) -> None:
+def test_another_writer_is_waited_for_and_then_named(sqlite_journal: Journal, path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(JournalError, match="in use by another process"):
         Journal(f"sqlite:///{path}", partial(Database, busy_ms=100))
     other.execute("ROLLBACK")
-    journal.save_incident(INCIDENT)
+    sqlite_journal.save_incident(INCIDENT)
 
 
 @pytest.fixture
@@ -351,15 +364,15 @@ def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
         journal.save_incident(INCIDENT)
 
 
-def test_large_evidence_is_kept_compressed_and_read_back_whole(journal: Journal, path: Path) -> None:
+def test_large_evidence_is_kept_compressed_and_read_back_whole(sqlite_journal: Journal, path: Path) -> None:
     document = {"ranks": [{"frames": ["train", "step"] * 50, "rank": rank} for rank in range(100)]}
-    add_evidence(journal, "i1", 1.0, "node", document)
-    add_evidence(journal, "i1", 2.0, "diagnosis", {"summary": "short"})
-    assert [kind for _, kind, _ in evidence_of(journal, "i1")] == ["node", "diagnosis"]
-    assert evidence_of(journal, "i1")[0][2] == document
-    numbers = [piece.number for piece in journal.evidence.pieces("i1")]
-    assert msgspec.json.decode(journal.evidence.document("i1", numbers[0]) or b"") == document
-    assert journal.evidence.document("i2", numbers[0]) is None
+    add_evidence(sqlite_journal, "i1", 1.0, "node", document)
+    add_evidence(sqlite_journal, "i1", 2.0, "diagnosis", {"summary": "short"})
+    assert [kind for _, kind, _ in evidence_of(sqlite_journal, "i1")] == ["node", "diagnosis"]
+    assert evidence_of(sqlite_journal, "i1")[0][2] == document
+    numbers = [piece.number for piece in sqlite_journal.evidence.pieces("i1")]
+    assert msgspec.json.decode(sqlite_journal.evidence.document("i1", numbers[0]) or b"") == document
+    assert sqlite_journal.evidence.document("i2", numbers[0]) is None
     with sqlite3.connect(path) as sql:
         (text,) = sql.execute("select document from evidence where kind = 'node'").fetchone()
     assert len(text) < len(msgspec.json.encode(document)) / 5
@@ -382,8 +395,7 @@ def test_old_evidence_goes_and_the_story_stays(journal: Journal) -> None:
     assert journal.timeline("i1") == [(10.0, "fires")]
 
 
-def test_what_is_written_together_is_there_together_or_not_at_all(tmp_path: Path) -> None:
-    journal = Journal(f"sqlite:///{tmp_path}/j.sqlite")
+def test_what_is_written_together_is_there_together_or_not_at_all(journal: Journal) -> None:
     with journal.together():
         journal.add_note("i1", 1.0, "one")
         journal.add_note("i2", 1.0, "two")
@@ -393,7 +405,6 @@ def test_what_is_written_together_is_there_together_or_not_at_all(tmp_path: Path
         raise ZeroDivisionError
     journal.add_note("i1", 3.0, "alone")
     assert [text for _, text in journal.timeline("i1")] == ["one", "alone"]
-    journal.close()
 
 
 def test_thousands_that_are_written_together_are_as_if_written_one_by_one(tmp_path: Path) -> None:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import socket
 import sqlite3
-import subprocess
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -114,44 +108,5 @@ def test_everything_that_a_journal_does_on_sqlite(tmp_path: Path) -> None:
     everything(f"sqlite:///{tmp_path / 'journal.sqlite'}")
 
 
-@pytest.fixture
-def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL of its own; skipped where its server or the driver (extra `postgresql`) is not installed."""
-    if importlib.util.find_spec("psycopg") is None:
-        pytest.skip("the driver psycopg is not installed: pip install 'slurm-training-watchdog[postgresql]'")
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    server = str(found[-1].parent) if found else os.path.dirname(shutil.which("initdb") or "")
-    if not server:
-        pytest.skip("no PostgreSQL server is installed: apt-get install postgresql")
-    if os.geteuid() == 0 and shutil.which("runuser") is None:
-        pytest.skip("PostgreSQL does not run as root, and there is no runuser")
-    directory = Path(
-        subprocess.run(["mktemp", "-d", "/tmp/pgXXXXXX"], check=True, capture_output=True, text=True).stdout.strip()
-    )
-    as_user = ["runuser", "-u", "nobody", "--"] if os.geteuid() == 0 else []
-    if as_user:
-        shutil.chown(directory, "nobody")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    subprocess.run([*as_user, f"{server}/initdb", "-D", f"{directory}/data", "-U", "watchdog", "--auth=trust", "-N"],
-                   check=True, capture_output=True, timeout=120, cwd="/")  # fmt: skip
-    process = subprocess.Popen(
-        [*as_user, f"{server}/postgres", "-D", f"{directory}/data", "-p", str(port), "-h", "127.0.0.1", "-k", str(directory)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/",
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 60
-        ready = [*as_user, f"{server}/pg_isready", "-h", "127.0.0.1", "-p", str(port), "-q"]
-        while subprocess.run(ready, timeout=20, cwd="/").returncode:
-            assert process.poll() is None and time.monotonic() < until, "PostgreSQL did not start"
-            time.sleep(0.2)
-        yield f"postgresql+psycopg://watchdog@127.0.0.1:{port}/postgres"
-    finally:
-        process.terminate()
-        process.wait(30)
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def test_everything_that_a_journal_does_on_postgresql(postgresql: str) -> None:
-    everything(postgresql)
+def test_everything_that_a_journal_does_on_postgresql(postgresql: Callable[[], str]) -> None:
+    everything(postgresql())

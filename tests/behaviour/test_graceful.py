@@ -74,7 +74,7 @@ def test_given_a_trainer_that_does_not_look_for_its_kill_switch_then_it_is_left_
     story.passes(minutes=6)
     assert (job.state, job.restarts) == ("RUNNING", 0)
     assert not story.cluster.files
-    assert "does the trainer look for the kill switch" in story.end(slow).detail
+    assert "look whether the trainer looks for the kill switch" in story.end(slow).detail
 
 
 def test_given_a_rule_that_accepts_lost_work_then_a_deaf_job_is_requeued_anyway(

@@ -45,7 +45,7 @@ def test_given_a_trainer_that_does_not_see_its_kill_switch_then_it_is_given_up_i
     job.hears_switch = False
     asked = story.operator_restarts(job, wish=Wish.HOLD, within_s=60.0)
     story.passes(minutes=3)
-    assert "does the trainer look for the kill switch" in story.end(asked).detail
+    assert "look whether the trainer looks for the kill switch" in story.end(asked).detail
     assert (job.state, job.restarts, story.cluster.files) == ("RUNNING", 0, {})
 
 

@@ -26,6 +26,7 @@ from tests.bench import (
     process_tree,
     recovery,
     report,
+    save_all,
     scan,
     scheduling,
     slow_search,
@@ -49,6 +50,7 @@ def main() -> int:
         "scan": _scan,
         "ledger": _ledger,
         "report": _report,
+        "save-all": _save_all,
         "collectives": _collectives,
         "probe": _probe,
         "drift": _drift,
@@ -158,6 +160,10 @@ def _ledger(figures: Figures, options: argparse.Namespace) -> None:
 
 def _report(figures: Figures, options: argparse.Namespace) -> None:
     report.run(figures)
+
+
+def _save_all(figures: Figures, options: argparse.Namespace) -> None:
+    save_all.run(figures)
 
 
 def _kernel(figures: Figures, options: argparse.Namespace) -> None:

@@ -18,6 +18,8 @@ from rich.console import Console
 
 from slurm_watchdog import __version__
 from slurm_watchdog.cli import terminal
+from slurm_watchdog.cli.api_types import ActionRun, Operation, SelectedJob
+from slurm_watchdog.cli.batch import Row
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.main import main
 from tests.builders.cli import (
@@ -487,6 +489,13 @@ def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(contro
     assert controller.requests[1][2] == {"wish": "hold", "before": None, "reason": "move", "job_ids": ["7"]}
     document = json.loads(run("save-all", "--partition", "gpu", "--json", socket=controller.path).stdout)
     assert [(row["job_id"], row["state"]) for row in document["jobs"]] == [("8", "cannot be asked"), ("7", "done")]
+
+
+@pytest.mark.parametrize(("outcome", "saved"), [("done", True), (None, False), ("failed", False)])
+def test_a_job_has_saved_as_soon_as_its_checkpoint_is_proven(outcome: str | None, saved: bool) -> None:
+    row = Row(SelectedJob(job_id="7"))
+    row.follow(ActionRun(decision_id="d7", operations=(Operation(operation="wait_checkpoint", outcome=outcome),)))
+    assert (row.state, row.has_saved) == ("under way", saved)
 
 
 def test_save_all_lists_and_asks_nobody_with_dry_run(controller: FakeController) -> None:

@@ -19,6 +19,7 @@ from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, show
 
 AT_ONCE: Final = 50
 """Jobs of one request: the controller takes no more."""
+SAVED: Final = ("wait_checkpoint", "done")
 LOOK_EVERY_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues what it has begun."""
@@ -71,6 +72,8 @@ class Row:
     state: str = "under way"
     why: str = ""
     incident_id: str = ""
+    has_saved: bool = False
+    """A complete checkpoint has come since it was asked: it may end by itself still."""
 
     def cells(self) -> tuple[str, ...]:
         """For HEADINGS."""
@@ -85,6 +88,7 @@ class Row:
 
     def follow(self, action: ActionRun) -> None:
         """How far the action is."""
+        self.has_saved = any((each.operation, each.outcome) == SAVED for each in action.operations)
         if action.end is not None:
             self.state, self.why = ENDS.get(action.end.outcome, "failed"), action.end.detail or ""
         elif action.waiting is not None:
@@ -125,8 +129,10 @@ def _follow(client: Client, rows: Sequence[Row], as_json: bool) -> None:
                     row.follow(action)
                     if not as_json and action.end is not None:
                         sentence(f"Job {row.job.job_id}: {row.state}, {row.why}", STYLES.get(row.state, ""))
-                waits = sum(row.state == "under way" for row in rows)
-                news = f"{len(rows) - waits} of {count(len(rows), 'job')} over, {waits} under way."
+                waiting = [row for row in rows if row.state == "under way"]
+                waits, saved = len(waiting), sum(row.has_saved for row in waiting)
+                said_saved = f", {saved} of these have saved" if saved else ""
+                news = f"{len(rows) - waits} of {count(len(rows), 'job')} over, {waits} under way{said_saved}."
                 if not as_json and news != said and waits:
                     said = news
                     sentence(news)

@@ -145,7 +145,7 @@ def _why_not_saved(run: ActionRun, world: Observed) -> str:
         if operation is Operation.WRITE_KILL_SWITCH and not done(run, operation):
             said.append(why_failed(run, operation))
         elif operation is Operation.WRITE_KILL_SWITCH:
-            said.append("no complete checkpoint in time: does the trainer look for the kill switch?")
+            said.append("no complete checkpoint in time, so look whether the trainer looks for the kill switch")
         elif refused(run, operation) is not None:
             said.append(why_failed(run, operation))
         else:

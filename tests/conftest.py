@@ -48,6 +48,7 @@ LONGEST_FIRST = (
     "test_bench_controller.py",
     "simulation/test_",
     "test_missing_data.py",
+    "test_two_controllers.py",
     "test_replay_of_a_day.py",
     "test_new_collector.py",
     "test_recipe_of_a_detector.py",

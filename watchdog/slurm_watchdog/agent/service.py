@@ -189,7 +189,7 @@ def run_agent(
 
 def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handover | None) -> int:
     # Imported only now: the children, forked long ago, need neither, and their memory counts.
-    from slurm_watchdog.agent.delivery.connect import connect
+    from slurm_watchdog.agent.delivery.connect import connect_in_turn
     from slurm_watchdog.agent.delivery.sender import Sender
     from slurm_watchdog.agent.delivery.spool import Spool
     from slurm_watchdog.agent.metrics import AgentMetrics
@@ -200,7 +200,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report
     security = config.security
-    channel = connect(config.agent.controller_url, security, agent.node)
+    channel = connect_in_turn((config.agent.controller_url, *config.agent.standby_urls), security, agent.node)
     sender = Sender(config.agent.controller_url, spool, channel, count)
     metrics.read_expiry = sender.certificates
     signals = loop.Signals()

@@ -18,6 +18,11 @@ class Agent(Section):
         description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, "
         "https:// with certificates. Required on nodes: an agent without it does not start.",
     )
+    standby_urls: list[str] = Field(
+        [],
+        description="The same of further controllers on one PostgreSQL (controller.journal_url): when one does not "
+        "take reports, the next is tried.",
+    )
     node_name: str = Field(
         "auto",
         description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name.",
@@ -85,6 +90,9 @@ class Agent(Section):
     def problems(self) -> Iterator[str]:
         if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
             yield f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
+        for index, url in enumerate(self.standby_urls):
+            if urlsplit(url).scheme != urlsplit(self.controller_url).scheme or not urlsplit(url).netloc:
+                yield f"agent.standby_urls[{index}]: must be an address like agent.controller_url, got {url!r}"
         if self.metrics_listen:
             yield from address_problems(self.metrics_listen, "agent.metrics_listen")
         places = {

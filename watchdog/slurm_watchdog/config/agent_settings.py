@@ -48,6 +48,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     helper_socket: str = ""
     core_debugger: bool = False
     give_up_after: float = 0.0
+    standby_urls: tuple[str, ...] = ()
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -30,11 +32,14 @@ from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportE
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
+from slurm_watchdog.controller.standby import Standby
 from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
+from slurm_watchdog.journal.database import Database, is_postgresql
 from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.heartbeat import Heartbeat
@@ -75,20 +80,55 @@ def run_controller(
     except (ValueError, OSError) as error:
         log.error("the controller cannot start: %s", error)
         return 2
+    lease: Lease | None = None
+    journal: Journal | None = None
+    recorder: Recorder | None = None
     try:
-        journal = Journal(journal_url(config))
-    except (ValueError, JournalError, OSError) as error:
+        url = journal_url(config)
+        if is_postgresql(url):
+            lease = Lease(url, f"{socket.gethostname()}:{split_address(config.controller.listen)[1]}")
+            code = _become_active(config, lease, config_file, once=once)
+            if code is not None:
+                return code
+        journal = Journal(url, partial(Database, check=None if lease is None else lease.check))
+        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
+        serving = _serve(config, journal, page_token, recorder, lease, once=once, config_file=config_file)
+    except (ValueError, JournalError, OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
         return 1
-    try:
-        recorder = None if record is None else Recorder(record, clock.wall() - clock.monotonic())
-        try:
-            return uvloop.run(_serve(config, journal, page_token, recorder, once=once, config_file=config_file))
-        finally:
-            if recorder is not None:
-                recorder.close()
+    else:
+        return uvloop.run(serving)
     finally:
-        journal.close()
+        for each in (recorder, journal, lease):
+            if each is not None:
+                each.close()
+
+
+def _become_active(config: Config, lease: Lease, config_file: str | None, *, once: bool) -> int | None:
+    """Waits until the lease is ours; gives None then, otherwise what `run_controller` returns.
+
+    Raises JournalError, OSError, IdentityError.
+    """
+    lease.prepare()
+    if not lease.take():
+        standby = Standby(config, lease)
+        if once:
+            log.error("there is an active controller (%s); --once is for where there is none", lease.read().holder)
+            return 2
+
+        def reload() -> bool:
+            return config_file is not None and reload_config(config_file, config)
+
+        taken = uvloop.run(standby.wait(tls_context(config), reload))
+        if not taken:
+            return RESTART if taken is None else 0
+    lease.keep()
+    return None
+
+
+def always() -> bool:
+    """The one controller on SQLite is the active one."""
+    return True
 
 
 def journal_url(config: Config) -> str:
@@ -105,6 +145,7 @@ async def _serve(
     journal: Journal,
     page_token: str,
     recorder: Recorder | None,
+    lease: Lease | None,
     *,
     once: bool,
     config_file: str | None = None,
@@ -112,6 +153,10 @@ async def _serve(
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
     metrics = ControllerMetrics()
+    is_active = always if lease is None else lease.is_held
+    if lease is not None:
+        epoch = lease.epoch
+        metrics.show_role(active=True, epoch=lambda: epoch, age_s=lease.age_s)
     slurm = make_client(
         config.slurm.client,
         pyslurm_python=config.slurm.pyslurm_python,
@@ -119,6 +164,7 @@ async def _serve(
         bin_directory=config.slurm.bin_directory,
         deadline_s=config.slurm.deadline,
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
+        may_run=is_active,
     )
     notifier = make_notifier(config, journal.outbox)
     answers = SlurmdPort(config.slurm.slurmd_port)
@@ -152,7 +198,7 @@ async def _serve(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # a controller that has restarted still holds them
     runners: list[Server | web.AppRunner] = []
     try:
-        runners = await open_doors(controller, page_token, await open_identity(config))
+        runners = await open_doors(controller, page_token, await open_identity(config), is_active)
     except (OSError, IdentityError) as error:
         log.error("the controller cannot start: %s", error)
         return 1
@@ -224,7 +270,9 @@ async def open_identity(config: Config) -> Identity:
     return tls_context(config) or await open_munge(config)
 
 
-async def open_doors(controller: Controller, page_token: str, identity: Identity) -> list[Server | web.AppRunner]:
+async def open_doors(
+    controller: Controller, page_token: str, identity: Identity, is_active: Callable[[], bool] = always
+) -> list[Server | web.AppRunner]:
     """The port for agents and Prometheus, the local socket for the commands, and the page. Raises OSError,
     IdentityError.
 
@@ -242,6 +290,7 @@ async def open_doors(controller: Controller, page_token: str, identity: Identity
         healthy=controller.healthy,
         interval_s=config.agent.interval,
         knows_nodes=lambda: controller.state.slurm_at is not None,
+        is_active=is_active,
         coming=lambda node: held.coming(node, clock.monotonic()),
     )
     agents = door.server()

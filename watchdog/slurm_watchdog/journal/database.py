@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -20,6 +20,15 @@ PRIVATE_MODE = 0o600
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database; it makes them with the database's own mode."""
 
+NO_URL = "The journal's address is no SQLAlchemy URL; correct controller.journal_url."
+WAITS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 5000,
+    "options": "-c statement_timeout=20s -c lock_timeout=5s -c idle_in_transaction_session_timeout=4s",
+}
+"""Of PostgreSQL (its manual, 20.11 and 34.1.2), in its own units: seconds, milliseconds. A server that is gone holds
+nobody up for long, and a controller that was stopped in the middle of a transaction holds no lock for long."""
+
 log = logging.getLogger(__name__)
 
 V = TypeVar("V")
@@ -31,12 +40,21 @@ Write = tuple[sa.Executable, Sequence[Row]]
 class Database:
     """The database at `url`, a SQLAlchemy address, for one thread. Every method raises JournalError."""
 
-    def __init__(self, url: str, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> None:
-        """`read_only`: holds up nobody who writes, and is refused what would change anything."""
+    def __init__(
+        self,
+        url: str,
+        busy_ms: int = BUSY_MS,
+        *,
+        read_only: bool = False,
+        check: Callable[[sa.Connection], None] | None = None,
+    ) -> None:
+        """`read_only`: holds up nobody who writes, and is refused what would change anything. `check`: first in
+        every transaction; what it raises ends it."""
+        self._check = check
         try:
             self._url = sa.make_url(url)
         except sa.exc.ArgumentError as error:
-            raise JournalError("The journal's address is no SQLAlchemy URL; correct controller.journal_url.") from error
+            raise JournalError(NO_URL) from error
         self.where = self._url.render_as_string(hide_password=True)
         self._open: sa.Connection | None = None
         """Inside of `together`: its transaction."""
@@ -65,6 +83,8 @@ class Database:
                     yield self._open
                 return
             with self.engine.begin() as connection:
+                if self._check is not None:
+                    self._check(connection)
                 yield connection
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self.where) from error
@@ -215,10 +235,18 @@ def keep_private(url: sa.URL) -> None:
             log.error("%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error)
 
 
+def is_postgresql(url: sa.URL | str) -> bool:
+    """Whether several controllers may share the journal at this address. Raises JournalError for no address."""
+    try:
+        return sa.make_url(url).get_backend_name() == "postgresql"
+    except sa.exc.ArgumentError as error:
+        raise JournalError(NO_URL) from error
+
+
 def open_engine(url: sa.URL, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> sa.Engine:
     """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
     if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True)
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=WAITS if is_postgresql(url) else {})
     engine = sa.create_engine(url, poolclass=sa.pool.StaticPool)
 
     @sa.event.listens_for(engine, "connect")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -65,8 +65,9 @@ class CommandLineSlurm:
         listings: Listings | None = None,
         token_file: str = "",
         uid: int | None = None,
+        may_run: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file)
+        self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file, may_run)
         self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
         self._carry_out = self._requests.carry_out
@@ -220,6 +221,7 @@ class CommandLineSlurm:
         if submission.like:
             options = [*await self._options_of(checked_job_id(submission.like)), *options]
         environ = None if submission.environ is None else job_environment(submission.environ)
+        self._commands.require_right()
         header = json.dumps(environ, ensure_ascii=True).encode()
         answer = await run(
             [

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -49,7 +49,15 @@ class Answer:
 class Commands:
     """Slurm's commands in `bin_directory` (empty: PATH), started from the environment `environ`."""
 
-    def __init__(self, bin_directory: str, environ: Mapping[str, str], token_file: str = "") -> None:
+    def __init__(
+        self,
+        bin_directory: str,
+        environ: Mapping[str, str],
+        token_file: str = "",
+        may_run: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_run`: asked before each command is started; False while another controller may be the active one."""
+        self._may_run = may_run
         self._bin_directory = bin_directory
         self._environ = clean_environment(environ)
         self._token_file = token_file
@@ -70,7 +78,13 @@ class Commands:
         """
         if self._token_file:
             self._environ["SLURM_JWT"] = await asyncio.to_thread(read_token, self._token_file)
+        self.require_right()
         return await run([self.path(command), *arguments], {**self._environ, **environ})
+
+    def require_right(self) -> None:
+        """Raises SlurmUnavailable unless a command may be started now."""
+        if not self._may_run():
+            raise SlurmUnavailable("not asked: another controller may be the active one by now")
 
     @property
     def token(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
@@ -27,11 +27,13 @@ def make_client(
     token_file: str = "",
     environ: Mapping[str, str] | None = None,
     observe: Observe = lambda call, outcome: None,
+    may_run: Callable[[], bool] = lambda: True,
 ) -> CommandLineSlurm:
     """A client for the site's Slurm.
 
     `pyslurm`: questions go to pyslurm, and without it nothing is known. `auto`: they do if `pyslurm_python`,
     or our own interpreter where that is empty, has it, and to the commands whenever it can't be started.
+    `may_run`: see Commands.
     `command_line`: never, nor with a `token_file`: pyslurm reads its token once.
     """
     environ = os.environ if environ is None else environ
@@ -42,4 +44,4 @@ def make_client(
         commands = CommandLineListings(Commands(bin_directory, environ))
         listings = FallbackListings(PyslurmListings(pyslurm_python, environ), commands)
     LOG.info("Slurm is asked by %s", "its commands" if listings is None else "pyslurm")
-    return CommandLineSlurm(bin_directory, deadline_s, environ, observe, listings, token_file)
+    return CommandLineSlurm(bin_directory, deadline_s, environ, observe, listings, token_file, may_run=may_run)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.transport import check_peer
 from slurm_watchdog.wire.http_client import Connection, Response
+
+SERVER_ERROR = 500
+"""From here on it is about the controller, not about the report (RFC 9110, 15.6)."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,34 @@ class DirectChannel:
 
     def recheck_files(self) -> None:
         self._inner.recheck_files()
+
+
+class InTurn:
+    """Several channels, one to each controller: after whatever kept one from taking a report, the next is asked."""
+
+    def __init__(self, channels: Sequence[Channel]):
+        self._channels = deque(channels)
+
+    def post(
+        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
+    ) -> Proven | Response:
+        channel = self._channels[0]
+        self._channels.rotate(-1)
+        answer = channel.post(path, body, headers, connect_s, answer_s)
+        if isinstance(answer, Proven) or answer.status < SERVER_ERROR:
+            self._channels.rotate(1)
+        return answer
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    def certificates(self) -> dict[str, float]:
+        return self._channels[0].certificates()
+
+    def recheck_files(self) -> None:
+        for channel in self._channels:
+            channel.recheck_files()
 
 
 def tls_channel(url: str, max_body: int, files: TlsFiles, now: Callable[[], float] = clock.monotonic) -> DirectChannel:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
-from slurm_watchdog.agent.delivery.channel import Channel, tls_channel, unix_channel
+from slurm_watchdog.agent.delivery.channel import Channel, InTurn, tls_channel, unix_channel
 from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
 from slurm_watchdog.config.agent_settings import SecuritySettings
 from slurm_watchdog.identity.secret_files import TlsFiles
@@ -12,6 +13,12 @@ from slurm_watchdog.wire.http_client import Connection
 
 UNIX = "unix:"
 """What `controller_url` begins with where it names a socket; `slurm-watchdog run` sets it, no file can."""
+
+
+def connect_in_turn(urls: Sequence[str], security: SecuritySettings, node: str) -> Channel:
+    """A channel to that of several controllers which takes reports; no traffic yet."""
+    channels = [connect(url, security, node) for url in urls]
+    return channels[0] if len(channels) == 1 else InTurn(channels)
 
 
 def connect(url: str, security: SecuritySettings, node: str) -> Channel:

@@ -117,6 +117,10 @@ class ControllerMetrics:
             f"{PREFIX}tick_duration_seconds", "Time of one judgement", registry=self.registry
         )
         self.last_tick = gauge("controller_last_complete_tick_timestamp_seconds", "Dead-man switch: must keep rising")
+        self._active = gauge("controller_active", "1: the controller that judges and acts, 0: the standby")
+        self._active.set(1)
+        self._epoch = gauge("controller_epoch", "How often the place of the active controller has changed hands")
+        self._lease_age = gauge("controller_lease_age_seconds", "Time since the active controller renewed its lease")
         self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
         self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
         self._without_series = gauge(
@@ -142,6 +146,12 @@ class ControllerMetrics:
             for state in (IncidentState.PENDING, IncidentState.FIRING, SILENCED)
         }
         self._show_zeros()
+
+    def show_role(self, *, active: bool, epoch: Callable[[], float], age_s: Callable[[], float]) -> None:
+        """Where there may be two controllers; read when asked for."""
+        self._active.set(active)
+        self._epoch.set_function(epoch)
+        self._lease_age.set_function(age_s)
 
     def _show_zeros(self) -> None:
         """Series whose first event matters exist before it: a counter that begins with 1 has no increase that an

@@ -63,13 +63,16 @@ class ReportEndpoint:
         interval_s: float = 5.0,
         knows_nodes: Callable[[], bool] = lambda: True,
         is_own: Callable[[str], bool] = is_loopback,
+        is_active: Callable[[], bool] = lambda: True,
         coming: Callable[[str], Awaitable[tuple[Command, ...]] | None] = lambda node: None,
     ):
         """`identity`: what agents prove themselves by; `knows_nodes`: whether Slurm has said by now which
         nodes there are: until then no agent is refused as an unknown node; `is_own`: whether an address is this
-        machine's, whose connections are bounded by their total only. `coming`: what will be asked of a node
-        within moments, where its answer is to wait for it."""
+        machine's, whose connections are bounded by their total only. `is_active`: False while another
+        controller may be the active one: no report is taken, and no command goes out. `coming`: what will be asked of a
+        node within moments, where its answer is to wait for it."""
         self._coming = coming
+        self._is_active = is_active
         self._address_of = address_of
         self._accept = accept
         self._metrics = metrics
@@ -231,6 +234,8 @@ class ReportEndpoint:
     def _accept_report(self, report: Report, size: int, problem: str) -> Answer | Awaitable[Answer]:
         if problem:
             return self._refuse("wrong_node", 403, problem)
+        if not self._is_active():
+            return self._refuse("standby", 503, "another controller may be the active one by now")
         # Only now: who says he is another node would spend that one's pace, and it would be refused in his stead.
         if not self._by_node.acquire(report.node, size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")

@@ -1,0 +1,148 @@
+"""Two controllers, as processes, on one PostgreSQL: one is killed, one stopped and continued, while an agent reports."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from slurm_watchdog.agent.delivery.connect import connect_in_turn
+from slurm_watchdog.agent.delivery.sender import Sender
+from slurm_watchdog.agent.delivery.spool import Spool
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.journal.lease import EXIT_CODE
+from slurm_watchdog.model.report import Report
+from tests.builders.identity_files import controller_files, make_authority, node_files
+from tests.builders.postgresql import postgresql_server
+
+PROGRAM = "from slurm_watchdog.cli.main import main; main()"
+BUSY_S = 30.0
+"""For a failover on a machine that is busy with other tests: alone it takes 7 s."""
+ANSWER_S = 3.0
+
+
+class Service:
+    """One controller's process."""
+
+    def __init__(self, place: Path, tls: str, journal: str):
+        place.mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.file, self.log, self.client = place / "config.yaml", place / "log", Client(str(place / "s"))
+        self.file.write_text(
+            f"controller: {{listen: '127.0.0.1:{self.port}', page_listen: '', socket: {place}/s, "
+            f"state_directory: {place}/state, journal_url: '{journal}'}}\n"
+            f"security: {{tls_directory: {tls}}}\nslurm: {{client: command_line, bin_directory: {place}}}\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        with self.log.open("ab") as out:
+            command = [sys.executable, "-P", "-c", PROGRAM, "controller", "--config", str(self.file)]
+            self.process = subprocess.Popen(command, stdout=out, stderr=out)
+
+    def is_active(self) -> bool:
+        try:
+            self.client.status()
+        except ClientError:
+            return False
+        return True
+
+    def refusal(self) -> str:
+        """What a command is answered here; empty while there is no answer."""
+        try:
+            self.client.pause("")
+        except ClientError as error:
+            return str(error) if error.code == "standby" else ""
+        return ""
+
+
+def seconds_until(holds: Callable[[], object], what: str, within_s: float = 60.0) -> float:
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < within_s, what
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.mark.timeout(240)
+def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report_is_lost(tmp_path: Path) -> None:
+    ca = make_authority(tmp_path / "ca", time.time())
+    tls = controller_files(ca).directory
+    counts: Counter[str] = Counter()
+    with postgresql_server() as fresh:
+        url = fresh()
+        one = Service(tmp_path / "one", tls, url)
+        seconds_until(one.is_active, "the first becomes the active one")
+        other = Service(tmp_path / "other", tls, url)
+        services = [one, other]
+        urls = [f"https://127.0.0.1:{each.port}" for each in services]
+        security = SecuritySettings(mode="tls", tls_directory=node_files(ca, "n1", time.time()).directory)
+        sender = Sender(
+            urls[0], Spool(10**7, 600), connect_in_turn(urls, security, "n1"),
+            lambda outcome: counts.update([outcome]), answer_s=ANSWER_S,
+        )  # fmt: skip
+        sender.start()
+        reports = 0
+
+        def under_load(holds: Callable[[], object]) -> Callable[[], bool]:
+            def look() -> bool:
+                nonlocal reports
+                reports += 1
+                sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=reports))
+                return bool(holds())
+
+            return look
+
+        try:
+            seconds_until(other.refusal, "the second says that it is the standby")
+            assert f":{one.port}" in other.refusal() and "standby" in other.refusal()
+            one.client.pause("storage")
+
+            one.process.kill()
+            took_s = seconds_until(under_load(other.is_active), "the standby takes over from one that was killed")
+            assert took_s <= BUSY_S
+            paused = other.client.status()[0].paused
+            assert paused is not None and paused.reason == "storage"
+
+            one.process.wait(10)
+            one.start()
+            seconds_until(one.refusal, "the one that was killed is the standby now")
+            other.process.send_signal(signal.SIGSTOP)
+            took_s = seconds_until(under_load(one.is_active), "the standby takes over from one that does not move")
+            assert took_s <= BUSY_S
+            one.client.resume()
+            other.process.send_signal(signal.SIGCONT)
+            assert other.process.wait(10) == EXIT_CODE
+            assert one.is_active() and one.client.status()[0].paused is None
+
+            other.start()
+            seconds_until(other.refusal, "the one that was stopped is the standby now")
+            one.process.terminate()
+            took_s = seconds_until(under_load(other.is_active), "a clean end hands it over")
+            assert one.process.wait(30) == 0
+            seconds_until(lambda: counts["sent"] == reports, "every report arrives")
+            assert not counts["expired"] and not counts["rejected"]
+            engine = sa.create_engine(url)
+            with engine.connect() as sql:
+                assert sql.exec_driver_sql("SELECT epoch FROM controller_lease").scalar() == 5
+            engine.dispose()
+        except AssertionError as error:
+            for each in services:
+                error.add_note(each.log.read_text()[-3000:])
+            raise
+        finally:
+            sender.stop()
+            for each in services:
+                each.process.kill()
+                each.process.wait(10)

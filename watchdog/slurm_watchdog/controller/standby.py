@@ -1,0 +1,125 @@
+"""The controller that waits for the place of the active one: it answers who that is, and does nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from aiohttp import web
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.types import split_address
+from slurm_watchdog.controller.api import listening
+from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.identity.tls import Context
+from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.lease import Held, Lease
+from slurm_watchdog.wire.codec import MAX_BYTES
+from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
+from slurm_watchdog.wire.http_server import Server
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+"""Of the 10 s within which it takes over, those in which it does not know that it may."""
+BODY_DEADLINE_S = 20.0
+BACKLOG = 4096
+
+
+class Standby:
+    """Waits with doors that refuse, until the lease is taken or a signal ends it."""
+
+    def __init__(self, config: Config, lease: Lease):
+        self._config, self._lease = config, lease
+        self._held = Held(0, "", 0.0)
+        self._metrics = ControllerMetrics()
+        self._metrics.show_role(active=False, epoch=lambda: self._held.epoch, age_s=lambda: self._held.age_s)
+
+    def sentence(self) -> str:
+        """For people: which controller is the active one."""
+        active = self._held.holder or "none at this moment"
+        return f"This controller ({self._lease.name}) is the standby; the active one is {active}: ask it."
+
+    async def wait(self, tls: Context | None, reload: Callable[[], bool]) -> bool | None:
+        """True: the lease is ours. False: a signal asked for the end; None: for a restart with another
+        configuration, which `reload` has accepted. Raises OSError if a door can't be opened."""
+        loop = asyncio.get_running_loop()
+        stop, restart = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+
+        def read_again() -> None:
+            if not stop.is_set() and reload():
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+                restart.set()
+                stop.set()
+
+        loop.add_signal_handler(signal.SIGHUP, read_again)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        doors: list[Server | web.AppRunner] = []
+        try:
+            await self._open(doors, tls)
+            while not stop.is_set():
+                if await asyncio.to_thread(self._look):
+                    log.warning("this controller is the active one from now on (epoch %d)", self._lease.epoch)
+                    return True
+                self._metrics.last_tick.set(clock.wall())
+                sd_notify(f"READY=1\nWATCHDOG=1\nSTATUS={self.sentence()}")
+                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=LOOK_EVERY_S)
+            sd_notify("RELOADING=1" if restart.is_set() else "STOPPING=1")
+            return None if restart.is_set() else False
+        finally:
+            for door in doors:
+                await door.cleanup()
+
+    def _look(self) -> bool:
+        try:
+            if self._lease.take():
+                return True
+            held, before = self._lease.read(), self._held.holder
+        except JournalError as error:
+            log.error("whether there is an active controller is not known: %s", error)
+            return False
+        self._held = held
+        if held.holder != before:
+            log.warning("%s", self.sentence())
+        return False
+
+    async def _open(self, doors: list[Server | web.AppRunner], tls: Context | None) -> None:
+        config = self._config.controller
+        agents = Server(self.answer, self.admit, self._refuse, MAX_BYTES, BODY_DEADLINE_S, tls=tls)
+        host, port = split_address(config.listen)
+        await agents.start(host, port, BACKLOG)
+        doors.append(agents)
+        app = web.Application()
+        app.router.add_route("*", "/{any:.*}", self._say)
+        local = web.AppRunner(app, access_log=None)
+        await local.setup()
+        doors.append(local)
+        await listening.open_socket(local, config.socket, config.socket_group)
+        if config.page_listen:
+            try:
+                await web.TCPSite(local, *split_address(config.page_listen)).start()
+            except OSError as error:
+                log.error("the page on %s is not served: %s", config.page_listen, error)
+
+    async def _say(self, request: web.Request) -> web.Response:
+        return web.json_response({"error": self.sentence(), "code": "standby"}, status=503)
+
+    def admit(self, head: Head, remote: str) -> Answer | None:
+        """No report is taken: its agent tries the other controller."""
+        return None if head.path in ("/metrics", "/healthz") else self._refuse("standby", 503, self.sentence())
+
+    def answer(self, request: Request) -> Answer:
+        """Its metrics, and that it is healthy: waiting is all that it is there for."""
+        if request.path == "/metrics":
+            return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
+        return Answer(b'{"healthy":true,"detail":"standby"}')
+
+    def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
+        self._metrics.reports.labels(outcome).inc()
+        return refusal(status, sentence)

@@ -88,7 +88,10 @@ def _keep(outcomes: list[Outcome], peers: tuple[Peer, ...], python: Path) -> Non
         "date": datetime.now(UTC).date().isoformat(), "scenes": {scene.name: scene.words for scene in SCENES},
         "peers": kept["peers"] | about, "outcomes": list(rows.values()),
     }  # fmt: skip
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    text = json.dumps(results, indent=1)
+    for place in (python.parents[2], CHECKOUT):  # what peers say names paths of this machine
+        text = text.replace(str(place), ".")
+    RESULTS.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -105,3 +105,9 @@ def test_only_a_postgresql_is_shared() -> None:
     assert is_postgresql("postgresql+psycopg://mgmt/journal") and not is_postgresql("sqlite:////var/lib/j")
     with pytest.raises(JournalError, match=r"controller\.journal_url"):
         is_postgresql("nonsense")
+
+
+def test_a_database_that_is_not_there_is_said_without_its_password() -> None:
+    with pytest.raises(JournalError, match="failed") as caught:
+        Lease("postgresql+psycopg://w:secret@127.0.0.1:1/journal", "mgmt1:9765").prepare()
+    assert "secret" not in str(caught.value)

@@ -62,8 +62,12 @@ class Lease:
         """Ours; 0: not held."""
         self.until = 0.0
         """Until then on our monotonic clock we are the active one, unless it is renewed."""
-        self._engine = open_engine(sa.make_url(url))
-        self._where = self._engine.url.render_as_string(hide_password=True)
+        address = sa.make_url(url)
+        self._where = address.render_as_string(hide_password=True)
+        try:
+            self._engine = open_engine(address)
+        except (sa.exc.SQLAlchemyError, ImportError) as error:
+            raise explain(error, self._where) from error
         self._ended = threading.Event()
 
     def prepare(self) -> None:
@@ -74,7 +78,7 @@ class Lease:
                 META.create_all(sql)
                 if sql.execute(sa.select(LEASE.c.epoch)).first() is None:
                     sql.execute(sa.insert(LEASE).values(epoch=1, holder="", renewed_at=DATABASE_NOW))
-        except (sa.exc.SQLAlchemyError, ImportError) as error:
+        except sa.exc.SQLAlchemyError as error:
             raise explain(error, self._where) from error
 
     def read(self) -> Held:

@@ -14,14 +14,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.delivery.channel import DirectChannel
+from slurm_watchdog.agent.delivery.channel import DirectChannel, InTurn, Proven
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, backoff_s, encode
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.model.observations import LogFile
 from slurm_watchdog.model.protocol import DumpStacks, Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report, encode_reply, encode_report
-from slurm_watchdog.wire.http_client import Connection, InvalidResponse, parse_head, parse_size
+from slurm_watchdog.wire.http_client import Connection, InvalidResponse, Response, parse_head, parse_size
 from tests.builders.views import process
 from tests.trusting import trusting
 
@@ -557,3 +557,43 @@ def test_every_so_often_a_report_is_full_for_no_reason(controller: Controller) -
     one_by_one(sender, controller, range(1, 6))
     sender.stop()
     assert kinds(controller) == ["1 full", "2 since 1", "3 since 2", "4 full", "5 since 4"]
+
+
+class Scripted:
+    """A channel that answers with a status, or raises where it is 0."""
+
+    def __init__(self, name: str, status: int, asked: list[str]):
+        self.name, self.status, self.asked = name, status, asked
+
+    def post(
+        self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
+    ) -> Proven | Response:
+        self.asked.append(self.name)
+        if not self.status:
+            raise ConnectionRefusedError
+        return Response(self.status, "", {}, b"")
+
+    def close(self) -> None: ...
+
+    def certificates(self) -> dict[str, float]:
+        return {}
+
+    def recheck_files(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [(503, "b"), (0, "b"), (400, "a"), (429, "a")],
+    ids=["a standby", "nobody listens", "a bad report", "too often"],
+)
+def test_another_controller_is_asked_after_what_is_about_the_controller_and_not_the_report(
+    status: int, then: str
+) -> None:
+    asked: list[str] = []
+    both = InTurn([Scripted("a", status, asked), Scripted("b", 404, asked)])
+    for _ in range(3):
+        try:
+            both.post("/v1/report", b"", {}, 1.0, 1.0)
+        except ConnectionRefusedError:
+            continue
+    assert asked == ["a", then, then]

@@ -95,6 +95,7 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("nvml", Level.CRITICAL, {"nvml": "Driver/library version mismatch", "nvml_gpus": None}),
         ("nvml", Level.CRITICAL, {"nvml_gpus": 7}),
         ("controller", Level.CRITICAL, {"controller_url": ""}),
+        ("standby", Level.WARNING, {"standby_problem": "https://mgmt2:9765: Connection refused"}),
         ("state_directory", Level.WARNING, {"state_problem": "not writable for you"}),
         ("state_local", Level.WARNING, {"state_filesystem": "lustre"}),
         ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "service": "controller"}),

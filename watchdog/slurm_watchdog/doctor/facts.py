@@ -56,6 +56,8 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         if agent and config.agent.controller_url
         else (None, None)
     )
+    asked = ((url, read_controller(url, files if tls else None)[0]) for url in config.agent.standby_urls if agent)
+    standby_problem = next((f"{url}: {why}" for url, why in asked if why is not None), None)
     return NodeFacts(
         node=node,
         service=service,
@@ -80,6 +82,7 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         node_known=read_node_known(scontrol, node) if agent and there else None,
         controller_url=config.agent.controller_url,
         controller_problem=controller_problem,
+        standby_problem=standby_problem,
         clock_offset_s=offset_s,
         helper_problem=read_helper_problem(config.agent.helper_socket) if agent else None,
         identity=config.security.identity(),

@@ -66,6 +66,8 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """As configured; empty: not set; None: not read."""
     controller_problem: str | None = None
     """Why the controller does not answer; None: it does, or it was not asked."""
+    standby_problem: str | None = None
+    """The first of the other controllers that does not answer, and why."""
     helper_problem: str | None = None
     """Why the agent's helper can't be reached; None: it can, or is not wanted."""
     identity: str = "munge"
@@ -130,6 +132,10 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
           "The controller can't be reached from here: this node is not watched.",
           lambda f: f"{f.controller_url}: {f.controller_problem}",
           "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1"),
+    Check("standby", Level.WARNING, lambda f: f.standby_problem is not None,
+          "A further controller can't be reached from here: while it is the active one, this node is not watched.",
+          lambda f: f"{f.standby_problem}",
+          "agent: {standby_urls: […]}; check the firewall, and that it runs"),
     Check("certificate", Level.CRITICAL, lambda f: f.certificate_problem is not None,
           lambda f: f"The {f.service} can't prove who it is: agents and controller refuse each other.",
           lambda f: f"{f.certificate_problem}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from collections.abc import Callable
@@ -69,7 +70,8 @@ class Standby:
                     return True
                 self._metrics.last_tick.set(clock.wall())
                 sd_notify(f"READY=1\nWATCHDOG=1\nSTATUS={self.sentence()}")
-                await asyncio.wait([asyncio.ensure_future(stop.wait())], timeout=LOOK_EVERY_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), LOOK_EVERY_S)
             sd_notify("RELOADING=1" if restart.is_set() else "STOPPING=1")
             return None if restart.is_set() else False
         finally:

@@ -127,7 +127,7 @@ class Controller:
         self.journal_error = self.slurm_error = None
         self.slurm_notes = list[str]
         self.actions = SimpleNamespace(
-            stuck=list[str],
+            stuck=dict[str, str],
             waiting=lambda _: (f"{MARK} is waited for", None),
             abandon=lambda *_: f"{MARK} is not there",
         )

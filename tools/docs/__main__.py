@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.docs import alerts, cli, collectors, detectors, evaluation, examples, metrics, options, rooms
+from tools.docs import alerts, api, cli, collectors, detectors, evaluation, examples, metrics, options, rooms
 
 
 class Page(NamedTuple):
@@ -26,6 +26,7 @@ PAGES: Mapping[str, Page] = {
     "collectors": Page(collectors.FILE, collectors.write),
     "metrics": Page(metrics.FILE, metrics.write),
     "cli": Page(cli.FILE, cli.write),
+    "api": Page(api.FILE, api.write),
     "evaluation": Page(evaluation.FILE, evaluation.write),
     "rooms": Page(rooms.FILE, rooms.write),
     **{page.stem.lower(): Page(page, partial(examples.write, page)) for page in examples.PAGES},

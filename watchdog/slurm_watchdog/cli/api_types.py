@@ -25,6 +25,11 @@ class Paused(Answer, frozen=True, kw_only=True):
 
 
 class ControllerState(Answer, frozen=True, kw_only=True):
+    version: str = ""
+    started_at: float | None = None
+    last_tick_age_s: float | None = None
+    """Since it last judged."""
+    warming_up: bool = False
     journal_error: str | None = None
 
 
@@ -66,6 +71,8 @@ class Job(Answer, frozen=True, kw_only=True):
     """Of the newest steps, oldest first."""
     limit_s: float | None = None
     """How old that may become before the job counts as hanging."""
+    phase: str | None = None
+    """`starting`, `training`, `evaluating`, `checkpointing`, `finishing`."""
     ranks: int | None = None
     ranks_alive: int | None = None
     checkpoint_step: int | None = None
@@ -79,6 +86,7 @@ class Job(Answer, frozen=True, kw_only=True):
 class IncidentCounts(Answer, frozen=True, kw_only=True):
     firing: int = 0
     pending: int = 0
+    resolved: int = 0
 
 
 class OpenIncident(Answer, frozen=True, kw_only=True):
@@ -89,7 +97,11 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     state: str = ""
     severity: str = ""
     job_id: str | None = None
+    job_ids: tuple[str, ...] = ()
+    """All jobs that it is about."""
     opened_at: float | None = None
+    inhibited_by: str | None = None
+    """The incident that explains this one."""
     summary: str = ""
     summary_at: float | None = None
     """When that was judged last."""
@@ -137,12 +149,19 @@ class LeftOut(Answer, frozen=True, kw_only=True):
     meaning: str = ""
 
 
+class Reason(Answer, frozen=True, kw_only=True):
+    level: str = "unknown"
+    text: str = ""
+
+
 class Status(Answer, frozen=True, kw_only=True):
     level: str = "unknown"
     """`ok`, `warning`, `critical` or `unknown`."""
     headline: str = (
         "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
     )
+    reasons: tuple[Reason, ...] = ()
+    """Why all is not well, the gravest first."""
     mode: str
     controller: ControllerState
     slurm: SlurmState
@@ -173,6 +192,11 @@ class DecisionSummary(Answer, frozen=True, kw_only=True):
     verdict: str = ""
     by: str = ""
     reason: str = ""
+    rule: str = ""
+    """The part of the configuration, or the wish, that gave the ladder."""
+    ladder: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    """Nodes that a restart leaves out."""
     outcome: str | None = None
 
 
@@ -182,7 +206,11 @@ class Incident(Answer, frozen=True, kw_only=True):
     state: str
     severity: str = ""
     job_id: str | None = None
+    job_ids: tuple[str, ...] = ()
+    """All jobs that it is about."""
     opened_at: float | None = None
+    fired_at: float | None = None
+    resolved_at: float | None = None
     detected_after_s: float | None = None
     culprits: tuple[Culprit, ...] = ()
     summary: str = ""
@@ -367,9 +395,13 @@ class Hint(Answer, frozen=True, kw_only=True):
 class Diagnosis(Answer, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
+    taken_at: float | None = None
+    """When its ranks were asked."""
     summary: str = ""
     is_hang: bool | None = None
     kind: str = msgspec.field(default="unknown", name="class")
+    incident_kind: str = msgspec.field(default="", name="kind")
+    """The kind of incident that it comes to."""
     ranks: int = 0
     missing: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()

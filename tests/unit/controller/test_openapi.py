@@ -1,0 +1,74 @@
+"""docs/openapi.json says what the controller really answers: each route, each key of each answer, each key that a request
+has to have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.policy.access import Person
+from tests.builders.open_doors import Controller, doors
+from tools.docs.api import FREE, ROUTES, Route, write
+
+Answers = dict[str, tuple[int, str]]
+ROOT = Person(0)
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return doors(ROOT, tmp_path_factory.mktemp("doors"))
+
+
+def test_the_document_has_every_route_and_no_other(tmp_path: Path) -> None:
+    controller: Any = Controller(tmp_path)
+    app = make_app(controller, lambda _: ROOT)
+    there = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource is not None}
+    assert {(route.method, route.path) for route in ROUTES} == {each for each in there if each[0] != "HEAD"}
+    paths = json.loads(write())["paths"]
+    assert {(method.upper(), path) for path, methods in paths.items() for method in methods} == {
+        (route.method, route.path) for route in ROUTES
+    }
+
+
+def test_every_answer_is_of_its_type_and_has_no_key_that_the_document_lacks(answers: Answers) -> None:
+    seen, lacking = set(), []
+    for asked, (status, body) in answers.items():
+        route = _route_of(*asked.split(" ", 1))
+        if status != 200 or route.answer is FREE:
+            assert status == 200 or json.loads(body)["error"], asked
+            continue
+        known = msgspec.to_builtins(msgspec.json.decode(body, type=route.answer))
+        lacking += [f"{asked}: {key}" for key in _lacking(json.loads(body), known)]
+        seen.add(route.path)
+    assert lacking == []
+    assert {"/v1/status", "/v1/incidents", "/v1/incidents/{id}", "/v1/nodes", "/v1/silences", "/v1/report"} <= seen
+
+
+def _route_of(method: str, target: str) -> Route:
+    parts = target.partition("?")[0].split("/")
+    (found,) = [
+        route
+        for route in ROUTES
+        if route.method == method
+        and len(route.path.split("/")) == len(parts)
+        and all(one == other or one.startswith("{") for one, other in zip(route.path.split("/"), parts, strict=True))
+    ]
+    return found
+
+
+def _lacking(answer: Any, known: Any, at: str = "") -> Iterator[str]:
+    if isinstance(answer, dict) and isinstance(known, dict):
+        for key, value in answer.items():
+            if key not in known:
+                yield f"{at}.{key}"
+            else:
+                yield from _lacking(value, known[key], f"{at}.{key}")
+    elif isinstance(answer, list) and isinstance(known, list | tuple):
+        for one, other in zip(answer, known, strict=True):
+            yield from _lacking(one, other, f"{at}[]")

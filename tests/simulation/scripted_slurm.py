@@ -165,6 +165,8 @@ class World:
         self.start_at: float | None = 900.0
         self.excluded = EXCLUDED_BEFORE
         self.completing_until = 0.0
+        self.over_at: float | None = None
+        self.last_lines_read_at = 0.0
         self.queued_until = 0.0
         self.listens = self.random.random() < 0.8
         self.step = 500
@@ -207,6 +209,8 @@ class World:
         self.now += seconds
         if self.state == "COMPLETING" and self.now >= self.completing_until:
             self.state = "PENDING" if self.next_state == "PENDING" else self.next_state
+            self.over_at = None if self.state == "PENDING" else self.now
+            self.last_lines_read_at = self.now + self.random.uniform(0, 12)
         if self.state == "PENDING" and self.held_by is None and self.now >= self.queued_until:
             self.state, self.start_at, self.next_first_step = "RUNNING", self.now, None
             self.first_step_at = self.now + self.random.uniform(5, 60)
@@ -219,6 +223,12 @@ class World:
         if self.faults:
             self._people_and_storage()
 
+    def read_step(self) -> int:
+        """The step as the agents' reports have it: the last lines of a run that is over are read late."""
+        late = self.state in ("COMPLETED", "COMPLETING") and self.now < self.last_lines_read_at
+        made_all = self.total_steps is not None and self.step >= self.total_steps
+        return 500 if made_all and (late or self.state == "COMPLETING") else self.step
+
     def _first_run(self) -> None:
         if self.supervisor is not None:
             self.supervisor.live()
@@ -230,6 +240,10 @@ class World:
             ends = self.random.random() < 0.8
             if ends and self.supervisor is not None and self.supervisor.alive:
                 self.supervisor.wait_for_order()
+            elif ends and self.total_steps is not None and self.random.random() < 0.2:
+                self.step = self.total_steps
+                self._come_to_an_end("COMPLETED")
+                self.say("makes its last step, too")
             elif ends:
                 self._come_to_an_end(self.random.choice(["COMPLETED", "FAILED"]))
         elif self.now >= self.life_at and self.faults:

@@ -151,7 +151,8 @@ async def look(world: World, decision: Decision) -> Known:
         now=world.now,
         job_known=known,
         job=job,
-        step=world.step,
+        step=world.read_step(),
+        ended_s=0.0 if world.over_at is None else world.now - world.over_at,
         total_steps=world.total_steps,
         complete_checkpoint_step=world.checkpoint_step if first_run else None,
         next_first_step=world.next_first_step

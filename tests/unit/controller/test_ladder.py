@@ -274,7 +274,12 @@ def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
 
 @pytest.mark.parametrize(
     ("job", "world"),
-    [({**ENDED, "state": "CANCELLED"}, {}), (ENDED, {"total_steps": 500}), (ENDED, {"total_steps": 499})],
+    [
+        ({**ENDED, "state": "CANCELLED"}, {}),
+        (ENDED, {"total_steps": 500}),
+        (ENDED, {"total_steps": 499}),
+        (ENDED, {"total_steps": 510, "complete_checkpoint_step": 510}),
+    ],
 )
 def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_checkpoint(job: Any, world: Any) -> None:
     records = (
@@ -283,6 +288,16 @@ def test_a_job_that_is_finished_or_was_cancelled_is_not_run_again_after_its_chec
         record(Operation.REMOVE_KILL_SWITCH),
     )
     assert isinstance(move(job, *records, decision=GRACEFUL, **world), Finish)
+
+
+def test_a_job_that_ended_well_before_its_last_lines_were_read_is_run_again_only_once_they_had_their_time() -> None:
+    records = (record(Operation.WRITE_KILL_SWITCH), record(Operation.WAIT_CHECKPOINT))
+    saved: dict[str, Any] = {"decision": GRACEFUL, "total_steps": 520, "complete_checkpoint_step": 500}
+    assert isinstance(move(ENDED, *records, **saved, ended_s=2.0), Wait)
+    assert isinstance(move(ENDED, *records, **saved, ended_s=2.0, step=520), Execute)  # finished: the kill switch goes
+    requeue = Execute(operation=Operation.REQUEUE_HOLD, attempt=1, only_unfinished=False)
+    assert move(ENDED, *records, **saved, ended_s=16.0) == requeue
+    assert move({**ENDED, "state": "FAILED"}, *records, **saved, ended_s=2.0) == requeue
 
 
 def test_a_time_that_passed_while_slurm_was_away_does_not_use_up_the_tries() -> None:

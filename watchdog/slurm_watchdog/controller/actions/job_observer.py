@@ -13,7 +13,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.ladder.in_place import is_closed
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import Observed, save_requests, tried
+from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, save_requests, stage_of, tried
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.guards import why_not_in_place
@@ -50,6 +50,8 @@ class JobObserver:
         """Step of the newest complete checkpoint that was seen of it."""
         self._submission_noticed: float | None = None
         """Monotonic: since when a job is searched for that may have been submitted."""
+        self._ended_since: float | None = None
+        """Monotonic: since when the run of the decision is seen to be over."""
         self._refused = self._unread = ""
         """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
         self._unread_since: float | None = None
@@ -68,6 +70,8 @@ class JobObserver:
         view = self._tools.state.job_view(self._job_id, now)
         fence = self._decision.fence
         assert fence is not None
+        over = known and stage_of(run, job) is Stage.FINISHED
+        self._ended_since = (now if self._ended_since is None else self._ended_since) if over else None
         before = view if view is not None and view.job.restarts == fence.restarts else None
         after = view if view is not None and view.job.restarts > fence.restarts else None
         submitted = submitted_job(run, self._tools.state.jobs.values())
@@ -100,6 +104,7 @@ class JobObserver:
             next_by_epochs=after is not None and after.progress is not None and after.progress.by_epochs,
             stalled_mounts=self._stalled_mounts(run, now),
             paused=self._tools.paused(),
+            ended_s=0.0 if self._ended_since is None else now - self._ended_since,
             taken_up_at=self._taken_up_at,
             submitted=submitted,
             submission_looked_for=self._has_looked_for_submission(run, now),

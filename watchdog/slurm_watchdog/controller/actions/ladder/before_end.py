@@ -20,6 +20,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     is_saved,
     ladder_of,
     made_last_step,
+    may_have_made_last_step,
     refused,
     save_requests,
     tried,
@@ -167,6 +168,8 @@ def _ended_after_asking(run: ActionRun, stage: Stage, world: Observed, limits: L
         return Execute(operation=Operation.WAIT_CHECKPOINT, attempt=len(tries(run, Operation.WAIT_CHECKPOINT)) + 1)
     if stage is Stage.ENDING:
         return Wait(reason="the job has saved and is ending")
+    if may_have_made_last_step(world):
+        return Wait(reason="the job has saved and ended; waiting for the last lines of its log: it may be finished")
     if world.paused:
         return Wait(reason="paused: the job is not requeued until `slurm-watchdog resume`")
     return end_run(run, stage, world, limits)

@@ -23,6 +23,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     is_saved,
     ladder_of,
     made_last_step,
+    may_have_made_last_step,
     refused,
     retry,
     switch_is_out,
@@ -118,6 +119,8 @@ def _ended_before(run: ActionRun, world: Observed) -> Way:
         return None, "no restart_step: the job has ended"
     hung = done(run, Operation.WRITE_ORDER) and run.decision.loop_turns is False and world.job.state in FAILED
     over = made_last_step(world) or world.job.state in ENDED_BY_PERSON
+    if not over and may_have_made_last_step(world):
+        return Wait(reason="the job has ended; waiting for the last lines of its log: it may be finished"), ""
     if not over and (is_saved(run, world) or hung):
         return None, f"no restart_step: the job has ended {world.job.state}"
     return give_up(run, world, f"the job ended by itself ({world.job.state}); it is not run again"), ""

@@ -30,6 +30,8 @@ MIN_TRIES = 3
 """A limit ends an operation only after so many tries: the time may have passed while Slurm was away."""
 RETRY_AFTER_S = 3.0
 """Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second."""
+LAST_LINES_S = 15.0
+"""For the last lines of a run that is over to be read and reported: three reports, as shipped."""
 START_SLACK_S = 2.0
 """Two start times of one run differ by no more: Slurm counts whole seconds."""
 
@@ -121,6 +123,8 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Step of the newest complete checkpoint that was known when that run ended."""
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
+    ended_s: float = 0.0
+    """Since when this controller has seen that the run of the decision is over; 0: it is not."""
     taken_up_at: float = 0.0
     """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
     submitted: SlurmJob | None = None
@@ -262,8 +266,15 @@ def is_saved(run: ActionRun, world: Observed) -> bool:
 
 
 def made_last_step(world: Observed) -> bool:
-    """Whether the run of the decision has come to its end."""
-    return world.total_steps is not None and world.step is not None and world.step >= world.total_steps
+    """Whether the run of the decision has come to its end, by its log or by what it has saved."""
+    made = max(world.step or 0, world.complete_checkpoint_step or 0)
+    return world.total_steps is not None and made >= world.total_steps
+
+
+def may_have_made_last_step(world: Observed) -> bool:
+    """Whether a run that ended well may have come to its end unseen: its last lines are still on their way."""
+    completed = world.job is not None and world.job.state == "COMPLETED"
+    return completed and world.total_steps is not None and world.ended_s < LAST_LINES_S
 
 
 def switch_is_out(run: ActionRun) -> bool:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView
+from slurm_watchdog.model.evidence import SocketBytes
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, FaultSeverity, NodeEvent, Role
@@ -118,6 +119,34 @@ def test_a_rank_whose_data_loader_works_is_not_accused(
     rest = tuple(replace(each, **rests) for each in ranks)
     assert judge(**HUNG, processes=(*rest, of_another)).truth is Truth.BAD, "only what the named one's own do"
     assert judge(**HUNG, processes=(*rest, replace(worker, **rests))).truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    ("seen_of_it", "truth"),
+    [
+        (("a 0", "a 9e5", "a 2e6"), Truth.UNKNOWN),
+        (("-", "a 9e5", "a 2e6"), Truth.UNKNOWN),
+        (("a 9e5", "a 2e6", "-"), Truth.UNKNOWN),  # the newest dump found it between two calls
+        (("a 0", "a 2e6", "a 2e6"), Truth.BAD),  # it moved, and moves no more
+        (("a 0", "a 300", "a 600"), Truth.BAD),  # what keeps it alive
+        (("a 0", "a 9e5", "b 2e6"), Truth.BAD),  # it has connected again: a retry
+        (("-", "-", "a 2e6"), Truth.BAD),
+    ],
+)
+def test_a_rank_is_not_accused_while_bytes_move_on_the_connection_it_waits_for(
+    seen_of_it: tuple[str, ...], truth: Truth
+) -> None:
+    def of(text: str) -> SocketBytes | None:
+        name, _, moved = text.partition(" ")
+        return SocketBytes(socket=name, moved=int(float(moved))) if moved else None
+
+    dumps = tuple(
+        replace(dump, stacks=tuple(replace(s, waits_for=of(text)) if s.rank == 2 else s for s in dump.stacks))
+        for dump, text in zip(still(RECV, RECV, USER_CODE, RECV), seen_of_it, strict=True)
+    )
+    finding = judge(progress=HUNG["progress"], snapshots=dumps)
+    assert finding.truth is truth
+    assert truth is Truth.BAD or "of rank 2 on n2 moves data over the network" in finding.summary
 
 
 def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:

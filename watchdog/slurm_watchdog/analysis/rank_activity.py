@@ -14,7 +14,7 @@ from enum import StrEnum
 from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import ProcessStack, SocketBytes
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
 
@@ -25,6 +25,8 @@ SPINNING_CPU = 0.5
 FELL_QUIET_S = 240.0
 """Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
 for the network like this."""
+QUIET_SOCKET_BYTES_S = 1000.0
+"""Of one connection: what keeps it alive (a ping, a comment every few seconds) is less."""
 LOW_POWER = 0.5
 """Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a
 forward pass draws."""
@@ -282,15 +284,35 @@ def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView
     On a node with too few cores a child that computes gets little time, but it is ready to run whenever it is
     looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
+    talks = _talking(job)
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
             continue
         if moves_data(each):
             return each, "moves data"
+        if (each.node, each.process.pid, each.process.start_ticks) in talks:
+            return each, "moves data over the network"
         computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
         if each.process.role is Role.WORKER and computes:
             return each, "computes"
     return None
+
+
+def _talking(job: JobView) -> set[tuple[str, int, int]]:
+    """(node, pid, start ticks) of the processes that wait for a connection on which something moved between two
+    of the last dumps in which they did. To wait for one on which nothing moves is no work."""
+    seen: dict[tuple[str, int, int], list[tuple[float, SocketBytes]]] = {}
+    for dump in job.snapshots[-3:]:
+        for stack in dump.stacks:
+            if stack.waits_for is not None:
+                key = (stack.node, stack.pid, stack.start_ticks)
+                seen.setdefault(key, []).append((dump.age_s, stack.waits_for))
+    return {key for key, counts in seen.items() if len(counts) > 1 and _moves(*counts[-2], *counts[-1])}
+
+
+def _moves(first_age_s: float, first: SocketBytes, last_age_s: float, last: SocketBytes) -> bool:
+    moved, apart_s = last.moved - first.moved, first_age_s - last_age_s
+    return first.socket == last.socket and moved > 0 and moved >= QUIET_SOCKET_BYTES_S * apart_s
 
 
 def _culprits(odd: Iterable[RankActivity]) -> tuple[Culprit, ...]:

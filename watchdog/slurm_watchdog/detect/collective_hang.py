@@ -13,9 +13,10 @@ is late when it takes longer than each of the last hundred; stacks are then take
 them have to show every rank where it was, all but a few in one collective, and the others waiting inside of their own
 process, for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
-that moves data or whose workers compute. If all ranks wait in one collective, the few whose GPUs do nothing
-while the others' spin; else none, and links of their nodes that are down are said. Dumps of PyTorch's Flight Recorder
-since the last step name who has not entered the others' collective; they and NCCL's RAS clear who is shown waiting.
+that moves data, also on the connection that it waits for, or whose workers compute. If all ranks wait in one
+collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down
+are said. Dumps of PyTorch's Flight Recorder since the last step name who has not entered the others' collective; they
+and NCCL's RAS clear who is shown waiting.
 Acts: restarts the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
 is proven before the limit after a second look, of five dumps within 11 s. If all ranks are in one collective
 it alerts at once and acts after 2 min (`everybody_limit`), if it is known of every rank that it does nothing

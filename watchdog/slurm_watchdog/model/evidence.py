@@ -35,6 +35,15 @@ class WaitingThreads(Struct, frozen=True, kw_only=True):
     threads: int
 
 
+class SocketBytes(Struct, frozen=True, kw_only=True):
+    """How much came and went on one TCP connection."""
+
+    socket: str
+    """As /proc/PID/fd names it: `socket:[INODE]`."""
+    moved: int
+    """Bytes that arrived, and those that the other end has acknowledged, since it was made."""
+
+
 class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """The Python stacks of one process, or why there are none."""
 
@@ -59,6 +68,8 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
+    waits_for: SocketBytes | None = None
+    """The connection that its main thread waits for, None where it waits for none, or that is not known."""
     resident_bytes: int | None = None
     """Of its memory, so much is in RAM."""
     others: tuple[WaitingThreads, ...] | None = None

@@ -25,6 +25,7 @@ from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
 from slurm_watchdog.agent.evidence.waiting_threads import waiting_threads
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
 from slurm_watchdog.agent.proc.sleep_time import read_sleep_s
+from slurm_watchdog.agent.proc.socket_bytes import read_socket_bytes
 from slurm_watchdog.agent.proc.system_call import parse_io_bytes
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
@@ -226,7 +227,7 @@ def _with_facts(stack: ProcessStack) -> ProcessStack:
         return replace(
             stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
             wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), sleep_s=read_sleep_s(pid),
-            others=waiting_threads(pid),
+            others=waiting_threads(pid), waits_for=read_socket_bytes(pid),
         )  # fmt: skip
     except (OSError, ValueError, IndexError):
         return stack

@@ -46,6 +46,7 @@ HAVE_NO_NOISE_BETWEEN = (
     "a row that",
     "a restart",
     "a destructor",
+    "Ray's guesses",
 )
 
 

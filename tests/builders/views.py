@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, Progress, StackSnapshot
-from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.model.evidence import Frame, ProcessStack, SocketBytes, ThreadStack
 from slurm_watchdog.model.observations import Blocked, Process, Role
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -102,6 +104,20 @@ def snapshot(age_s: float, stacks: Sequence[ProcessStack]) -> StackSnapshot:
 def still(*places: Sequence[str]) -> tuple[StackSnapshot, ...]:
     """Three dumps in which every rank stands where it stood."""
     return tuple(snapshot(age, [stack(rank, lines) for rank, lines in enumerate(places)]) for age in (30, 20, 10))
+
+
+def talking(dumps: Sequence[StackSnapshot], rank: int, seen_of_it: Sequence[str]) -> tuple[StackSnapshot, ...]:
+    """`dumps`, where `rank` waits for a connection: `a 9e5` for one that is named a and has moved so many bytes,
+    anything else where it waits for none."""
+
+    def of(text: str) -> SocketBytes | None:
+        name, _, moved = text.partition(" ")
+        return SocketBytes(socket=name, moved=int(float(moved))) if moved else None
+
+    return tuple(
+        replace(dump, stacks=tuple(replace(s, waits_for=of(text)) if s.rank == rank else s for s in dump.stacks))
+        for dump, text in zip(dumps, seen_of_it, strict=True)
+    )
 
 
 def slurm_job(**changes: Any) -> SlurmJob:

@@ -28,6 +28,7 @@ from tests.builders.views import (
     snapshot,
     stack,
     still,
+    talking,
 )
 
 HANG, STALLED = CollectiveHang(), StalledProgress()
@@ -290,6 +291,8 @@ SLEEPS = ("sleep (time.py)", "wait_for_shard (data.py)", "train (t.py)")
         (620.0, {"r1": rank(1, None)}, False),
         (620.0, {"g3": card(3, "trains")}, False),
         (620.0, {"snapshots": (snapshot(30, [stack(n, SLEEPS) for n in range(4)]),)}, False),
+        (620.0, {"snapshots": talking(still(*[SLEEPS] * 4), 1, ("a 0", "a 9e5", "a 2e6"))}, False),
+        (620.0, {"snapshots": talking(still(*[SLEEPS] * 4), 1, ("a 2e6",) * 3)}, True),
         (620.0, {"snapshots": still(SLEEPS, SLEEPS, SLEEPS)}, False),  # of one rank there is none
     ],
 )

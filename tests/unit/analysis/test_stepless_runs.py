@@ -36,6 +36,7 @@ from tests.builders.views import (
     slurm_job,
     snapshot,
     stack,
+    talking,
 )
 
 NOW = 10_000.0
@@ -204,6 +205,9 @@ HEALTHY = {
     "a worker moves data": stepless(
         BARRIER, LOADER, BARRIER, BARRIER,
         processes=(*(replace(seen(r), cpu_ratio=0.0) for r in range(4)), replace(seen(1, pid=300), io_bytes_s=5e7, cpu_ratio=0.1)),
+    ),
+    "a rank downloads": stepless(
+        BARRIER, LOADER, BARRIER, BARRIER, snapshots=talking(stepless(BARRIER, LOADER, BARRIER, BARRIER).snapshots, 1, ("a 0", "a 9e5", "a 2e6"))
     ),
     "a node is silent": stepless(BARRIER, LOADER, BARRIER, BARRIER, silent_nodes=("n2",)),
     "its GPUs compute": stepless(*[BACKWARD] * 4, gpus=tuple(card(r, "trains") for r in range(4))),

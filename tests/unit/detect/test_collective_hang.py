@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView
-from slurm_watchdog.model.evidence import SocketBytes
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, FaultSeverity, NodeEvent, Role
@@ -30,6 +29,7 @@ from tests.builders.views import (
     snapshot,
     stack,
     still,
+    talking,
 )
 
 HUNG = {"progress": progress(70.0), "snapshots": still(RECV, RECV, LOADER, RECV)}
@@ -136,14 +136,7 @@ def test_a_rank_whose_data_loader_works_is_not_accused(
 def test_a_rank_is_not_accused_while_bytes_move_on_the_connection_it_waits_for(
     seen_of_it: tuple[str, ...], truth: Truth
 ) -> None:
-    def of(text: str) -> SocketBytes | None:
-        name, _, moved = text.partition(" ")
-        return SocketBytes(socket=name, moved=int(float(moved))) if moved else None
-
-    dumps = tuple(
-        replace(dump, stacks=tuple(replace(s, waits_for=of(text)) if s.rank == 2 else s for s in dump.stacks))
-        for dump, text in zip(still(RECV, RECV, USER_CODE, RECV), seen_of_it, strict=True)
-    )
+    dumps = talking(still(RECV, RECV, USER_CODE, RECV), 2, seen_of_it)
     finding = judge(progress=HUNG["progress"], snapshots=dumps)
     assert finding.truth is truth
     assert truth is Truth.BAD or "of rank 2 on n2 moves data over the network" in finding.summary

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
+from slurm_watchdog.analysis.rank_motion import moves_on_connection
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
-from slurm_watchdog.model.evidence import ProcessStack, SocketBytes
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
 
@@ -25,8 +26,6 @@ SPINNING_CPU = 0.5
 FELL_QUIET_S = 240.0
 """Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
 for the network like this."""
-QUIET_SOCKET_BYTES_S = 1000.0
-"""Of one connection: what keeps it alive (a ping, a comment every few seconds) is less."""
 LOW_POWER = 0.5
 """Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a
 forward pass draws."""
@@ -37,6 +36,12 @@ MAX_ODD_SHARE = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
 """With fewer, nobody is odd among the others."""
+
+
+TALKS = "moves data over the network"
+
+Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]
+"""Of (node, pid, start ticks): (age in seconds, stack), oldest first."""
 
 
 class RankState(StrEnum):
@@ -130,9 +135,7 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
         if process.process.role is Role.WORKER and process.alive:
             workers.setdefault(process.process.rank, []).append(process)
     counted = any(p.io_bytes_s is not None for p in job.processes)
-    dumped: dict[tuple[str, int, int], list[ProcessStack]] = {}
-    for stack in (each for snapshot in job.snapshots for each in snapshot.stacks):
-        dumped.setdefault((stack.node, stack.pid, stack.start_ticks), []).append(stack)
+    dumped = _dumps_of(job)
     return tuple(
         _activity(
             rank,
@@ -142,7 +145,7 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
             idle_for_s,
             has_gpus=bool(job.gpus),
             counted=counted,
-            computed=_computed(dumped.get((rank.node, rank.process.pid, rank.process.start_ticks), [])),
+            dumps=dumped.get(_key(rank), []),
         )
         for rank in ranks
     )
@@ -166,7 +169,7 @@ def _activity(
     *,
     has_gpus: bool,
     counted: bool,
-    computed: bool,
+    dumps: Sequence[tuple[float, ProcessStack]],
 ) -> RankActivity:
     first = gpus[0] if gpus else None
     if is_held(rank):
@@ -175,11 +178,13 @@ def _activity(
     doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (RankState.IDLE, "does nothing")
     if moves_data(rank) or any(moves_data(w) for w in workers):
         doing, why = RankState.WORKS, "moves data"
+    elif _talks(dumps):
+        doing, why = RankState.WORKS, TALKS
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = RankState.WORKS, "has workers that compute"
     elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
         doing, why = RankState.UNKNOWN, "is not known well enough"
-    elif doing is RankState.IDLE and (computed or not quiet):
+    elif doing is RankState.IDLE and (_computed([stack for _, stack in dumps]) or not quiet):
         doing, why = RankState.WORKS, "computes"
     return RankActivity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)
 
@@ -284,35 +289,37 @@ def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView
     On a node with too few cores a child that computes gets little time, but it is ready to run whenever it is
     looked at."""
     those = {(each.node, each.rank) for each in named if each.rank is not None}
-    talks = _talking(job)
+    dumped = _dumps_of(job)
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
             continue
         if moves_data(each):
             return each, "moves data"
-        if (each.node, each.process.pid, each.process.start_ticks) in talks:
-            return each, "moves data over the network"
+        if _talks(dumped.get(_key(each), [])):
+            return each, TALKS
         computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
         if each.process.role is Role.WORKER and computes:
             return each, "computes"
     return None
 
 
-def _talking(job: JobView) -> set[tuple[str, int, int]]:
-    """(node, pid, start ticks) of the processes that wait for a connection on which something moved between two
-    of the last dumps in which they did. To wait for one on which nothing moves is no work."""
-    seen: dict[tuple[str, int, int], list[tuple[float, SocketBytes]]] = {}
-    for dump in job.snapshots[-3:]:
-        for stack in dump.stacks:
-            if stack.waits_for is not None:
-                key = (stack.node, stack.pid, stack.start_ticks)
-                seen.setdefault(key, []).append((dump.age_s, stack.waits_for))
-    return {key for key, counts in seen.items() if len(counts) > 1 and _moves(*counts[-2], *counts[-1])}
+def _dumps_of(job: JobView) -> Dumps:
+    found: Dumps = {}
+    for snapshot in job.snapshots:
+        for stack in snapshot.stacks:
+            found.setdefault((stack.node, stack.pid, stack.start_ticks), []).append((snapshot.age_s, stack))
+    return found
 
 
-def _moves(first_age_s: float, first: SocketBytes, last_age_s: float, last: SocketBytes) -> bool:
-    moved, apart_s = last.moved - first.moved, first_age_s - last_age_s
-    return first.socket == last.socket and moved > 0 and moved >= QUIET_SOCKET_BYTES_S * apart_s
+def _key(process: ProcessView) -> tuple[str, int, int]:
+    return process.node, process.process.pid, process.process.start_ticks
+
+
+def _talks(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:
+    """Whether data moved on the connection that a process waits for, between two of its last dumps that found it
+    waiting. To wait for one on which nothing moves is no work."""
+    waits = [each for each in dumps[-3:] if each[1].waits_for is not None][-2:]
+    return len(waits) == 2 and moves_on_connection(waits[0][1], waits[1][1], waits[0][0] - waits[1][0])
 
 
 def _culprits(odd: Iterable[RankActivity]) -> tuple[Culprit, ...]:

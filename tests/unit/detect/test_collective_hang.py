@@ -139,7 +139,23 @@ def test_a_rank_is_not_accused_while_bytes_move_on_the_connection_it_waits_for(
     dumps = talking(still(RECV, RECV, USER_CODE, RECV), 2, seen_of_it)
     finding = judge(progress=HUNG["progress"], snapshots=dumps)
     assert finding.truth is truth
-    assert truth is Truth.BAD or "of rank 2 on n2 moves data over the network" in finding.summary
+    assert truth is Truth.BAD or "of rank 2 on n2 moves data" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("bytes_s", "truth"), [(800_000, Truth.UNKNOWN), (20_000, Truth.BAD), (0, Truth.BAD), (None, Truth.BAD)]
+)
+def test_a_rank_whose_main_thread_writes_a_file_of_its_own_is_not_accused(bytes_s: int | None, truth: Truth) -> None:
+    def wrote(age_s: float) -> int | None:
+        return None if bytes_s is None else int(bytes_s * (100 - age_s))
+
+    dumps = tuple(
+        replace(
+            dump, stacks=tuple(replace(s, main_io_bytes=wrote(dump.age_s)) if s.rank == 2 else s for s in dump.stacks)
+        )
+        for dump in still(RECV, RECV, USER_CODE, RECV)
+    )
+    assert judge(progress=HUNG["progress"], snapshots=dumps).truth is truth
 
 
 def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:

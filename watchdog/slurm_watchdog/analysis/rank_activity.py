@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
-from slurm_watchdog.analysis.rank_motion import moves_on_connection
+from slurm_watchdog.analysis.rank_motion import main_thread_reads, moves_on_connection
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.evidence import ProcessStack
@@ -37,8 +37,6 @@ MAX_ODD_SHARE = 0.25
 LEAST_RANKS = 3
 """With fewer, nobody is odd among the others."""
 
-
-TALKS = "moves data over the network"
 
 Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]
 """Of (node, pid, start ticks): (age in seconds, stack), oldest first."""
@@ -176,10 +174,8 @@ def _activity(
         return RankActivity(rank=rank, doing=RankState.IDLE, why=held_by(rank), quiet=True, gpu=first)
     quiet = is_quiet(rank, counted=counted)
     doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (RankState.IDLE, "does nothing")
-    if moves_data(rank) or any(moves_data(w) for w in workers):
+    if moves_data(rank) or _transfers(dumps) or any(moves_data(w) for w in workers):
         doing, why = RankState.WORKS, "moves data"
-    elif _talks(dumps):
-        doing, why = RankState.WORKS, TALKS
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = RankState.WORKS, "has workers that compute"
     elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
@@ -293,10 +289,8 @@ def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
             continue
-        if moves_data(each):
+        if moves_data(each) or _transfers(dumped.get(_key(each), [])):
             return each, "moves data"
-        if _talks(dumped.get(_key(each), [])):
-            return each, TALKS
         computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
         if each.process.role is Role.WORKER and computes:
             return each, "computes"
@@ -315,11 +309,12 @@ def _key(process: ProcessView) -> tuple[str, int, int]:
     return process.node, process.process.pid, process.process.start_ticks
 
 
-def _talks(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:
-    """Whether data moved on the connection that a process waits for, between two of its last dumps that found it
-    waiting. To wait for one on which nothing moves is no work."""
-    waits = [each for each in dumps[-3:] if each[1].waits_for is not None][-2:]
-    return len(waits) == 2 and moves_on_connection(waits[0][1], waits[1][1], waits[0][0] - waits[1][0])
+def _transfers(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:
+    """Whether a process's main thread has itself read or written between its last two dumps, or data moved on the
+    connection that it waits for, between two of its last dumps that found it waiting. To wait is no work."""
+    waits = [each for each in dumps[-3:] if each[1].waits_for is not None]
+    pairs = ((main_thread_reads, dumps[-2:]), (moves_on_connection, waits[-2:]))
+    return any(len(two) == 2 and moves(two[0][1], two[1][1], two[0][0] - two[1][0]) for moves, two in pairs)
 
 
 def _culprits(odd: Iterable[RankActivity]) -> tuple[Culprit, ...]:

@@ -131,6 +131,14 @@ def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
     return _used_nothing(first, last, first_age_s - last_age_s) is True
 
 
+def main_thread_reads(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
+    """Whether the main thread itself has read or written between two dumps, more than who looks for a file again and
+    again: what a thread hangs in lets it do neither."""
+    if before.main_io_bytes is None or after.main_io_bytes is None:
+        return False
+    return after.main_io_bytes - before.main_io_bytes > STILL_BYTES_S * apart_s
+
+
 def moves_on_connection(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
     """Whether data came or went on the connection that a process waits for, the same one in two dumps."""
     first, last = before.waits_for, after.waits_for

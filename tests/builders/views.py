@@ -110,9 +110,9 @@ def talking(dumps: Sequence[StackSnapshot], rank: int, seen_of_it: Sequence[str]
     """`dumps`, where `rank` waits for a connection: `a 9e5` for one that is named a and has moved so many bytes,
     anything else where it waits for none."""
 
-    def of(text: str) -> SocketBytes | None:
+    def of(text: str) -> tuple[SocketBytes, ...]:
         name, _, moved = text.partition(" ")
-        return SocketBytes(socket=name, moved=int(float(moved))) if moved else None
+        return (SocketBytes(socket=name, moved=int(float(moved))),) if moved else ()
 
     return tuple(
         replace(dump, stacks=tuple(replace(s, waits_for=of(text)) if s.rank == rank else s for s in dump.stacks))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
-from slurm_watchdog.analysis.rank_motion import main_thread_reads, moves_on_connection
+from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.evidence import ProcessStack
@@ -310,10 +310,10 @@ def _key(process: ProcessView) -> tuple[str, int, int]:
 
 
 def _transfers(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:
-    """Whether a process's main thread has itself read or written between its last two dumps, or data moved on the
-    connection that it waits for, between two of its last dumps that found it waiting. To wait is no work."""
-    waits = [each for each in dumps[-3:] if each[1].waits_for is not None]
-    pairs = ((main_thread_reads, dumps[-2:]), (moves_on_connection, waits[-2:]))
+    """Whether a process has read or written between its last two dumps, or data moved on a connection that it waits
+    for, between two of its last dumps that found it waiting. To wait is no work."""
+    waits = [each for each in dumps[-3:] if each[1].waits_for]
+    pairs = ((moves_bytes, dumps[-2:]), (moves_on_connection, waits[-2:]))
     return any(len(two) == 2 and moves(two[0][1], two[1][1], two[0][0] - two[1][0]) for moves, two in pairs)
 
 

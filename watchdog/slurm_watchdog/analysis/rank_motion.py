@@ -30,8 +30,8 @@ STILL_CPU = 0.005
 s) uses a tenth of it; a step of a minute whose kernels are started by Python uses several times as much."""
 STILL_BYTES_S = 100_000.0
 """Through system calls of the whole process. Heartbeats and metrics stay below a hundredth of it."""
-QUIET_CONNECTION_BYTES_S = 1000.0
-"""What keeps a connection alive (a ping, a comment every few seconds) is less."""
+QUIET_CONNECTION_BYTES_S = 10_000.0
+"""What keeps a connection alive, and metrics that are sent every few seconds, are less."""
 TRAINED_LOOKS = 3
 """So many times a run has to be seen moving in the code of a training. At the shipped interval of five
 minutes: a quarter of an hour."""
@@ -131,20 +131,17 @@ def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
     return _used_nothing(first, last, first_age_s - last_age_s) is True
 
 
-def main_thread_reads(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
-    """Whether the main thread itself has read or written between two dumps, more than who looks for a file again and
-    again: what a thread hangs in lets it do neither."""
-    if before.main_io_bytes is None or after.main_io_bytes is None:
-        return False
-    return after.main_io_bytes - before.main_io_bytes > STILL_BYTES_S * apart_s
+def moves_bytes(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
+    """Whether a process has read or written between two dumps, more than heartbeats do."""
+    moved = 0 if None in (before.io_bytes, after.io_bytes) else (after.io_bytes or 0) - (before.io_bytes or 0)
+    return moved > STILL_BYTES_S * apart_s
 
 
 def moves_on_connection(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
-    """Whether data came or went on the connection that a process waits for, the same one in two dumps."""
-    first, last = before.waits_for, after.waits_for
-    if first is None or last is None or first.socket != last.socket:
-        return False
-    return last.moved > first.moved and last.moved - first.moved >= QUIET_CONNECTION_BYTES_S * apart_s
+    """Whether data came or went on a connection that a thread of a process waits for, the same one in two dumps."""
+    first = {each.socket: each.moved for each in before.waits_for}
+    moved = [each.moved - first[each.socket] for each in after.waits_for if each.socket in first]
+    return max(moved, default=0) > QUIET_CONNECTION_BYTES_S * apart_s
 
 
 def _has_moved(earlier: StackSnapshot, newest: StackSnapshot) -> Truth:
@@ -177,9 +174,8 @@ def _used_nothing(before: ProcessStack, after: ProcessStack, apart_s: float) -> 
     if before.main_cpu_s is None or after.main_cpu_s is None or apart_s <= 0:
         return None
     used_s = after.main_cpu_s - before.main_cpu_s
-    moved_bytes = 0 if None in (before.io_bytes, after.io_bytes) else (after.io_bytes or 0) - (before.io_bytes or 0)
-    still = used_s <= STILL_CPU * apart_s + 0.02 and moved_bytes <= STILL_BYTES_S * apart_s
-    return still and not moves_on_connection(before, after, apart_s)
+    works = moves_bytes(before, after, apart_s) or moves_on_connection(before, after, apart_s)
+    return used_s <= STILL_CPU * apart_s + 0.02 and not works
 
 
 def _ranks_of(dump: StackSnapshot) -> dict[ProcessKey, ProcessStack]:

@@ -68,10 +68,8 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
-    main_io_bytes: int | None = None
-    """The same of its main thread alone."""
-    waits_for: SocketBytes | None = None
-    """The connection that its main thread waits for, None where it waits for none, or that is not known."""
+    waits_for: tuple[SocketBytes, ...] = ()
+    """The TCP connections that its threads wait for, as far as that is known."""
     resident_bytes: int | None = None
     """Of its memory, so much is in RAM."""
     others: tuple[WaitingThreads, ...] | None = None

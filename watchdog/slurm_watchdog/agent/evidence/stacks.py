@@ -226,7 +226,6 @@ def _with_facts(stack: ProcessStack) -> ProcessStack:
         pages = int(read_file(f"/proc/{pid}/statm").split()[1])
         return replace(
             stack, resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"), io_bytes=_read_io(pid),
-            main_io_bytes=_read_io(f"{pid}/task/{pid}"),
             wchan=read_words(f"/proc/{pid}/wchan"), syscall=read_call_name(f"/proc/{pid}"), sleep_s=read_sleep_s(pid),
             others=waiting_threads(pid), waits_for=read_socket_bytes(pid),
         )  # fmt: skip
@@ -241,7 +240,7 @@ def _thread_cpu_s(pid: int, thread_id: int) -> float | None:
         return None
 
 
-def _read_io(pid: int | str) -> int | None:
+def _read_io(pid: int) -> int | None:
     try:
         return parse_io_bytes(read_file(f"/proc/{pid}/io"))
     except (OSError, ValueError):

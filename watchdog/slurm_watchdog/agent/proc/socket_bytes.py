@@ -1,4 +1,4 @@
-"""What came and went on the connection that a process waits for: /proc/PID/io does not count send() and recv().
+"""What came and went on the connections that a process waits for: /proc/PID/io does not count send() and recv().
 
 The kernel counts for each TCP connection. To ask it takes a copy of the process's descriptor, held for the moment of
 the question; nothing is read from it.
@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_file
@@ -25,6 +26,8 @@ TALKS: Final = frozenset(
 """Calls whose first argument is the connection."""
 POLLS: Final = frozenset({"poll", "ppoll"})
 """… and those that point to a table of them: Python waits so where a time-out is set."""
+MOST_THREADS: Final = 256
+MOST_CONNECTIONS: Final = 16
 MOST_POLLED: Final = 8
 """Connections; who polls more serves others."""
 _POLLFD: Final = struct.Struct("=ihh")
@@ -36,23 +39,30 @@ PIDFD_GETFD: Final = 438
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def read_socket_bytes(pid: int) -> SocketBytes | None:
-    """Of the connection that the main thread of `pid` waits for; the first one where it waits for several. None: it
-    does not sleep in such a call, or that cannot be known."""
+def read_socket_bytes(pid: int) -> tuple[SocketBytes, ...]:
+    """Of each connection that a thread of `pid` waits for, as far as that can be known."""
+    found: dict[str, SocketBytes] = {}
     try:
-        # A thread in D may hold the connection's own lock, for which the question would wait as long.
-        if b") S " not in read_file(f"/proc/{pid}/task/{pid}/stat"):
-            return None
-        call = parse_syscall(read_file(f"/proc/{pid}/task/{pid}/syscall"))
-        if call is None or call.number < 0:
-            return None
-        for fd in _descriptors(pid, call, name_of(call.number, os.uname().machine)):
-            name = os.readlink(f"/proc/{pid}/fd/{fd}")
-            if name.startswith("socket:") and (count := _count(pid, fd)) is not None:
-                return SocketBytes(socket=name, moved=count)
-    except (OSError, ValueError, struct.error):
-        return None
-    return None
+        threads = os.listdir(f"/proc/{pid}/task")[:MOST_THREADS]
+    except OSError:
+        return ()
+    for thread in threads:
+        with suppress(OSError, ValueError, struct.error):
+            for fd in _waits_for(pid, f"/proc/{pid}/task/{thread}"):
+                name = os.readlink(f"/proc/{pid}/fd/{fd}")
+                known = not name.startswith("socket:") or name in found or len(found) == MOST_CONNECTIONS
+                if not known and (count := _count(pid, fd)) is not None:
+                    found[name] = SocketBytes(socket=name, moved=count)
+    return tuple(found.values())
+
+
+def _waits_for(pid: int, task: str) -> list[int]:
+    """Descriptors that a thread waits for. One in D may hold a connection's own lock, for which the question would wait
+    as long as it does."""
+    call = parse_syscall(read_file(f"{task}/syscall")) if b") S " in read_file(f"{task}/stat") else None
+    if call is None or call.number < 0:
+        return []
+    return list(_descriptors(pid, call, name_of(call.number, os.uname().machine)))
 
 
 def _descriptors(pid: int, call: SystemCall, name: str) -> Iterator[int]:

@@ -63,6 +63,15 @@ def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_ran
         assert judge(**HUNG, processes=(*ranks, other)).actionable
 
 
+@pytest.mark.parametrize(("age_s", "grew_s", "acts"), [(70.0, 5.0, False), (70.0, 40.0, True), (1900.0, 5.0, True)])
+def test_a_checkpoint_that_is_saved_in_the_background_is_whole_before_anything_is_done(
+    age_s: float, grew_s: float, acts: bool
+) -> None:
+    finding = judge(progress=progress(age_s), snapshots=HUNG["snapshots"], growing_age_s=grew_s)
+    assert (finding.truth, [c.rank for c in finding.culprits], finding.actionable) == (Truth.BAD, [2], acts)
+    assert any("grows no more" in fact for fact in finding.facts) is not acts
+
+
 USER_CODE = ("consume (train.py)", "main (train.py)")
 
 

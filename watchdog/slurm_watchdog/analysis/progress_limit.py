@@ -17,6 +17,8 @@ from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
+GROWS_S = 20.0
+"""Agents look every 5 s at a checkpoint that is being written."""
 SAVED_LATELY_S = 60.0
 """A checkpoint that was seen to grow so lately may still be written: agents look every 30 s."""
 STACKS_FROM_SHARE = 0.5

@@ -17,12 +17,12 @@ that moves data, also on the connection that it waits for, or whose workers comp
 collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down
 are said. Dumps of PyTorch's Flight Recorder since the last step name who has not entered the others' collective; they
 and NCCL's RAS clear who is shown waiting.
-Acts: restarts the job, if the stacks do not move and no process of the job is blocked on a filesystem; a hang that
-is proven before the limit after a second look, of five dumps within 11 s. If all ranks are in one collective
-it alerts at once and acts after 2 min (`everybody_limit`), if it is known of every rank that it does nothing
-else, and no link is down; otherwise after 30 min (`busy_limit`), for the network may come back. Without any
-stacks, GPUs that spin, beside few that idle, show the same; acted on after `busy_limit`, and only with a rank
-named.
+Acts: restarts the job, if the stacks do not move, no process of the job is blocked on a filesystem and no files of a
+checkpoint grow (until `busy_limit`); a hang that is proven before the limit after a second look, of five dumps within
+11 s. If all ranks are in one collective it alerts at once and acts after 2 min (`everybody_limit`), if it is known of
+every rank that it does nothing else, and no link is down; otherwise after 30 min (`busy_limit`), for the network may
+come back. Without any stacks, GPUs that spin, beside few that idle, show the same; acted on after `busy_limit`, and
+only with a rank named.
 Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never acted on
 earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of `busy_limit` (5
 min), after half of it (15 min) if it is the first rank of its node, when at least five dumps a minute apart show the
@@ -42,6 +42,7 @@ from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
 from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
+    GROWS_S,
     LoopClock,
     has_just_grown,
     look_apart_s,
@@ -58,7 +59,7 @@ from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
-from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, left_to_storage, ranks_wait, why_not
+from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -324,13 +325,9 @@ def _bad_finding(
     if progress is None and not culprits and not clock.unread:
         return finding.unknown(f"job {job.job.job_id} has never logged a step that could be read")
     finished = progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
-    last = (
-        f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
-        if progress
-        else "before its first step"
-    )
-    if clock.unread and progress is None:
-        last = "after it had trained"
+    last = "after it had trained" if clock.unread else "before its first step"
+    if progress:
+        last = f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
     if alone:
         named = f"{what_they_do(culprits)}, and does nothing"
     elif culprits:
@@ -341,14 +338,16 @@ def _bad_finding(
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     error = _logged_error(job, culprits, window_s)
     held = process_on_storage(job)
+    saves = has_just_grown(job, GROWS_S) and age_s < busy_limit_s
     return finding.bad(
         f"Job {job.job.job_id} hangs {last}: {clock.words} "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
         culprits=culprits,
-        facts=(*facts_of(job, voted), *([left_to_storage(held)] if held else [])),
+        facts=(*facts_of(job, voted), *waited_for(held, saves=saves)),
         actionable=(progress is not None or has_trained(job) or clock.unread)
         and not finished
         and held is None
+        and not saves
         and (bool(culprits) or (age_s >= busy_limit_s and not clock.unread)),
     )
 

@@ -10,7 +10,14 @@ from slurm_watchdog.model.cluster_view import JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 
 
-def left_to_storage(held: ProcessView) -> str:
+def waited_for(held: ProcessView | None, *, saves: bool) -> tuple[str, ...]:
+    """Why nothing is done yet: a process that is blocked on a filesystem, or a checkpoint that is written."""
+    if held is not None:
+        return (_left_to_storage(held),)
+    return ("files of a checkpoint grow: nothing is done before it is whole, or grows no more",) if saves else ()
+
+
+def _left_to_storage(held: ProcessView) -> str:
     """Whether it is one node's filesystem, or everybody's, other nodes are still asked: no restart comes
     before the answer."""
     blocked = held.process.blocked

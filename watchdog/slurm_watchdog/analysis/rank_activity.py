@@ -35,7 +35,7 @@ two steps."""
 MAX_ODD_SHARE = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
-"""With fewer, nobody is odd among the others."""
+"""With fewer, no rank stands out."""
 
 
 Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]

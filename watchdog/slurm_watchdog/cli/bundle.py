@@ -51,7 +51,7 @@ WHAT_IT_IS: Final = (
     ("manifest.json", "names and sizes, for programs"),
     ("incident.json", "who, since when, why, what was decided and done"),
     ("timeline.txt", "the same as lines"),
-    ("diagnosis*.json", "groups of ranks, who is odd, what differs"),
+    ("diagnosis*.json", "groups of ranks, who stands out, what differs"),
     ("job*.json", "what the controller knew of the job when the incident began"),
     ("stacks/*", "newest dump of this rank, for group-stacks"),
     ("*/stacks*.txt", "newest dump, as py-spy prints it"),

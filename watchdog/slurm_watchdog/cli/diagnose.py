@@ -33,7 +33,7 @@ MAX_ROWS: Final = 30
 Show = Callable[[DiagnosisProgress], None]
 
 
-@click.command(short_help="All ranks of a running job, now: where they stand, who is odd.")
+@click.command(short_help="All ranks of a running job, now: where they are, who stands out.")
 @complete.job_or_directory
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,35 +30,59 @@ def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False
 
 
 def waiters(case: StackCase) -> str:
-    """How many wait, and in what."""
-    waiting = case.waiting
-    names = sorted({collective_of(p) or place_words(p.place) for p in waiting})
-    where = f" in {', '.join(names[:3])}{' and elsewhere' if len(names) > 3 else ''}"
-    if len(waiting) == 1:
-        return (
-            f"and the one other that was dumped waits{where}"
-            if len(case.places) > 1 or case.undumped or case.missing
-            else f"it waits{where}"
-        )
-    return f"and {len(waiting)} ranks wait{where}"
+    """How many wait, and in what: `and 6 ranks wait in all_reduce, 1 rank is in the backward pass`."""
+    if len(case.waiting) == 1:
+        alone = collective_of(case.waiting[0])
+        does = f"waits in {alone}" if alone else place_words(case.waiting[0].place)
+        others = len(case.places) > 1 or case.undumped or case.missing
+        return f"and the one other that was dumped {does}" if others else f"it {does}"
+    in_a_call = [call for p in case.waiting if (call := collective_of(p))]
+    names = sorted(set(in_a_call))
+    parts = (
+        [f"{plural(len(in_a_call), 'rank')} {'wait' if len(in_a_call) > 1 else 'waits'} in {_some(names)}"]
+        if names
+        else []
+    )
+    elsewhere = Counter(p.place for p in case.waiting if not collective_of(p))
+    parts += [
+        f"{plural(number, 'rank')} {place_words(place, many=number > 1)}"
+        for place, number in sorted(elsewhere.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    return f"and {', '.join(parts[:3])}{', others elsewhere' if len(parts) > 3 else ''}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' and elsewhere' if len(names) > 3 else ''}"
 
 
 def where_all_are(case: StackCase, *, lower: bool = False) -> str:
-    """Every rank's place, the largest group first."""
+    """Every rank's place, the largest group first; where peers wait in several collectives, which ranks in which."""
     counts: dict[Place, list[RankPlace]] = {}
     for p in case.places:
         counts.setdefault(p.place, []).append(p)
     parts = []
     for place, members in sorted(counts.items(), key=lambda item: (-len(item[1]), item[0])):
-        calls = sorted({call for p in members if (call := _short_call(p))})
-        shown = f" ({', '.join(calls[:3])}{', …' if len(calls) > 3 else ''})" if calls else ""
         many = len(members) > 1
         who = f"all {len(members)} dumped ranks" if len(counts) == 1 and many else plural(len(members), "rank")
-        parts.append(f"{who} {place_words(place, many=many)}{shown}")
+        parts.append(f"{who} {place_words(place, many=many)}{_calls(members)}")
     if case.undumped:
         parts.append(f"{len(case.undumped)} could not be dumped")
     text = ", ".join(parts) + "."
     return text if lower else text[:1].upper() + text[1:]
+
+
+def _calls(members: Sequence[RankPlace]) -> str:
+    """` (all_reduce)`, ` (all_gather: 0-3; all_reduce: 4-7)`: what they wait in, and who in what if it differs."""
+    by_call: dict[str, list[int]] = {}
+    for p in members:
+        if call := _short_call(p):
+            by_call.setdefault(call, []).append(p.rank)
+    calls = sorted(by_call)
+    if not calls:
+        return ""
+    split = members[0].place in WAITS_FOR_PEERS and 1 < len(calls) <= 3 and all(p.rank >= 0 for p in members)
+    shown = [f"{call}: {fold(by_call[call])}" if split else call for call in calls[:3]]
+    return f" ({('; ' if split else ', ').join(shown)}{', …' if len(calls) > 3 else ''})"
 
 
 def _short_call(p: RankPlace) -> str:
@@ -70,7 +95,7 @@ def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     """What stands out, and why it convicts nobody."""
     first = culprit_of(by_rank(outside)[0], case.cast)
     if len(outside) >= len(case.waiting):
-        return "Nobody is odd: more ranks stand outside the collective than wait in it."
+        return "No rank stands out: more ranks are outside the collective than wait in it."
     who = f"{culprit_words(first, False)} {first.reason}" + (
         f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
     )
@@ -93,7 +118,7 @@ def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[s
         found.append(f"find out what became of rank {fold(case.missing)}: no dump of it is here")
     if is_hang and not culprits:
         found.append(
-            "if nobody is odd, it is the network, a GPU or a rank that is not here: NCCL's log, the "
+            "if no rank stands out, it is the network, a GPU or a rank that is not here: NCCL's log, the "
             "fabric's counters, dmesg"
         )
     if not is_hang and case.given.since_last_step_s is None:

@@ -241,7 +241,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
     by_topology = _by_topology(case) if not starting else None
     if by_topology is not None:
         return by_topology
-    sentence = f"Nobody is odd: {where_all_are(case, lower=True)}"
+    sentence = f"No rank stands out: {where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
         sentence = f"{culprit_words(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
@@ -329,7 +329,7 @@ def _without_waiting(case: StackCase) -> _Ruling:
             len(teardown) * 2 > len(places),
             "teardown",
             (),
-            f"Nobody is odd: {where_all_are(case, lower=True)}",
+            f"No rank stands out: {where_all_are(case, lower=True)}",
         )
     if len(places) == 1 and case.cast.world <= 1:
         only = places[0]
@@ -348,7 +348,7 @@ def _without_waiting(case: StackCase) -> _Ruling:
             (),
             f"No hang is shown: {where_all_are(case, lower=True)}",
         )
-    return hang, cls, (), f"Nobody is odd: {where_all_are(case, lower=True)}"
+    return hang, cls, (), f"No rank stands out: {where_all_are(case, lower=True)}"
 
 
 def _count_others(found: RankAssignment) -> tuple[tuple[str, int], ...]:

@@ -20,6 +20,8 @@ mkdir -p /run/lock /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
 mount -t tmpfs -o size=4M,nr_inodes=4k,mode=755,nosuid,nodev,noexec tmpfs /run/slurm-watchdog/jobs
 chown "$4" /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
 mount --bind "$dir/hosts" /etc/hosts
+# No name server is in reach of these networks: whoever asks one that is configured waits 10 s, as each start of torch did.
+[ ! -e /etc/resolv.conf ] || mount --bind "$dir/resolv.conf" /etc/resolv.conf
 mount --bind "$dir/local/$node" "$dir/scratch"
 # A copy of a mount in here would keep it alive after its owner, another cluster or node, is gone.
 mapfile -t mounts </proc/mounts # at once: the kernel's list moves while we unmount
@@ -126,6 +128,7 @@ def write_configuration(
     hosts = ["127.0.0.1 localhost", f"{layout.controller_address} {socket.gethostname()} controller"]
     hosts += [f"{layout.address(node)} {node}" for node in nodes]
     (d / "hosts").write_text("\n".join(hosts) + "\n")
+    (d / "resolv.conf").write_text("nameserver 127.0.0.1\n")  # nobody listens there: the answer comes at once
     (d / "node-init").write_text(NODE_INIT)
 
 

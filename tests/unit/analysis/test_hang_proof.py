@@ -51,7 +51,7 @@ def test_a_rank_in_a_lock_that_nobody_gives_back_is_named_before_the_limit_and_a
     assert (found.truth, found.actionable, [each.rank for each in found.culprits]) == (Truth.BAD, False, [2])
     assert "no step for 14 s (late after 5.8 s; 3 dumps within 3 s show the same, and nothing at work)" in found.summary
     assert "3 ranks wait for it" in found.summary
-    assert found.wanted == (StackRequest(job_id="7", apart_s=3.0, early=True),)
+    assert found.wanted == (StackRequest(job_id="7", apart_s=2.0, early=True),)
     second = judged(hung(row=row(*STACKS, dumps=5, ages_s=(11.5, 4.0, 0.1)), progress=late(22.0)))
     assert (second.truth, second.actionable, second.wanted) == (Truth.BAD, True, ())
 
@@ -270,10 +270,10 @@ def test_dumps_of_a_late_step_come_close_together_and_end_with_the_second_look()
         job = hung(**changes)
         return early_stacks(job, proof_of_hang(job))
 
-    soon, later = StackRequest(job_id="7", apart_s=2.0, early=True), StackRequest(job_id="7", apart_s=3.0, early=True)
+    soon = StackRequest(job_id="7", apart_s=2.0, early=True)
     assert wanted(row=None) == soon
     assert wanted(row=row(*STACKS, dumps=2)) == soon
-    assert wanted() == later
+    assert wanted() == soon
     assert wanted(row=row(*STACKS, over=True)) is None, "somebody moved: it is slow"
     assert wanted(row=row(*STACKS, dumps=5, ages_s=(12.0, 4.0, 0.1)), progress=late(20.0)) is None
     assert wanted(row=None, progress=late(5.5)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResul
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.evidence_rows import evidence_of
-from tests.builders.views import LOADER, RECV, blocked, frames, node_of, process, slurm_job
+from tests.builders.views import LOADER, RECV, blocked, frames, node_of, process, slurm_job, stack
 
 CONFIG = """
 controller: {evidence_spread: 20ms}
@@ -645,6 +645,39 @@ def test_the_rung_waits_for_the_evidence_and_says_what_came(controller: Controll
     assert [kind for kind, _ in controller.kept()] == ["node", "node", "diagnosis"]
 
 
+@pytest.mark.parametrize(
+    ("before", "asked"),
+    [
+        ((), 3),
+        (((30.0, LOADER),), 2),
+        (((30.0, LOADER), (20.0, LOADER), (10.0, LOADER)), 1),
+        (((30.0, RECV), (20.0, LOADER)), 3),  # somebody has moved since
+    ],
+)
+def test_dumps_that_the_verdict_rests_on_are_not_taken_again(
+    controller: Controller, before: tuple[tuple[float, Sequence[str]], ...], asked: int
+) -> None:
+    now = clock.monotonic()
+    for age_s, last in before:
+        stacks = tuple(stack(rank, RECV if rank < 3 else last) for rank in range(4))
+        controller.state.runs.add_snapshot("7", 0, stacks, (), now - age_s)
+
+    def once(node: str, command: Command) -> CommandResult:
+        assert isinstance(command, CollectEvidence)
+        ranks = tuple(rank_evidence(r, command.dumps) for r in range(4) if node_of(r) == node)
+        found = NodeEvidence(node=node, job_id="7", ranks=ranks)
+        return CommandResult(command_id=command.id, ok=True, evidence=found)
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, now, "i"))
+
+    agents = Agents(controller, n1=once, n2=once)
+    found = play(agents, story())
+    assert {each.dumps for _, each in agents.asked if isinstance(each, CollectEvidence)} == {asked}
+    assert found.diagnosis is not None
+    assert asked == 3 or "do not show whether" not in found.diagnosis.summary
+
+
 def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(controller: Controller) -> None:
     controller.collector = controller.collecting(CollectionLimits(slack_s=300.0))
 
@@ -745,6 +778,23 @@ def test_the_verdict_waits_for_the_nodes_that_are_asked_about_a_blocked_filesyst
     assert found.diagnosis is not None
     (verdict,) = found.diagnosis.filesystems
     assert (verdict.scope, verdict.answering) == ("one_node", ("n1",))
+
+
+def test_a_node_that_has_failed_while_others_answered_is_not_waited_for_again(controller: Controller) -> None:
+    controller.report("n2", process(2, blocked=blocked(60.0), state="D"), process(3))
+    for node in ("n1", "n2"):
+        probe = MountProbe(mount="/shared", responding=node == "n1", seconds=0.3, wrote=node == "n1")
+        controller.state.apply_probe(node, replace(probe, uid=1000), clock.monotonic())
+    controller.judge.view = controller.state.view(clock.monotonic())
+
+    def no_probe(node: str, command: Command) -> CommandResult | None:
+        return None if isinstance(command, ProbeMount) else answer(node, command)
+
+    async def story() -> Collected:
+        return await asyncio.wait_for(over(controller.collector.collect(controller.job, clock.monotonic(), "i")), 10)
+
+    found = play(Agents(controller, n1=no_probe, n2=no_probe), story())
+    assert [each.scope for each in found.diagnosis.filesystems] == ["one_node"]
 
 
 def test_a_probe_that_never_comes_back_does_not_hold_the_verdict_up(

@@ -12,7 +12,7 @@ from slurm_watchdog.detect import filesystem_outage, filesystem_stall
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.filesystem import probes_wanted
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Truth
+from slurm_watchdog.model.incidents import Finding, IncidentKind, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 from tests.builders.views import blocked, cluster, job, progress, seen
 
@@ -155,6 +155,15 @@ def test_a_job_with_a_supervisor_whose_step_is_late_does_not_wait_for_a_node_tha
     assert (own_disk.truth, own_disk.exclude_nodes) == (Truth.BAD, ("n1",))
     early = urgent(processes=(stuck(0, 6.0),), answers=())[IncidentKind.FILESYSTEM_STALL]
     assert (early.truth, bool(early.wanted)) == (Truth.OK, True), "they are asked before"
+
+
+def test_its_stacks_are_there_when_the_time_is_over() -> None:
+    def stacks_wanted(**changes: Any) -> bool:
+        return any(isinstance(each, StackRequest) for each in urgent(**changes)[IncidentKind.FILESYSTEM_STALL].wanted)
+
+    assert stacks_wanted(processes=(stuck(0, 11.0),))
+    assert not stacks_wanted(processes=(stuck(0, 9.0),))
+    assert not stacks_wanted(processes=(stuck(0, 11.0),), answers=[("n1", YES), ("n2", YES), ("n3", YES)])
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.lingering_job import detect
 from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Process, Role
+from tests.builders.logged_runs import errors
 from tests.builders.rank_activity import card, rank
 from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
 
@@ -20,6 +22,7 @@ from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, sl
 class Settings:
     grace: float = 30.0
     supervised_grace: float = 8.0
+    killed_grace: float = 3.0
 
 
 def left(*ranks: int, lines=RECV):
@@ -87,6 +90,43 @@ def test_survivors_that_were_still_told_of_the_end_a_moment_ago_are_looked_at_ag
 )
 def test_the_job_has_its_whole_grace_if_others_may_end_it_or_not_all_are_seen_to_wait(changes: dict[str, Any]) -> None:
     assert judge(**{**SUPERVISED, **changes}).truth is Truth.UNKNOWN
+
+
+KILLED: dict[str, Any] = {
+    **SUPERVISED,
+    "processes": (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=4.0)),
+    "progress": progress(5.0, total_steps=1000, paces_s=(1.0,) * 100, longest_pace_s=2.0, read_age_s=2.0),
+    "snapshots": tuple(snapshot(age, [stack(r, RECV) for r in range(3)]) for age in (3, 0.5)),
+    "errors": errors((3.5, "srun: error: n2: task 3: Killed")),
+}
+
+
+def test_a_rank_whose_task_slurm_says_was_killed_is_not_waited_for_once_the_step_is_late() -> None:
+    finding = judge(**KILLED)
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, True, [3])
+    assert "was killed (SIGKILL) 4 s ago, 3 ranks are left, 3 of them wait in a collective" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"errors": ()},  # it may have left by itself, or a wrapper starts it again: nobody says
+        {"errors": errors((3.5, "srun: error: n2: task 3: Exited with exit code 1"))},
+        {"errors": errors((3.5, "srun: error: n2: task 3: Terminated"))},
+        {"errors": errors((3.5, "srun: error: n2: task 2: Killed"))},  # of another one
+        {"progress": progress(5.0, total_steps=1000)},  # too little is known of its steps
+        {"progress": replace(KILLED["progress"], age_s=1.5)},  # a monitor was killed, and the others train
+        {"progress": replace(KILLED["progress"], paces_s=(30.0,) * 100, longest_pace_s=30.0)},
+        {"processes": (*KILLED["processes"], LAUNCHER)},
+        {"processes": (*KILLED["processes"], seen(3, pid=333))},  # it is there again
+        {"processes": (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=2.0))},
+        {"supervised": False},
+        {"snapshots": tuple(snapshot(age, [stack(0, RECV), stack(1, RECV), stack(2, COMPUTE)]) for age in (3, 0.5))},
+        {"snapshots": KILLED["snapshots"][1:]},
+    ],
+)
+def test_a_killed_rank_is_waited_for_as_any_other_if(changes: dict[str, Any]) -> None:
+    assert judge(**{**KILLED, **changes}).truth is not Truth.BAD
 
 
 def test_ranks_that_ended_because_they_lost_it_are_not_named_with_it() -> None:

@@ -38,7 +38,7 @@ from slurm_watchdog.model.observations import Role
 
 DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
 """So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
-SECOND_LOOK_DUMPS, SECOND_LOOK_S, SECOND_APART_S = 5, 9.0, 3.0
+SECOND_LOOK_DUMPS, SECOND_LOOK_S = 5, 9.0
 """So many, over so long, before anything is done: a second look, some seconds after the verdict."""
 MAX_OUTSIDE = 0.25
 """Share of the ranks that may stand outside; one in any case."""
@@ -110,10 +110,9 @@ def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:
     row = job.row
     if not is_late(job) or _speaks_against(job) or (row is not None and row.over):
         return None
-    if row is None or row.dumps < DUMPS or _row_s(row) < SPAN_S:
+    proves_yet = row is None or row.dumps < SECOND_LOOK_DUMPS or _row_s(row) < SPAN_S
+    if proves_yet or (proven is not None and not proven.is_confirmed):
         return StackRequest(job_id=job.job.job_id, apart_s=APART_S, early=True)
-    if row.dumps < SECOND_LOOK_DUMPS or (proven is not None and not proven.is_confirmed):
-        return StackRequest(job_id=job.job.job_id, apart_s=SECOND_APART_S, early=True)
     return None
 
 

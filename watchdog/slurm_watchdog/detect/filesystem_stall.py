@@ -37,7 +37,7 @@ from slurm_watchdog.diagnose.filesystem import (
 )
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 
 SCOPES: dict[str, tuple[Scope, ...]] = {
@@ -56,6 +56,9 @@ report interval of 5 s."""
 
 EAGER_FROM_S = 5.0
 """From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
+STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
+"""From this share of `supervised_blocked_for` on, if only the time is missing, stacks are dumped: the evidence is there
+when the job is to be started again."""
 WITNESSES = 2
 """Other nodes that reach the filesystem, or have another one there."""
 
@@ -85,7 +88,11 @@ def _finding(view: ClusterView, filesystem: FilesystemView, settings: Filesystem
     if any(_is_proven(filesystem, job, settings.supervised_blocked_for) for job in urgent):
         limit_s = min(limit_s, settings.supervised_blocked_for)
     finding = filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, limit_s)
-    return replace(finding, wanted=probes_wanted(view, filesystem)) if urgent else finding
+    if not urgent:
+        return finding
+    soon_s = STACKS_FROM_SHARE * settings.supervised_blocked_for
+    stacks = (StackRequest(job_id=j.job.job_id, apart_s=STACKS_APART_S) for j in urgent if _is_proven(filesystem, j, soon_s))
+    return replace(finding, wanted=(*probes_wanted(view, filesystem), *stacks))
 
 
 def blocked_limit_s(view: ClusterView, job: JobView, settings: FilesystemStall) -> float:

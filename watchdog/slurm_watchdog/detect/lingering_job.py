@@ -8,7 +8,8 @@ the job does anything any more.
 
 Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last
 step, and not while the survivors' stacks move. After 8 s where a supervisor starts the step again in any case,
-steps were left to make, no launcher is beside the ranks, and all survivors are seen to wait. Or no rank is left
+steps were left to make, no launcher is beside the ranks, and all survivors are seen to wait; after 3 s (`killed_grace`)
+if srun has reported besides that a signal ended its task, and the step is late by the job's own measure. Or no rank is left
 for 10 min in the middle of a training (30 min where the number of steps to make is not known), and nothing else
 of the job does anything.
 Names: the dead rank, and its last log lines.
@@ -30,6 +31,7 @@ from slurm_watchdog.analysis.job_state import (
     has_ended,
     last_words,
 )
+from slurm_watchdog.analysis.lateness import is_late
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
 from slurm_watchdog.analysis.progress_limit import progress_limit
@@ -57,6 +59,8 @@ PATIENCE = 10.0
 """So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
 NO_LAUNCHERS = frozenset({"bash", "sh", "dash", "srun", "slurm_script"})
 """Names (comm) of processes beside the ranks that start no rank again; any other may be a launcher."""
+BY_SIGNAL = ("was killed", "died of")
+"""Beginnings of what `how_they_ended` says of a signal."""
 
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others
@@ -77,6 +81,11 @@ class LingeringJob:
     supervised_grace: float = span(
         8.0,
         "The same where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to wait.",
+    )
+    killed_grace: float = span(
+        3.0,
+        "As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, and "
+        "the step is late by the job's own measure.",
     )
 
 
@@ -123,12 +132,14 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, duration_s=age_s)
-    grace_s = min(settings.grace, settings.supervised_grace) if _ends_by_nobody(job) else settings.grace
-    if age_s >= STACKS_FROM_SHARE * grace_s:
+    grace_s = soon_s = settings.grace
+    if _ends_by_nobody(job):
+        grace_s, soon_s = (min(grace_s, each) for each in (settings.supervised_grace, settings.killed_grace))
+    if age_s >= STACKS_FROM_SHARE * soon_s:
         apart_s, later_s = max(2.5, SPACING * grace_s), grace_s if age_s < PATIENCE * grace_s else None
         finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s, later_s=later_s),))
     ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"
-    if age_s < grace_s:
+    if age_s < soon_s or (age_s < grace_s and not (is_late(job) and _was_killed(job, first, now))):
         return finding.unknown(ended)
     early = age_s < settings.grace
     waiting = _waiting(job, now, limits, job.snapshots[-EARLY_DUMPS:] if early else job.snapshots)
@@ -147,6 +158,12 @@ def _ends_by_nobody(job: JobView) -> bool:
         and not job.unlisted
         and all(each.comm in NO_LAUNCHERS or each.step_id not in steps for each in beside)
     )
+
+
+def _was_killed(job: JobView, first: ProcessView, now: float) -> bool:
+    """Whether Slurm says that its task died of a signal: it does not come back, as one that a wrapper starts again, or
+    that executes another program, may. One that left by itself may be done."""
+    return how_they_ended(job, [first.process.rank], now).startswith(BY_SIGNAL)
 
 
 class _Waiting(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     SharedFrames,
     came_late,
     diagnosis_json,
+    dumps_to_ask,
     gathered_of,
     main_call,
     own_words_of,
@@ -41,7 +42,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
-from slurm_watchdog.diagnose.filesystem import probes_wanted
+from slurm_watchdog.diagnose.filesystem import Scope, assess, blocked_call, probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.journal.compress import pack
@@ -231,6 +232,7 @@ class Collector:
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)
+                found.dumps_asked = dumps_to_ask(self._cluster.job_view(found.job.job_id, found.began))
                 await self._ask_all(found)
                 await self._await_probes(found)
                 self._conclude(found)
@@ -245,13 +247,17 @@ class Collector:
 
     def _request_probes(self, found: Collected) -> frozenset[str]:
         """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem.
-        Returns these mounts."""
+        Returns the mounts of which it is not known yet whose fault it is."""
         now = clock.monotonic()
         view = self._view(now)
         mounts = set()
         for filesystem in view.filesystems:
-            if any(p.process.job_id == found.job.job_id for p in filesystem.blocked):
-                mounts.add(filesystem.mount)
+            blocked = [p for p in filesystem.blocked if p.process.job_id == found.job.job_id]
+            if blocked:
+                state = assess(filesystem, max(blocked_call(p).seconds for p in blocked))
+                # A node that has failed once is asked again, and takes all of its time: nothing depends on that.
+                if state.scope is Scope.UNKNOWN or not {p.node for p in blocked} <= {*state.unanswering}:
+                    mounts.add(filesystem.mount)
                 for wanted in probes_wanted(view, filesystem):
                     self._probes.probe(wanted, now)
         return frozenset(mounts)
@@ -290,7 +296,7 @@ class Collector:
         expires_s = self._spread_s + self._limits.slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
-            dumps=DUMPS, apart_s=self._spread_s / (DUMPS - 1), ras=node == self._first(found),
+            dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=node == self._first(found),
         )  # fmt: skip
         result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
         evidence = result.evidence

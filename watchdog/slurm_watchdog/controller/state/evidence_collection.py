@@ -19,6 +19,7 @@ from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
+from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
 from slurm_watchdog.model.evidence import Frame, LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
@@ -34,6 +35,8 @@ MAX_OWN_WORDS: Final = 64
 """Of a run; who failed first is what is asked."""
 DUMPS: Final = 3
 """Of each process, so far apart that what moves is seen to move."""
+KNOWN_COUNT: Final = 2
+"""So many of them may have been taken before, for the detectors: the evidence has one of its own at least."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Collected:
     began_at: float
     """The same as a date."""
     nodes: dict[str, NodeProgress]
+    dumps_asked: int = DUMPS
+    """Fewer where some are known already: see `dumps_to_ask`."""
     incident_id: str | None = None
     """With which incident it is stored."""
     shared_with: set[str] = field(default_factory=set)
@@ -194,6 +199,20 @@ def main_call(rank: RankEvidence) -> str | None:
     return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
 
 
+def _known_dumps(view: JobView) -> tuple[StackSnapshot, ...]:
+    """What detectors have had dumped since the last step, oldest first."""
+    return view.snapshots if view.row is None or view.row.over else view.row.snapshots
+
+
+def dumps_to_ask(view: JobView | None) -> int:
+    """How many dumps a collection still needs. Those that are known count, unless somebody moved in them: then what
+    they show is over."""
+    known = () if view is None else _known_dumps(view)
+    if view is None or not known or vote(known, view.ranks).moving:
+        return DUMPS
+    return DUMPS - min(len(known), KNOWN_COUNT)
+
+
 def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
     """All that the nodes answered, as the vote wants it."""
     ranks = [row for row in found.rows if row.evidence.role is Role.RANK and row.evidence.rank is not None]
@@ -212,8 +231,11 @@ def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
     }
     silent = {name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"}
     collectives = collectives_of(found, view, now)
+    taken = _snapshots(found, now)
+    known = _known_dumps(view) if taken and found.dumps_asked < DUMPS else ()
+    before = [each for each in known if each.age_s > taken[0].age_s]
     return JobEvidence(
-        snapshots=tuple(_snapshots(found, now)), facts=tuple(facts), settings=found.settings, locks=locks,
+        snapshots=(*before, *taken), facts=tuple(facts), settings=found.settings, locks=locks,
         silent=silent, collectives=collectives,
     )  # fmt: skip
 

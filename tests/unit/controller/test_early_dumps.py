@@ -231,6 +231,32 @@ def test_an_answer_is_not_held_for_longer_than_evidence_takes_to_come() -> None:
     asyncio.run(story())
 
 
+def test_who_was_asked_a_moment_ago_is_asked_again_without_a_reports_interval() -> None:
+    async def story() -> None:
+        now = [100.0]
+        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue(lambda: now[0])
+        held = HeldAnswers(state, commands, 600.0, frozenset[str]().__contains__)
+        assert held.coming("n1", now[0]) is None
+        first = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="a", job_id="7", restarts=0), 600.0))
+        await asyncio.sleep(0)
+        commands.pop("n1")
+        commands.resolve(CommandResult(command_id="a", ok=True))
+        assert (await first).ok
+        assert held.coming("n2", now[0]) is None
+        coming = held.coming("n1", now[0])
+        assert coming is not None
+        waits = asyncio.ensure_future(coming)
+        await asyncio.sleep(0)
+        again = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="b", job_id="7", restarts=0), 600.0))
+        assert [each.id for each in await asyncio.wait_for(waits, 10)] == ["b"]
+        commands.resolve(CommandResult(command_id="b", ok=True))
+        assert (await again).ok
+        now[0] += 11.0
+        assert held.coming("n1", now[0]) is None
+
+    asyncio.run(story())
+
+
 def test_an_answer_that_waits_has_what_is_asked_meanwhile_in_it() -> None:
     async def asked() -> tuple[DumpStacks, ...]:
         await asyncio.sleep(0)

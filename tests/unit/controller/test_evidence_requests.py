@@ -103,6 +103,19 @@ def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
     asyncio.run(story())
 
 
+def test_a_node_that_has_lost_its_last_process_is_not_waited_for() -> None:
+    async def story() -> None:
+        place = Place()
+        gone = Report(node="n2", boot_id="b", agent_id="a", sequence=2)
+        assert place.state.apply_report(gone, NOW + 1) == "accepted"
+        place.requests.serve([finding(STACKS)], NOW + 2)
+        await settle()
+        assert [node for node, _ in place.fetched()] == ["n1"]
+        await place.requests.close()
+
+    asyncio.run(story())
+
+
 def test_a_job_that_nobody_knows_is_not_asked_about() -> None:
     async def story() -> None:
         place = Place()

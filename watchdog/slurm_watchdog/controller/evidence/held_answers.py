@@ -1,9 +1,9 @@
 """Answers to reports that wait for a question: an agent that is asked for stacks hears of it at once, and not with its
 next report.
 
-Only of a node with a job whose step is due, or that something is being done about: reports come on their own grid, and
-whether the step is late is known between two of them. Whatever is asked, or ordered, is then on its way within the same
-exchange.
+Only of a node with a job whose step is due, or that something is being done about, or of one that was asked a moment
+ago: reports come on their own grid, and whether the step is late is known between two of them. Whatever is asked, or
+ordered, is then on its way within the same exchange.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ BEFORE_NEXT_S: Final = 1.0
 """An answer is given so long before the next report of that node is made: none waits for another one."""
 DUE_SHARE: Final = 0.9
 """Reports come a little unevenly."""
+AGAIN_S: Final = 10.0
+"""Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
 LONG_DUE_S: Final = 120.0
 """After so long without a step there is no hurry: the limit of the job judges it."""
 
@@ -42,10 +44,13 @@ class HeldAnswers:
         hold_s = min(self._hold_s, self._commands.silent_s(node))
         if hold_s <= 0.0:
             return None
-        jobs = [job.job_id for job, _ in self._state.jobs_on(node, now)]
-        if not any(self._is_due(job_id, now) or self._is_acted_on(job_id) for job_id in jobs):
+        if self._commands.asked_age_s(node) > AGAIN_S and not self._has_urgent_job(node, now):
             return None
         return self._commands.arrival(node, hold_s)
+
+    def _has_urgent_job(self, node: str, now: float) -> bool:
+        jobs = (job.job_id for job, _ in self._state.jobs_on(node, now))
+        return any(self._is_due(job_id, now) or self._is_acted_on(job_id) for job_id in jobs)
 
     def _is_due(self, job_id: str, now: float) -> bool:
         run = self._state.runs.get(job_id)

@@ -28,6 +28,8 @@ class CommandQueue:
         """Node -> whose answer is held until something is asked of it."""
         self._of_user: dict[str, int] = {}
         """Command that waits -> whose job it is about, of those that count for a user's share."""
+        self._asked_at: dict[str, float] = {}
+        """Node -> when it was asked for something last."""
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
         """The node's answer, or a result that says why there is none. Never raises, never waits longer.
@@ -36,6 +38,7 @@ class CommandQueue:
         allowed already.
         """
         queue = self._waiting.setdefault(node, deque())
+        self._asked_at[node] = self._now()
         if len(queue) >= MAX_WAITING:
             return CommandResult(command_id=command.id, ok=False, error=f"{node} has not fetched its commands for long")
         if uid is not None:
@@ -67,6 +70,10 @@ class CommandQueue:
             left = {each: at for each, at in self._out.get(node, {}).items() if self._is_awaited(each)}
             self._out[node] = left | {each.id: self._now() + _takes_s(each) for each in commands}
         return commands
+
+    def asked_age_s(self, node: str) -> float:
+        """Since the node was asked for something last."""
+        return self._now() - self._asked_at.get(node, float("-inf"))
 
     def silent_s(self, node: str) -> float:
         """For so long no report with an answer to a command is to be expected from the node; 0 or less: it may be on

@@ -194,6 +194,11 @@ class Run:
         self.order = ()
 
 
+def has_processes(run: Run, node: str) -> bool:
+    """Whether the run has, or may have, a process on this node: one that lives, or that was not listed."""
+    return bool(run.unlisted.get(node)) or any(run.processes[key][2] is None for key in run.on_node.get(node, ()))
+
+
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:
     """The moment of the run's start on our monotonic clock; without dates, the beginning of time."""
     if wall is None or job.start_at is None:

@@ -16,8 +16,8 @@ from slurm_watchdog.model.cluster_view import Checkpoint
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
-from slurm_watchdog.model.past_runs import EndedJob
-from tests.builders.logged_runs import NOW, errors, event, past
+from slurm_watchdog.model.past_runs import EndedJob, RankLocation
+from tests.builders.logged_runs import NOW, SEATS, errors, event, past
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 
 
@@ -191,6 +191,50 @@ def test_a_killed_rank_whose_peers_alone_complain_is_named_by_slurm_or_nobody_is
     assert "no line says why" in judge_ended(*LOST).summary
     victims = judge_ended(*LOST, *SUMMED_UP[1:])
     assert victims.culprits == ()
+
+
+FAILED_ALIKE = tuple((40.0, f"srun: error: {node}: {which}: Exited with exit code 1") for node, which in (
+    ("n1", "tasks 0-1"), ("n2", "task 2"),
+))  # fmt: skip
+
+
+def seats(*gone_s: float | None) -> tuple[RankLocation, ...]:
+    return tuple(
+        replace(seat, gone_at=None if gone is None else NOW - gone) for seat, gone in zip(SEATS, gone_s, strict=True)
+    )
+
+
+def test_a_rank_that_left_with_exit_code_0_before_its_peers_is_named_though_nobody_logs_it() -> None:
+    for gone_s in ((40.5, 40.5, 40.5, 42.0), (None, None, 40.0, 42.0), (42.5, 41.0, None, 42.0)):
+        finding = judge_ended(*LOST, *FAILED_ALIKE, seats=seats(*gone_s))
+        assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+        assert (
+            "; rank 3 on n2 left first: it exited with code 0 before its peers, which then lost their connection to "
+            "it: [rank0]: RuntimeError: [1] Connection closed by peer" in finding.summary
+        )
+        assert finding.culprits[0].reason.startswith("exited with code 0 before its peers, which then said: ")
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes"),
+    [
+        (FAILED_ALIKE, {}),  # when it left was not seen
+        (FAILED_ALIKE, {"seats": seats(44.0, 40.0, 40.0, 42.0)}),  # another one was gone before it
+        (FAILED_ALIKE[:1], {"seats": seats(40.0, 40.0, 40.0, 42.0)}),  # nothing is reported of two of them
+        ((*FAILED_ALIKE, (40.0, "srun: error: n2: task 3: Terminated")), {"seats": seats(40.0, 40.0, 40.0, 42.0)}),
+        (FAILED_ALIKE, {"seats": seats(40.0, 40.0, 40.0, 42.0), "ranks": 8}),  # not all of them are known
+        (FAILED_ALIKE, {"seats": seats(40.0, 40.0, 40.0, 42.0), "total_steps": 450}),  # it had made its last step
+        ((), {"seats": seats(40.0, 40.0, 40.0, 42.0)}),
+    ],
+)
+def test_nobody_is_said_to_have_left_first_if(lines: tuple[tuple[float, str], ...], changes: dict[str, Any]) -> None:
+    finding = judge_ended(*LOST, *lines, **changes)
+    assert (finding.truth, finding.culprits) == (Truth.BAD, ())
+
+
+def test_who_left_first_is_not_looked_for_where_a_line_says_why() -> None:
+    finding = judge_ended(*KEY_ERROR, *LOST, *FAILED_ALIKE, seats=seats(40.0, 40.0, 42.0, 40.0))
+    assert "rank 3 on n2 said first" in finding.summary
 
 
 LAUNCHERS_LEAVE = (

@@ -6,7 +6,9 @@ step is overdue: a retry, an exception that is handled, a failed import at the s
 limit, preemption, and what a person ends are normal ends.
 
 Fires: a rank logged an error, and its run ended or has made no step since.
-Names: the first cause, not the cascade: rank, node, line, and the work that was lost.
+Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the rank
+that srun reports nothing of, if it reports all others as failed and that one was gone before them: it left with exit
+code 0.
 Note: the time limit and preemption are normal ends.
 """
 
@@ -22,6 +24,7 @@ from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -244,7 +247,9 @@ def _bad_finding(
 ) -> Finding:
     culprit = culprit_of(cause)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
-    if cause.how:
+    if cause.how == LEFT_FIRST:
+        explanation = f"{_rank_words(cause)} left first: it {LEFT_FIRST}, which then lost their connection to it"
+    elif cause.how:
         explanation = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
     elif cause.only_consequence:
         explanation = f"no line says why, and the first error is a consequence: {cause.words}"

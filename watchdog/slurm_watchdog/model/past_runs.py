@@ -27,6 +27,8 @@ class RankLocation(Struct, frozen=True):
     rank: int
     node: str
     pid: int
+    gone_at: float | None = None
+    """Since when it was seen to be gone; None: it was not."""
 
 
 class PastRun(Struct, frozen=True, kw_only=True):

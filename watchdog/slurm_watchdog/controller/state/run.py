@@ -246,8 +246,8 @@ def _world(ranks: Iterable[Process]) -> int:
 
 def _seats(run: Run) -> tuple[RankLocation, ...]:
     seats = {
-        process.rank: RankLocation(process.rank, key[0], process.pid)
-        for key, (process, _, _) in sorted(run.processes.items())
+        process.rank: RankLocation(process.rank, key[0], process.pid, gone_at)
+        for key, (process, _, gone_at) in sorted(run.processes.items())
         if process.role is Role.RANK and process.rank is not None
     }
     return tuple(seats.values())

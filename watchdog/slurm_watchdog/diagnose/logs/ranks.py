@@ -272,6 +272,20 @@ def _read_ends(line: Line, ranks: Ranks) -> None:
             ranks.exits.append((line.number, int(ended["code"])))
 
 
+def tasks_that_failed(text: str) -> tuple[int, ...]:
+    """The tasks of which this line of srun's says that they ended otherwise than with exit code 0."""
+    found = _TASKS.search(text) if "srun: error" in text else None
+    if found is None or found["what"].endswith("exit code 0"):
+        return ()
+    tasks: list[int] = []
+    for part in found["tasks"].split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) >= MAX_WORLD:
+            return ()
+        tasks += range(int(first), int(last or first) + 1)
+    return tuple(tasks)
+
+
 def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
     """The rows of torchrun's tables, of each node its own."""
     open_rows: dict[Who, Failure] = {}

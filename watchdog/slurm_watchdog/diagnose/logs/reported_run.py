@@ -83,7 +83,8 @@ def reported(run: PastRun, lines: Sequence[LoggedError]) -> ReportedRun:
         reported_lines.append(
             ReportedLine(place + 1 + seconds, seconds, error.line, error.pattern, error.source, error.read_on)
         )
-    return ReportedRun(tuple(reported_lines), run.seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
+    seats = tuple(replace(seat, gone_at=None) for seat in run.seats)
+    return ReportedRun(tuple(reported_lines), seats, run.nodes, run.batch_host, run.ranks, run.error_ranks)
 
 
 def case_of(run: ReportedRun) -> LogCase:

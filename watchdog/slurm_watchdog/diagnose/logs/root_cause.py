@@ -13,6 +13,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
+from slurm_watchdog.diagnose.logs.left_first import left_first
 from slurm_watchdog.diagnose.logs.own_words import words_of
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
@@ -74,7 +76,10 @@ def find_cause(run: PastRun) -> Cause | None:
     if found is None or not found.only_consequence or found.from_outside:
         return found
     wider = _cause_in(run, lines_since_last_step(run, READ_APART_S))
-    return found if wider is None or wider.only_consequence else wider
+    if wider is not None and not wider.only_consequence:
+        return wider
+    left = None if found.rank is not None or found.suspects else left_first(run, lines_since_last_step(run))
+    return found if left is None else replace(found, rank=left.rank, node=left.node, pid=left.pid, how=LEFT_FIRST)
 
 
 def _cause_in(run: PastRun, lines: Sequence[LoggedError]) -> Cause | None:
@@ -162,7 +167,9 @@ def running(job: JobView, now: float) -> PastRun:
         error_ranks=job.error_ranks,
         ranks=max([len(job.ranks), *(r.process.world_size or 0 for r in job.ranks)]),
         seats=tuple(
-            RankLocation(r.process.rank, r.node, r.process.pid) for r in job.ranks if r.process.rank is not None
+            RankLocation(r.process.rank, r.node, r.process.pid, None if r.gone_s is None else now - r.gone_s)
+            for r in job.ranks
+            if r.process.rank is not None
         ),
     )
 
@@ -204,12 +211,9 @@ def culprit_of(cause: Cause) -> Culprit | None:
     """Who is named: the first to fail. None where the line does not tell whose it is."""
     if cause.node is None and cause.rank is None:
         return None
-    return Culprit(
-        node=cause.node,
-        rank=cause.rank,
-        pid=cause.pid,
-        reason=f"{cause.words}: {shortened(cause.error.line, 200)}",
-    )
+    said = f"{cause.words}: {shortened(cause.error.line, 200)}"
+    reason = f"{LEFT_FIRST}, which then said: {said}" if cause.how == LEFT_FIRST else said
+    return Culprit(node=cause.node, rank=cause.rank, pid=cause.pid, reason=reason)
 
 
 def work_lost(run: PastRun) -> tuple[str, ...]:

@@ -12,17 +12,19 @@ collectives, and one alone in another one than all the others.
 A sleep of less, a socket, a file, a program that was started, an evaluation, a checkpoint, a name that tells of work:
 these end by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the
 run has been without a step for longer than ever in the last day.
+
+The same, over minutes, proves that a rank never joins the others, who wait in the rendezvous: `who_never_joins`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from slurm_watchdog.analysis.held_processes import is_held, is_on_storage
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
-from slurm_watchdog.analysis.progress_limit import saves_now
+from slurm_watchdog.analysis.progress_limit import STARTS, saves_now
 from slurm_watchdog.analysis.rank_activity import FALLEN_POWER
 from slurm_watchdog.analysis.rank_motion import STILL_BYTES_S, STILL_CPU
 from slurm_watchdog.base.structs import Struct
@@ -31,7 +33,7 @@ from slurm_watchdog.diagnose.stacks.spinning import is_named_work
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.waiting import MAYBE_WAITING, ProcessKey, frames_key
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import JobView, ProcessView, StillRow
+from slurm_watchdog.model.cluster_view import JobView, ProcessView, StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.incidents import Culprit, StackRequest
 from slurm_watchdog.model.observations import Role
@@ -126,10 +128,24 @@ def proof_of_hang(job: JobView) -> Proof | None:
     if span_s < SPAN_S or not began_late or not is_unheard_of(progress) or _speaks_against(job):
         return None
     voted = vote(row.snapshots, job.ranks)
-    culprits = _culprits(job, row, voted, span_s)
+    culprits = _culprits(job, row.snapshots, voted, span_s, _wait_together)
     if not culprits:
         return None
     return Proof(culprits=culprits, voted=voted, late_s=late_s, dumps=row.dumps, span_s=span_s)
+
+
+def who_never_joins(job: JobView, least_s: float) -> tuple[tuple[Culprit, ...], Vote, float] | None:
+    """Of a run that has made no step: the few ranks that all others have waited for to join, with the vote and the
+    seconds between the first dump and the last, at least `least_s`; None: it is not so, or not known. The proof is the
+    same; a start that reads, compiles, downloads or sleeps for a while shows something of it in minutes."""
+    dumps = job.snapshots
+    if job.progress is not None or job.phase not in (None, STARTS) or len(dumps) < DUMPS or _speaks_against(job):
+        return None
+    span_s, voted = dumps[0].age_s - dumps[-1].age_s, vote(dumps, job.ranks)
+    if span_s < least_s or voted.checkpointing or voted.patient:
+        return None
+    culprits = _culprits(job, dumps, voted, span_s, _wait_for_others_to_join, frozenset({"startup"}))
+    return (culprits, voted, span_s) if culprits else None
 
 
 def _row_s(row: StillRow) -> float:
@@ -148,16 +164,23 @@ def _speaks_against(job: JobView) -> bool:
     return held or has_ended(job) or job.renewed
 
 
-def _culprits(job: JobView, row: StillRow, voted: Vote, span_s: float) -> tuple[Culprit, ...]:
+def _culprits(
+    job: JobView,
+    snapshots: Sequence[StackSnapshot],
+    voted: Vote,
+    span_s: float,
+    wait_together: Callable[[Sequence[RankPlace]], bool],
+    usual: frozenset[str] = frozenset(),
+) -> tuple[Culprit, ...]:
     outside = {(each.node, each.rank, each.pid) for each in voted.outside}
     few = len(outside) <= max(1, MAX_OUTSIDE * len(job.ranks)) and len(outside) == len(voted.outside)
     if not outside or not few or voted.moving is not False or not voted.waiting or voted.undumped or voted.missing:
         return ()
-    dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in row.snapshots)
+    dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in snapshots)
     ranks = [(rank.node, rank.process.pid, rank.process.start_ticks) for rank in job.ranks]
     places = {key: locate(dumps[-1][key]) for key in ranks}
     theirs = tuple(key for key in ranks if (key[0], places[key].rank, key[1]) not in outside)
-    if not _wait_together([places[key] for key in theirs]) or any(places[key].contexts for key in ranks):
+    if not wait_together([places[key] for key in theirs]) or any(places[key].contexts - usual for key in ranks):
         return ()
     if not all(_moves_nothing(dumps[0][key], dumps[-1][key], span_s) for key in ranks) or _a_gpu_computes(job):
         return ()
@@ -165,7 +188,7 @@ def _culprits(job: JobView, row: StillRow, voted: Vote, span_s: float) -> tuple[
     if all(places[key].place in WAITS_FOR_PEERS for key in mine):
         idle = all(_uses_no_time(dumps[0][key], dumps[-1][key], span_s) for key in ranks)
         return voted.outside if idle and len(theirs) >= LEAST_UNANIMOUS else ()
-    seen = _Seen(job=job, dumps=dumps, theirs=theirs, since_s=row.snapshots[0].age_s, span_s=span_s)
+    seen = _Seen(job=job, dumps=dumps, theirs=theirs, since_s=snapshots[0].age_s, span_s=span_s)
     return voted.outside if all(_is_stuck(seen, key) for key in mine) else ()
 
 
@@ -174,6 +197,11 @@ def _wait_together(places: Sequence[RankPlace]) -> bool:
     return len({frames_key(each) for each in places}) == 1 and places[0].place in (
         (WAITS_FOR_PEERS - {Place.RENDEZVOUS}) | MAYBE_WAITING
     )
+
+
+def _wait_for_others_to_join(places: Sequence[RankPlace]) -> bool:
+    """Whether all of these do. The one that keeps the store stands in other frames than those who ask it."""
+    return bool(places) and all(each.place is Place.RENDEZVOUS for each in places)
 
 
 def _a_gpu_computes(job: JobView) -> bool:

@@ -7,7 +7,9 @@ that they wait. A rank that computes may be right; one that loops over a few lin
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent
 step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
 checkpoint or an upload, or an evaluation or a compilation that is not stuck; 1 h until 5 steps were seen,
-and after a launcher has started all ranks again. From half the limit on, stacks of all ranks are taken,
+and after a launcher has started all ranks again. A run without a step is reported after 10 min (`stepless_limit`) if
+all ranks but a few wait for others to join, and dumps over 5 min show these stuck inside of their own process, with
+nothing at work: see `who_never_joins`. From half the limit on, stacks of all ranks are taken,
 several times. Before that limit, from 10 s (`proven_floor`) on, if the hang is proven. Once 50 steps were read, a step
 is late when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of
 them have to show every rank where it was, all but a few in one collective, and the others waiting inside of their own
@@ -52,7 +54,7 @@ from slurm_watchdog.analysis.progress_limit import (
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import LoopState, loop_state, working_process
-from slurm_watchdog.analysis.rendezvous import not_joined
+from slurm_watchdog.analysis.rendezvous import not_joined, not_joining
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
@@ -132,6 +134,8 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     wanted = stacks_wanted(job, clock, settings)
     finding = replace(finding, wanted=wanted, duration_s=age_s)
     absent = not_joined(job, finding, settings.stepless_limit)
+    if absent is None and age_s < limit.seconds:
+        absent = not_joining(job, finding, settings.stepless_limit)
     if absent is not None:
         return replace(absent, facts=facts_of(job, vote(job.snapshots, ranks)))
     early = _before_the_limit(job, finding, clock, settings)

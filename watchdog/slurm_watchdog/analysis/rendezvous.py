@@ -1,19 +1,15 @@
-"""A run whose ranks wait for others to join: of which no process was ever seen, or that stand elsewhere. Pure."""
+"""A run whose ranks wait for others to join, of which no process was ever seen. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
-from slurm_watchdog.analysis.hang_proof import who_never_joins
-from slurm_watchdog.diagnose.hang_words import held_up_by
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding
 
-STILL_SHARE: Final = 0.5
-"""Of the patience with a start: dumps begin after half of it."""
 MAX_NAMED: Final = 8
 MAX_WORLD: Final = 1 << 20
 """What a process says about the number of ranks is a user's word."""
@@ -43,24 +39,6 @@ def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | N
         f"process has been seen{where}.",
         duration_s=job.run_age_s,
         culprits=tuple(Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]),
-    )
-
-
-def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | None:
-    """`finding` as BAD, with the ranks that all others wait for to join and that are stuck before they do, once
-    `patience_s` have gone by without a step, half of them in the same place; None: it is not so, or not known.
-
-    Never acted on: what a program does before it begins is hardly known.
-    """
-    seen = who_never_joins(job, STILL_SHARE * patience_s) if job.run_age_s >= patience_s else None
-    if seen is None:
-        return None
-    culprits, voted, still_s = seen
-    return finding.bad(
-        f"Job {job.job.job_id} does not start: no step for {job.run_age_s:.0f} s; {held_up_by(culprits, voted)} to join, "
-        f"and nobody has moved for {still_s:.0f} s.",
-        duration_s=job.run_age_s,
-        culprits=culprits,
     )
 
 

@@ -207,7 +207,9 @@ class Controller:
         return Reply(
             commands=self.commands.pop(report.node),
             watch=tuple(
-                self._paths.watch(job, starts, report.node) for job, starts in self.state.jobs_on(report.node, now)
+                watch
+                for job, starts in self.state.jobs_on(report.node, now)
+                for watch in self._paths.watches(job, starts, report.node)
             ),
             # Sent only once the jobs are known: what agents then report again belongs to a job.
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, directives_of, fill
 from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.protocol import JobWatch
@@ -64,6 +65,15 @@ class OwnedPaths:
     def _may_see(self, other: SlurmJob, path: str, kin: object) -> bool:
         """Of one whose processes have said nothing yet it is supposed where it is alike."""
         return self.kill_switch(other) == path or bool(kin and not self._cluster.variables_of(other))
+
+    def watches(self, job: SlurmJob, log_starts: dict[str, int], node: str) -> Iterator[JobWatch]:
+        """What the agent of `node` reads for a job; of a heterogeneous one it has to know, too, whose the components
+        are that it knows processes of."""
+        yield (watch := self.watch(job, log_starts, node))
+        run = self._cluster.runs.get(job.job_id) if job.component_ids else None
+        for process_job_id in () if run is None else ids_on(run, node):
+            if process_job_id != watch.job_id:
+                yield JobWatch(job_id=process_job_id, restarts=watch.restarts, uid=watch.uid)
 
     def watch(self, job: SlurmJob, log_starts: dict[str, int], node: str) -> JobWatch:
         """What the agent of `node` reads for a job. Files that all nodes share are read by the batch host alone."""

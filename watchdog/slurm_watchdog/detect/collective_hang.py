@@ -54,7 +54,7 @@ from slurm_watchdog.analysis.progress_limit import (
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import LoopState, loop_state, working_process
-from slurm_watchdog.analysis.rendezvous import not_joined, not_joining
+from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
@@ -62,6 +62,7 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, s
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
+from slurm_watchdog.diagnose.never_joins import not_joining
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place

@@ -91,7 +91,8 @@ def _finding(view: ClusterView, filesystem: FilesystemView, settings: Filesystem
     if not urgent:
         return finding
     soon_s = STACKS_FROM_SHARE * settings.supervised_blocked_for
-    stacks = (StackRequest(job_id=j.job.job_id, apart_s=STACKS_APART_S) for j in urgent if _is_proven(filesystem, j, soon_s))
+    nearly = [job.job.job_id for job in urgent if _is_proven(filesystem, job, soon_s)]
+    stacks = (StackRequest(job_id=job_id, apart_s=STACKS_APART_S) for job_id in nearly)
     return replace(finding, wanted=(*probes_wanted(view, filesystem), *stacks))
 
 

@@ -39,6 +39,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     main_call,
     own_words_of,
 )
+from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
@@ -292,10 +293,15 @@ class Collector:
                 raise outcome
 
     async def _ask(self, found: Collected, node: str) -> None:
+        run = self._cluster.runs.get(found.job.job_id)
+        for process_job_id in (found.job.process_id,) if run is None else ids_on(run, node):
+            await self._ask_about(found, node, process_job_id)
+
+    async def _ask_about(self, found: Collected, node: str, process_job_id: str) -> None:
         progress = found.nodes[node]
         expires_s = self._spread_s + self._limits.slack_s
         command = CollectEvidence(
-            id=uuid.uuid4().hex, job_id=found.job.process_id, restarts=found.job.restarts, expires_s=expires_s,
+            id=uuid.uuid4().hex, job_id=process_job_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=node == self._first(found),
         )  # fmt: skip
         result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
@@ -307,8 +313,8 @@ class Collector:
             return
         await self._add_answer(found, node, evidence if command.ras else replace(evidence, ras=None))
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
-        progress.state, progress.ranks = "answered", len(ranks)
-        progress.undumped = sum(1 for rank in ranks if rank.error is not None)
+        progress.state, progress.ranks = "answered", progress.ranks + len(ranks)
+        progress.undumped += sum(1 for rank in ranks if rank.error is not None)
 
     def _first(self, found: Collected) -> str | None:
         """The one node of the job that asks NCCL's RAS."""

@@ -14,7 +14,7 @@ from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.run import has_processes
+from slurm_watchdog.controller.state.run import has_processes, ids_on
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
@@ -74,33 +74,35 @@ class EvidenceRequests:
         self._spawn(key, self._dump_job(view.job, now if wanted.early else None))
 
     async def _dump_job(self, job: SlurmJob, early_asked_at: float | None) -> None:
-        deadline_s, restarts, nodes = self._dump_deadline_s, job.restarts, self._with_processes(job)
+        deadline_s, restarts, places = self._dump_deadline_s, job.restarts, self._places_of(job)
         results = await asyncio.gather(
             *(
                 self._commands.ask(
                     node,
-                    DumpStacks(id=uuid.uuid4().hex, job_id=job.process_id, restarts=restarts, expires_s=deadline_s),
+                    DumpStacks(id=uuid.uuid4().hex, job_id=process_job_id, restarts=restarts, expires_s=deadline_s),
                     deadline_s,
                     job.uid,
                 )
-                for node in nodes
+                for node, process_job_id in places
             )
         )
         stacks: list[ProcessStack] = []
         silent = []
-        for node, result in zip(nodes, results, strict=True):
+        for (node, _), result in zip(places, results, strict=True):
             # A node speaks for itself alone, whatever name its stacks have in them.
             stacks.extend(replace(stack, node=node) for stack in result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
         self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic(), early_asked_at)
 
-    def _with_processes(self, job: SlurmJob) -> tuple[str, ...]:
-        """Its nodes without those on which none of its processes is left: such a one refuses, with its next report. All
-        of them where nothing is known of any."""
+    def _places_of(self, job: SlurmJob) -> list[tuple[str, str]]:
+        """Its nodes, each with the job's id there, without those on which none of its processes is left: such a one
+        refuses, with its next report. All of them where nothing is known of any."""
         run = self._state.runs.get(job.job_id)
-        there = () if run is None else tuple(node for node in job.nodes if has_processes(run, node))
-        return there or job.nodes
+        if run is None:
+            return [(node, job.process_id) for node in job.nodes]
+        there = [node for node in job.nodes if has_processes(run, node)] or job.nodes
+        return [(node, each) for node in there for each in ids_on(run, node)]
 
     def probe(self, wanted: MountProbeRequest, now: float) -> None:
         """Asks each of the nodes whether it reaches the mount, unless it was asked a moment ago."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.state.slurm_listing import process_ids
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmJob
@@ -29,11 +30,11 @@ class JobNodes:
 
     def update(self, jobs: Iterable[SlurmJob]) -> None:
         """One listing; jobs that are in it no more are forgotten."""
-        found = {}
+        found: dict[str, set[str]] = {}
         for job in jobs:
             had = self._had.get(job.process_id) or set()
             had.update(job.nodes)
-            found[job.process_id] = had
+            found |= dict.fromkeys(process_ids(job), had)
         self._had = found
 
     def remember(self, process_job_id: str, nodes: Iterable[str]) -> None:

@@ -51,6 +51,8 @@ class ReportedProcesses:
                 continue
             job = run.job
             present.setdefault(job.job_id, set()).add(key)
+            if job.component_ids:
+                run.components.setdefault(name, set()).add(process.job_id)
             if process.job_id != job.job_id:
                 process = replace(process, job_id=job.job_id)
             if job.state in RUNNING:

@@ -73,6 +73,8 @@ class Run:
     rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
     on_node: dict[str, set[ProcessKey]] = field(default_factory=dict)
     """Node -> the keys of `processes` that are there."""
+    components: dict[str, set[str]] = field(default_factory=dict)
+    """Of a heterogeneous job: node -> the numbers of its components under which its agent knows processes there."""
     order: tuple[ProcessKey, ...] = ()
     """The keys of `processes`, sorted; empty: to be sorted again."""
     blocked: set[ProcessKey] = field(default_factory=set)
@@ -197,6 +199,11 @@ class Run:
 def has_processes(run: Run, node: str) -> bool:
     """Whether the run has, or may have, a process on this node: one that lives, or that was not listed."""
     return bool(run.unlisted.get(node)) or any(run.processes[key][2] is None for key in run.on_node.get(node, ()))
+
+
+def ids_on(run: Run, node: str) -> tuple[str, ...]:
+    """Under which job ids the agent of a node knows the processes of this run."""
+    return tuple(sorted(run.components.get(node, ()))) or (run.job.process_id,)
 
 
 def started_at(job: SlurmJob, now: float, wall: float | None) -> float:

@@ -20,7 +20,7 @@ ORDER_SLACK_S: Final = 1.0
 
 
 def left_first(run: PastRun, lines: Iterable[LoggedError]) -> RankLocation | None:
-    """The rank of `run` that ended so; None: there is none, or it is not known. `lines`: the errors since the last step."""
+    """The rank of `run` that ended so; None: there is none, or it is not known. `lines`: errors since the last step."""
     if run.total_steps is not None and run.last_step is not None and run.last_step >= run.total_steps:
         return None
     failed = frozenset(task for line in lines for task in tasks_that_failed(line.line))

@@ -33,8 +33,10 @@ SAVE_INTERVAL = 20
 FEW_STEPS = 8 * SAVE_INTERVAL + 6
 """Before it is broken: between two checkpoints, and after more than the 10 reports with steps that `collective_hang` wants to
 know of a run."""
-PATIENCE_S = {IN_PLACE: 240.0, REQUEUE: 900.0}
-"""Slurm holds a requeued job for 120 s, and notices a dead node after 300 s (shipped SlurmdTimeout)."""
+PATIENCE_S = {IN_PLACE: 240.0, REQUEUE: 600.0}
+"""By requeue Slurm waits itself: see `Case.slurm_waits_s`; all else has the rest."""
+HELD_S = 120.0
+"""So long Slurm holds a requeued job: until its credential is not valid any more (AuthInfo cred_expire, as shipped)."""
 LOOK_EVERY_S = 0.2
 NEVER = 1e9
 
@@ -56,6 +58,8 @@ class Case:
     """Whether a rank is to be named; else its node."""
     blames_node: bool = False
     """Whether the next run is right to avoid the node."""
+    slurm_waits_s: float = HELD_S
+    """So long Slurm itself waits, at least, before the requeued job may start."""
 
 
 @dataclass
@@ -77,6 +81,8 @@ class Recovery:
     healthy_left_out: list[str] = field(default_factory=list)
     rungs: list[str] = field(default_factory=list)
     problem: str = ""
+    watched_s: float | None = None
+    """So long a new step was waited for; None: it came."""
 
 
 def _power(job: Job, node: str) -> float:
@@ -97,11 +103,12 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "power", "node loses its power, one spare", ("node_down", "agent_silent", "collective_hang", "stalled_progress"),
-        _power, 75.0, by_rank=False, blames_node=True,
+        _power, 75.0, by_rank=False, blames_node=True, slurm_waits_s=300.0 + HELD_S,  # SlurmdTimeout, as shipped
     ),
     Case(
         "d_state", "D state on one node's filesystem, one spare", ("filesystem_stall", "collective_hang"), _freeze, 45.0,
         options=("--side-log={scratch}/side.txt", "--side-rank=1"), blames_node=True,
+        slurm_waits_s=60.0 + HELD_S,  # UnkillableStepTimeout, as shipped: until then the job is COMPLETING
     ),
 )  # fmt: skip
 
@@ -195,6 +202,8 @@ def follow(case: Case, result: Recovery, job: Job, at: float, mark: int, culprit
             result.first_step_s, result.steps_lost, result.starts = now - at, again.steps_lost, again.starts
             break
         job.stage.pause(LOOK_EVERY_S)
+    else:
+        result.watched_s = PATIENCE_S[result.way]
     result.rungs = _rungs(job, at)
 
 
@@ -261,6 +270,8 @@ def keep(results: Sequence[Recovery]) -> None:
     kept = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
     rows = {(row["case"], row["way"]): row for row in kept}
     rows |= {(each.case, each.way): asdict(each) for each in results}
-    cases = {case.name: {"words": case.words, "goal_s": case.goal_s} for case in CASES}
+    cases = {
+        case.name: {"words": case.words, "goal_s": case.goal_s, "slurm_waits_s": case.slurm_waits_s} for case in CASES
+    }
     document = {"date": datetime.now(UTC).date().isoformat(), "cases": cases, "results": list(rows.values())}
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")

@@ -31,14 +31,15 @@ def recovery(ours: Path = OURS) -> str:
     for row in kept["results"]:
         case = kept["cases"][row["case"]]
         in_place = row["way"] == "in_place"
-        goal = f"{case['goal_s']:.0f} s" if in_place else "-"
+        waits_s = case.get("slurm_waits_s")
+        goal = f"{case['goal_s']:.0f} s" if in_place else f"- (Slurm waits {waits_s:.0f} s)" if waits_s else "-"
         missed = in_place and (row["first_step_s"] is None or row["first_step_s"] > case["goal_s"])
         left_out = ", ".join(row["left_out"]) or "-"
         if row["healthy_left_out"]:
             left_out += " (**healthy**)"
         lines.append(
             f"| {case['words']} | {_WAYS[row['way']]} | {_verdict(row)} | {'right' if row['right_rank'] else '**no**'} | "
-            f"{_s(row['first_step_s'])}{': **missed**' if missed else ''} | {goal} | {_number(row['steps_lost'])} | "
+            f"{_again(row)}{': **missed**' if missed else ''} | {goal} | {_number(row['steps_lost'])} | "
             f"{left_out} |"
         )
     return "\n".join(lines)
@@ -124,6 +125,12 @@ def _remarks(
 
 def _verdict(row: Mapping[str, Any]) -> str:
     return _s(row["verdict_s"]) + (f", `{row['kind']}`" if row["kind"] else "")
+
+
+def _again(row: Mapping[str, Any]) -> str:
+    """The first new step; where none came, for how long it was waited for."""
+    watched_s = row.get("watched_s")
+    return _s(row["first_step_s"]) + (f" in {watched_s:.0f} s" if watched_s else "")
 
 
 def _s(value: float | None) -> str:

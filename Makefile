@@ -193,9 +193,10 @@ N ?= 1000000
 SEED ?=
 
 .PHONY: crash-points
-crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions and 1,000 kill switches, simulated (minutes of both cores)
+crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions, 1,000 kill switches, 200 searches for a slow node, simulated (minutes of both cores)
 	$(BIN)/python -m tests.simulation --crash-points 0-$(POINTS)
 	$(BIN)/python -m tests.simulation --cycles 0-$$(($(POINTS) / 10))
+	$(BIN)/python -m tests.simulation --searches 0-$$(($(POINTS) / 50))
 POINTS ?= 10000
 
 .PHONY: race

@@ -102,6 +102,12 @@ def main() -> int:
         default=range(0),
         help="crash points of other ladders than the shipped ones (signals, resubmission, cancel, drain): 0-1000, or one",
     )
+    parser.add_argument(
+        "--searches",
+        type=numbers,
+        default=range(0),
+        help="a search for a slow node and a controller that dies at any commit of its journal: 0-1000, or one",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="a line a run")
     options = parser.parse_args()
@@ -109,8 +115,9 @@ def main() -> int:
     work += [("crash-points", each) for each in by_story(options.crash_points)]
     work += [("cycles", each) for each in by_story(options.cycles)]
     work += [("ladders", each) for each in by_story(options.ladders)]
+    work += [("searches", each) for each in by_story(options.searches)]
     if not work:
-        parser.error("give --seeds, --crash-points, --cycles or --ladders")
+        parser.error("give --seeds, --crash-points, --cycles, --ladders or --searches")
     began = time.monotonic()
     alone = sum(len(some) for _, some in work) == 1
     with ProcessPoolExecutor(options.processes) as pool:

@@ -52,8 +52,21 @@ class SimDatabase(Database):
             raise Killed
         if self._life.sim.journal_full:
             raise JournalError("The journal has no room: its disk is full.")
+        wrote, inside = False, self._open is not None
         with super().transaction() as sql:
+            before = _changes(sql)
             yield sql
+            wrote = bool(self._life.sim.recipe.slow_search) and not inside and _changes(sql) != before
+            if wrote:
+                self._life.may_die("before commit")
+        if wrote:
+            self._life.may_die("after commit")
+
+
+def _changes(sql: sa.Connection) -> int:
+    """Rows that a connection has changed."""
+    connection: Any = sql.connection.driver_connection
+    return int(connection.total_changes)
 
 
 class SimEvidence(SqlEvidence):

@@ -2,7 +2,7 @@
 while Slurm answers as it likes.
 
 Stories, turn about: a job that hangs and is requeued, and a restart that an operator asks for, by kill
-switch. A number is a crash point. `POINTS` numbers in a row share a story up to the first write about it,
+switch; of searches, one in free mode and one that restarts the job itself. A number is a crash point. `POINTS` numbers in a row share a story up to the first write about it,
 where each goes its own way: so they can be run as forks of one process (see forks.py), and each alone is the
 same run.
 """
@@ -23,6 +23,12 @@ POINTS = 50
 """Crash points of one story."""
 WRITES = 32
 """Deaths are drawn from so many writes: most actions are over after fewer."""
+SLOW_AT_S, SLOWER = 500.0, 1.08
+"""When a node of the job becomes slow, and what a step with it takes then, of its time before."""
+HANGS_AT_S = (1100.0, 2000.0, 2900.0)
+"""What the search in free mode has to make do with."""
+SEARCH_MOMENTS = 600
+"""Deaths of a search are drawn from so many moments, before and after each commit since the node became slow."""
 SETTLED_S = 90.0
 """So long after everything has come to its end a run is over: a request that was lost is done up to 50 s
 later, if it is done at all."""
@@ -73,11 +79,11 @@ class Branch:
     each at a write drawn from all of an action's or a moment after it, and Slurm's answers to the first
     requests."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, writes: int = WRITES):
         rng = random.Random(f"crash point script {number}")
         self.number = number
         self.deaths = {
-            rng.randrange(1, WRITES): rng.choice((0, 0, 0, rng.randrange(1, 12)))
+            rng.randrange(1, writes): rng.choice((0, 0, 0, rng.randrange(1, 12)))
             for _ in range(rng.choice((1, 1, 2, 3)))
         }
         self.fates = [rng.choice(FATES) for _ in range(rng.randrange(5))]
@@ -125,6 +131,40 @@ def cycle_of(story: int) -> Recipe:
     return recipe
 
 
+def search_of(story: int) -> Recipe:
+    """The recipe of the crash points of one search for a slow node: a job on four nodes, two or three others free."""
+    recipe = quiet_recipe(story)
+    recipe.jobs, recipe.nodes, recipe.sizes, recipe.step_s = 1, 6 + story // 2 % 2, (4,), (3.0,)
+    recipe.totals = (100_000,)
+    recipe.interval_s, recipe.tick_s = 15.0, 15.0
+    recipe.cooldown_s, recipe.budget = 120.0, 20
+    recipe.slow_search, recipe.hours = (("free", 1.0), ("active", 0.75))[story % 2]
+    return recipe
+
+
+def slow_node(sim: Simulation) -> None:
+    """From SLOW_AT_S on a node of the job is slow; in free mode the job hangs now and then."""
+    job = next(iter(sim.cluster.sim_jobs.values()))
+    job.listens = True
+
+    def throttle() -> None:
+        sim.cluster.catch_up()
+        node = sim.rng.choice(job.nodes).name
+        sim.cluster.slow_nodes[node] = SLOWER
+        sim.cluster.deed("fault", "slow node", detail=node)
+
+    def hang() -> None:
+        sim.cluster.catch_up()
+        if job.doing == "step":
+            sim.begin_fault(job, "hang_of_everybody")
+        else:
+            sim.timeline.after(5.0, hang)
+
+    sim.timeline.at(SLOW_AT_S, throttle)
+    for at in HANGS_AT_S if sim.recipe.slow_search == "free" else ():
+        sim.timeline.at(at, hang)
+
+
 LADDERS: tuple[dict[str, object], ...] = (
     {"ladder": ["evidence", "sigusr1", "sigterm", "requeue"], "signal_limit": "60s"},
     {
@@ -154,20 +194,27 @@ def crash_point(number: int, option: str = "crash-points", part: Script | None =
     """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is
     called at the first write in the place of what is special about the number."""
     story = number // POINTS
-    recipe = {"cycles": cycle_of, "ladders": ladder_of}.get(option, story_of)(story)
+    recipe = {"cycles": cycle_of, "ladders": ladder_of, "searches": search_of}.get(option, story_of)(story)
     own = branch_of(number, option)
 
     def script(sim: Simulation) -> None:
         def first(stage: str) -> bool:
+            if option == "searches" and (sim.timeline.now < SLOW_AT_S or stage != "after commit"):
+                return False
             (part or own.take)(sim)
             assert sim.die_at is not None
             return sim.die_at(stage)
 
         sim.die_at = first
-        trouble(sim, graceful=option == "cycles" or (option == "crash-points" and story % 2 == 1))
+        if option == "searches":
+            slow_node(sim)
+        else:
+            trouble(sim, graceful=option == "cycles" or (option == "crash-points" and story % 2 == 1))
 
     return recipe, script
 
 
 def branch_of(number: int, option: str) -> Branch:
+    if option == "searches":
+        return Branch(number, SEARCH_MOMENTS)
     return CycleBranch(number) if option == "cycles" else Branch(number)

@@ -12,12 +12,14 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
+from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.slow_searches import SqlSlowSearches
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentKind, Truth
 from slurm_watchdog.model.node_events import NodeEvent
-from slurm_watchdog.model.slow_search import SearchState
+from slurm_watchdog.model.slow_search import JobSearch, SearchState
 from tests.builders.notices import INCIDENT
 from tests.builders.step_noise import noisy
 from tests.builders.views import cluster, job, slurm_job
@@ -32,15 +34,24 @@ class World:
 
     def __init__(self, directory: Path, **policy: str) -> None:
         self.config = Config.model_validate({"policy": policy})
-        self.journal = Journal(f"sqlite:///{directory}/journal.db")
+        self.journal = Journal(f"sqlite:///{directory}/journal.db", self._open)
         self.told: list[NodeEvent] = []
         self.wall = 1e6
         self.start()
 
+    def _open(self, url: str) -> Database:
+        self.database = Database(url)
+        return self.database
+
     def start(self) -> None:
         """A controller begins with what the journal has."""
         writer = JournalWriter(self.journal, LeftOut())
-        self.searches = SlowSearches(self.config, self.journal, writer, self.told.append, lambda: self.wall)
+
+        def record(event: NodeEvent) -> None:
+            self.told.append(event)
+            writer.write_or_queue(lambda: self.journal.node_events.save(event))
+
+        self.searches = SlowSearches(self.config, self.journal, writer, record, lambda: self.wall)
 
     def run(self, restarts: int, nodes: tuple[str, ...], seconds: list[float], *incidents: Incident, batch: float = 8.0) -> Finding:  # fmt: skip
         """The job's run is looked at; returns what the detector says after that."""
@@ -92,6 +103,29 @@ def test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(w
     assert search is not None and search.named == ("n1",) and len(search.search.runs) == 3
     assert search.state is SearchState.FOUND
     assert world.journal.slow_searches.all() == [search]
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+class DyingSearches(SqlSlowSearches):
+    def save(self, search: JobSearch) -> None:
+        super().save(search)
+        raise Killed
+
+
+def test_a_controller_that_dies_as_it_names_a_node_has_neither_event_nor_name_and_names_it_again(world: World) -> None:
+    becomes_slow(world)
+    world.run(1, ("n3", "n4", "s1", "s2"), [FAST_S] * 120)
+    searches, world.journal.slow_searches = world.journal.slow_searches, DyingSearches(world.database)
+    with pytest.raises(Killed):
+        world.run(2, ("n1", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
+    world.journal.slow_searches = searches
+    assert world.journal.node_events.since(0.0) == [] and searches.all()[0].named == ()
+    world.start()
+    world.run(2, ("n1", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
+    assert [each.node for each in world.journal.node_events.since(0.0)] == ["n1"] and searches.all()[0].named == ("n1",)
 
 
 def test_a_node_that_later_runs_contradict_is_withdrawn(world: World) -> None:

@@ -143,7 +143,10 @@ class SlowSearches:
             "job %s: run %d of its search, on %d nodes: %.4g s a step, +- %.2g %%, %d batches", job.job.job_id,
             len(changed.search.runs), len(run.nodes), exp(run.level), 100 * run.error, run.batches,
         )  # fmt: skip
-        self._save(replace(changed, named=self._tell(changed), state=self._state(changed)))
+        # In one: a node that the ledger has and the search does not name would never be withdrawn.
+        self._writer.together(
+            lambda: self._save(replace(changed, named=self._tell(changed), state=self._state(changed)))
+        )
 
     def _state(self, search: JobSearch) -> SearchState:
         verdict = judge(search.search)

@@ -14,6 +14,7 @@ from slurm_watchdog.model.actions import Action, Decision, Rung, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
 from tests.builders.slow_clusters import job_search
 from tests.builders.views import slurm_job
@@ -70,9 +71,17 @@ def test_a_restart_for_a_hang_excludes_them_beside_the_culprit_and_says_why() ->
     assert decide(INCIDENT, no_requeue, LIMITS, "d3").searched == ()
 
 
+def supervisor(spares: str = "s1 s2") -> SupervisorStatus:
+    return SupervisorStatus(
+        protocol=1, state=SupervisorState.RUNNING, step_id="0", starts=1, restarts_left=3, nodes=NODES,
+        spares=tuple(spares.split()), takes_once=True,
+    )  # fmt: skip
+
+
 def active(
-    search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | None = 2, free: str = "s1 s2", users: int = 1
-) -> Decision:
+    search: JobSearch | None = SEARCH, *, done: int = 0, a_day: int | None = 2, free: str = "s1 s2", users: int = 1,
+    by: SupervisorStatus | None = None,
+) -> Decision:  # fmt: skip
     """About a slow job, with so many restarts for searches of its user within a day, and jobs of so many users."""
     incident = replace(INCIDENT, kind=IncidentKind.SLOW_JOB, exclude_nodes=())
     before = decide(INCIDENT, SITUATION, LIMITS, "d0")
@@ -81,7 +90,7 @@ def active(
     )
     rule = replace(SITUATION.rule, ladder=ACTIVE_SEARCH.ladder or ())
     situation = replace(SITUATION, job=JOB, nodes=cluster(free), search=search, recent=recent, rule=rule)
-    situation = replace(situation, users_running=users)
+    situation = replace(situation, users_running=users, supervisor=by)
     limits = replace(LIMITS, max_excluded_nodes=8, slow_search_restarts=a_day)
     return decide(incident, situation, limits, "d1")
 
@@ -94,6 +103,16 @@ def test_an_active_search_restarts_by_kill_switch_without_half_of_the_suspects()
     assert active(done=1, a_day=4, users=2).verdict is active(done=2, a_day=4).verdict is Verdict.ALLOWED
 
 
+def test_one_of_a_supervised_job_starts_its_step_again_in_the_allocation_as_long_as_that_has_spares() -> None:
+    in_place = active(free="", by=supervisor())
+    assert in_place.ladder == (Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE)
+    assert in_place.verdict is Verdict.ALLOWED and len(in_place.avoid_once) == 2 and in_place.exclude == ()
+    no_spare = active(by=supervisor(spares=""))
+    assert no_spare.ladder == (Rung.KILL_SWITCH, Rung.REQUEUE) and len(no_spare.searched) == 2
+    used_up = active(by=replace(supervisor(), restarts_left=0))
+    assert Rung.RESTART_STEP not in used_up.ladder and len(used_up.searched) == 2
+
+
 @pytest.mark.parametrize(
     ("decision", "why"),
     [
@@ -101,10 +120,12 @@ def test_an_active_search_restarts_by_kill_switch_without_half_of_the_suspects()
         (active(done=2), "2 restarts within a day"),
         (active(done=2, a_day=4, users=2), "half of policy.slow_search_restarts"),
         (active(free=""), "no other nodes are free"),
+        (active(free="", by=supervisor(spares="")), "no other nodes are free"),
+        (active(free="", by=replace(supervisor(), restarts_left=0)), "no other nodes are free"),
         (active(None), "no other nodes are free"),
         (active(job_search("n1 n2 n3 n4", ("n1 n2 n3 n4", 0.0), ("n1 n2 n3 n4", 0.07))), "the search for the slow node is over"),
     ],
-    ids=["not active", "as many as a day has", "half of them", "no others", "no search", "acquitted"],
+    ids=["not active", "as many as a day has", "half of them", "no others", "no spares", "no restarts left", "no search", "acquitted"],
 )  # fmt: skip
 def test_an_active_search_restarts_for_a_question_only_and_within_its_budget(decision: Decision, why: str) -> None:
     assert (decision.verdict, decision.by) == (Verdict.SUPPRESSED, "slow_search")

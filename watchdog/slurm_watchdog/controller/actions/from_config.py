@@ -23,7 +23,7 @@ LADDER_LIMITS = {
 }  # fmt: skip
 """Key of `ladder`, of which a treatment has some, too -> field of LadderLimits."""
 ACTIVE_SEARCH = RuleChange(
-    source="policy.slow_search", ladder=(Rung.KILL_SWITCH, Rung.REQUEUE), attempts=1000
+    source="policy.slow_search", ladder=(Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE), attempts=1000
 )  # fmt: skip
 """Of a job that is searched for slow nodes: the budget a day stands in place of the attempts."""
 SAME_IN_A_RULE = ("mode", "exclude_nodes", "drain", "signal_to", "lose_work", "attempts")

@@ -28,7 +28,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
         incident = replace(incident, exclude_nodes=tuple(avoided))
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
-    ladder, left_out = _possible(rule.ladder, situation)
+    ladder, left_out = _possible(_to_question(incident, situation), situation)
     asked = incident.kind == IncidentKind.OPERATOR_RESTART
     held_why = situation.why_held or "" if not asked and is_held(situation) else ""
     if held_why:
@@ -107,6 +107,15 @@ def _why_none(incident: Incident, rule: Rule) -> str:
     if Rung.RESTART_STEP in rule.ladder:
         return f"it is left to Slurm: {NO_SUPERVISOR}"
     return spec_of(incident.kind).why_no_action or "this kind of incident is reported, and nothing is done about it"
+
+
+def _to_question(incident: Incident, s: PolicyInput) -> tuple[Rung, ...]:
+    """The rule's ladder; a slow job is started again in its allocation only where that answers a question of its
+    search: with spares in place of suspects."""
+    ladder = s.rule.ladder
+    if incident.kind != IncidentKind.SLOW_JOB or to_leave_out_in_place(s.search, (), s.supervisor):
+        return ladder
+    return tuple(rung for rung in ladder if rung is not Rung.RESTART_STEP)
 
 
 def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:

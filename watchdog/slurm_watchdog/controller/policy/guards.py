@@ -8,7 +8,7 @@ from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
-from slurm_watchdog.controller.policy.search_restart import to_leave_out
+from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_leave_out_in_place
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
 from slurm_watchdog.model.actions import Decision, Rung
@@ -241,6 +241,9 @@ def _slow_search(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str
         return (
             f"{mine} restarts within a day to search for slow nodes for this user, half of policy.slow_search_restarts"
         )
+    in_place = Rung.RESTART_STEP in s.rule.ladder and why_not_in_place(s.supervisor) is None
+    if in_place and to_leave_out_in_place(s.search, (), s.supervisor):
+        return None
     if not to_leave_out(s.job, s.search, (), s.nodes, limits.max_excluded_nodes):
         return "no other nodes are free now in place of suspects, or the search for the slow node is over"
     return None

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused
+from tests.behaviour.cluster import Job
 from tests.behaviour.story import QUICK, Story
 
 SHARED = "/shared/stop-{job_id}"
@@ -46,22 +48,97 @@ def test_given_a_kill_switch_on_a_shared_filesystem_then_it_is_gone_before_the_n
     assert operations.index("remove_kill_switch done") < operations.index("release done")
 
 
-def test_given_one_kill_switch_for_an_array_then_no_element_is_asked_while_another_could_see_it(
+ARRAY = GRACEFUL + "jobs: {kill_switch_prefixes: [/shared]}\n"
+OF_ARRAY = {"comment": "watchdog: kill_switch=/shared/stop", "array": "100", "array_limit": 1, "wants": 2}
+"""Of each element of an array that runs one at a time: all look for the same file."""
+
+
+def an_array(story: Story, **more: object) -> tuple[Job, Job]:
+    """Its element 3, which runs, and element 4, which waits for that."""
+    running = story.job("100_3", step=150, saved=100, listens_at="/shared/stop", **{**OF_ARRAY, **more})
+    waiting = story.waiting_job("100_4", listens_at="/shared/stop", **{**OF_ARRAY, **more})
+    story.passes(seconds=15)
+    return running, waiting
+
+
+def test_given_one_kill_switch_for_an_array_then_the_next_element_is_held_until_it_is_gone(
     tell: Callable[..., Story],
 ) -> None:
-    story = tell(GRACEFUL + "jobs: {kill_switch_prefixes: [/shared]}\n")
-    own = {"comment": "watchdog: kill_switch=/shared/stop", "array": "100", "array_limit": 1, "wants": 2}
-    job = story.job("100_3", step=150, saved=100, **own)
-    waiting = story.waiting_job("100_4", **own)
+    story = tell(ARRAY)
+    job, waiting = an_array(story)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
+    story.passes(minutes=5)
+    assert story.end(slow).ok and job.restarts == 1 and (job.state, waiting.state) == ("RUNNING", "PENDING")
+    assert story.done == ["hold 100_4", "requeue_hold 100_3", "release 100_3", "release 100_4"]
+    operations = story.operations(slow)
+    assert operations.index("hold_others done") < operations.index("write_kill_switch done")
+    assert operations.index("remove_kill_switch done") < operations.index("release done")
+    assert not waiting.held and not story.cluster.started_under_switch and not story.cluster.files
+
+
+def test_given_a_rule_that_only_asks_to_save_then_the_next_element_starts_after_the_switch_is_gone(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(rule("kill_switch") + "jobs: {kill_switch_prefixes: [/shared]}\n")
+    job, waiting = an_array(story)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
+    story.passes(minutes=5)
+    assert story.end(slow).ok and (job.state, waiting.state) == ("COMPLETED", "RUNNING")
+    assert story.done == ["hold 100_4", "release 100_4"]
+    assert not story.cluster.started_under_switch and not story.cluster.files
+
+
+def test_given_two_elements_that_run_at_once_or_a_job_of_its_name_that_waits_then_none_is_asked(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(ARRAY)
+    job, _ = an_array(story, array_limit=2, wants=1)
     story.passes(seconds=15)
     slow = story.finds(IncidentKind.SLOW_NODE, job)
     assert story.decided(slow) == ("suppressed", "shared_switch")
     assert "job 100_4 would see the kill switch /shared/stop too" in story.why(slow)
-    del story.cluster.jobs[waiting.id]
+    assert not story.done
+
+
+def test_given_an_element_that_cannot_be_held_then_no_switch_is_written_and_the_job_runs_on(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(ARRAY)
+    story.cluster.refuses["hold"] = SlurmRefused("Access/permission denied", Refusal.NO_PERMISSION)
+    job, waiting = an_array(story)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
-    operations = story.operations(slow)
-    assert operations.index("remove_kill_switch done") < operations.index("release done")
-    assert job.restarts == 1 and not story.cluster.files
+    assert not story.end(slow).ok and "Slurm does not show 100_4 held" in story.end(slow).detail
+    assert (job.state, job.restarts, waiting.state) == ("RUNNING", 0, "PENDING") and not story.cluster.files
+
+
+def test_given_an_element_that_its_owner_holds_then_it_is_held_after_the_restart_too(
+    tell: Callable[..., Story],
+) -> None:
+    story = tell(ARRAY)
+    job, waiting = an_array(story)
+    waiting.held = True
+    story.passes(seconds=15)
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
+    story.passes(minutes=5)
+    assert story.end(slow).ok and job.restarts == 1 and waiting.held
+    assert story.done == ["requeue_hold 100_3", "release 100_3"]
+
+
+@pytest.mark.parametrize("moment", ["intent hold_others", "outcome hold_others", "intent write_kill_switch",
+    "outcome write_kill_switch", "outcome wait_checkpoint", "intent remove_kill_switch", "outcome remove_kill_switch",
+    "intent release_others", "outcome release_others", "end"])  # fmt: skip
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_given_a_controller_that_dies_while_an_element_is_held_then_that_starts_once_the_switch_is_gone(
+    tell: Callable[..., Story], when: str, moment: str
+) -> None:
+    story = tell(ARRAY)
+    job, waiting = an_array(story)
+    story.controller_dies(f"{when} {moment}")
+    slow = story.finds(IncidentKind.SLOW_NODE, job)
+    story.passes(minutes=8)
+    assert story.end(slow).ok and job.restarts == 1 and not waiting.held
+    assert not story.cluster.started_under_switch and not story.cluster.files
 
 
 def test_given_a_trainer_that_does_not_look_for_its_kill_switch_then_it_is_left_running_and_the_switch_goes(

@@ -272,6 +272,38 @@ def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
     assert given == Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
 
 
+ARRAY = replace(GRACEFUL, hold_first=("7_[2-3]",))
+
+
+def test_elements_that_would_see_the_kill_switch_are_held_before_it_and_released_after_the_job_has_started_again() -> None:
+    held = (record(Operation.HOLD_OTHERS), record(Operation.WRITE_KILL_SWITCH), record(Operation.WAIT_CHECKPOINT))
+    gone = (*held, record(Operation.REQUEUE_HOLD), record(Operation.REMOVE_KILL_SWITCH), record(Operation.RELEASE))
+    release = Execute(operation=Operation.RELEASE_OTHERS, attempt=1)
+    assert move(RUNNING, decision=ARRAY) == Execute(operation=Operation.HOLD_OTHERS, attempt=1)
+    assert move(RUNNING, held[0], decision=ARRAY) == Execute(operation=Operation.WRITE_KILL_SWITCH, attempt=1)
+    assert isinstance(move(QUEUED, *gone, decision=ARRAY), Wait)
+    assert move(NEXT, *gone, decision=ARRAY) == release
+    assert isinstance(move(NEXT, *gone, record(Operation.RELEASE_OTHERS), decision=ARRAY), Wait)
+    assert move(NEXT, *gone, decision=ARRAY, next_first_step=401) == release
+
+
+def test_elements_that_are_held_are_released_only_after_the_switch_is_gone_however_the_action_ends() -> None:
+    held = (record(Operation.HOLD_OTHERS), record(Operation.WRITE_KILL_SWITCH))
+    late: dict[str, Any] = {"decision": ARRAY, "now": 1301.0}
+    assert move(RUNNING, *held, **late) == Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
+    removed = (*held, record(Operation.REMOVE_KILL_SWITCH))
+    assert move(RUNNING, *removed, **late) == Execute(operation=Operation.RELEASE_OTHERS, attempt=1)
+    assert move(None, held[0], decision=ARRAY) == Execute(operation=Operation.RELEASE_OTHERS, attempt=1)
+    refused = record(Operation.RELEASE_OTHERS, FAILED)
+    end = move(RUNNING, *removed, refused, **late).end
+    assert not end.ok and "`scontrol release 7_[2-3]` lets them run" in end.detail
+
+
+def test_without_its_elements_held_no_kill_switch_is_written() -> None:
+    end = move(RUNNING, record(Operation.HOLD_OTHERS, FAILED), record(Operation.RELEASE_OTHERS), decision=ARRAY).end
+    assert not end.ok and "hold_others was refused" in end.detail and "left alone" in end.detail
+
+
 @pytest.mark.parametrize(
     ("job", "world"),
     [

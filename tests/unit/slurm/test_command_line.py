@@ -81,7 +81,7 @@ def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
     assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
 
 
-@pytest.mark.parametrize("job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3]", "16+1", "1\n"])
+@pytest.mark.parametrize("job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3%1]", "1_[2-3,...]", "16+1", "1\n"])
 def test_client_given_no_job_id_refuses_without_calling_slurm(client: Client, tmp_path: Path, job_id: str) -> None:
     slurm = client('touch "$T/called"')
 
@@ -102,6 +102,24 @@ def test_client_given_no_job_id_refuses_without_calling_slurm(client: Client, tm
 
     asyncio.run(ask_everything())
     assert not (tmp_path / "called").exists()
+
+
+def test_elements_of_an_array_that_wait_are_held_and_released_together_and_nothing_else_is_done_to_them(
+    client: Client, tmp_path: Path
+) -> None:
+    slurm = client('echo "$@" >> "$T/called"')
+
+    async def ask() -> None:
+        await slurm.hold("1_[2-3,7]")
+        await slurm.release("1_[2-3,7]")
+        for call in (slurm.cancel, slurm.read_job):
+            with pytest.raises(SlurmRefused, match="not asked"):
+                await call("1_[2-3,7]")
+        with pytest.raises(SlurmRefused, match="not asked"):
+            await slurm.requeue_hold("1_[2-3,7]", only_unfinished=True)
+
+    asyncio.run(ask())
+    assert (tmp_path / "called").read_text() == "hold 1_[2-3,7]\nrelease 1_[2-3,7]\n"
 
 
 def test_a_node_name_can_not_be_another_argument(client: Client) -> None:

@@ -169,6 +169,7 @@ class Decider:
         return replace(
             decision,
             kill_switch=self._paths.kill_switch(job),
+            hold_first=self._paths.switch_of_others(job)[1],
             kill_switch_uid=job.uid,
             kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
         )

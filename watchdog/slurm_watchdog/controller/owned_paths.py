@@ -14,7 +14,7 @@ from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.kill_switch import problem_of_path
 from slurm_watchdog.model.protocol import JobWatch
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import SlurmJob, can_be_named
 from slurm_watchdog.model.slurm_states import WAITING, may_hold_nodes
 
 
@@ -48,19 +48,23 @@ class OwnedPaths:
             return named
         return fill(self._jobs.kill_switch, job)
 
-    def switch_of_others(self, job: SlurmJob) -> str:
-        """Why the job's kill switch may end another job of its owner, a sentence; empty if it cannot. A path without
-        the job's number in it is seen by all that look there, and a job that waits may start before it is removed."""
-        path = self.kill_switch(job)
+    def switch_of_others(self, job: SlurmJob) -> tuple[str, tuple[str, ...]]:
+        """Why the job's kill switch may end another job of its owner, a sentence, empty if it cannot; and the elements
+        of its array that have to be held for that. A path without the job's number in it is seen by all that look
+        there, and a job that waits may start before it is removed."""
+        path, hold = self.kill_switch(job), list[str]()
         if job.process_id in re.findall("[0-9]+", path):
-            return ""
+            return "", ()
         for other in self._cluster.jobs.values():
             if other.job_id == job.job_id or other.uid != job.uid:
                 continue
-            kin = other.name == job.name or (job.array_job_id and other.array_job_id == job.array_job_id)
-            if (other.state in WAITING and kin) or (may_hold_nodes(other.state) and self._may_see(other, path, kin)):
-                return f"job {other.job_id} would see the kill switch {path} too: put {{job_id}} into its path"
-        return ""
+            element = job.array_job_id and other.array_job_id == job.array_job_id
+            kin = other.name == job.name or element
+            if other.state in WAITING and element and (other.held or can_be_named(other.job_id)):
+                hold += [] if other.held else [other.job_id]
+            elif (other.state in WAITING and kin) or (may_hold_nodes(other.state) and self._may_see(other, path, kin)):
+                return f"job {other.job_id} would see the kill switch {path} too: put {{job_id}} into its path", ()
+        return "", tuple(hold)
 
     def _may_see(self, other: SlurmJob, path: str, kin: object) -> bool:
         """Of one whose processes have said nothing yet it is supposed where it is alike."""

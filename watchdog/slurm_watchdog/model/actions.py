@@ -100,6 +100,9 @@ class Decision(Struct, frozen=True, kw_only=True):
     kill_switch: str | None = None
     kill_switch_uid: int | None = None
     kill_switch_content: str = ""
+    hold_first: tuple[str, ...] = ()
+    """Elements of the job's array that wait and would see the kill switch: held before it is written, released once it
+    is gone. `100_[4-9]` or `100_4`, as Slurm takes them."""
     held_why: str = ""
     """Why the job stays held once it is requeued, a sentence; empty: it is released."""
     searched: tuple[str, ...] = ()
@@ -163,6 +166,8 @@ class Operation(StrEnum):
 
     EVIDENCE = "evidence"
     """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
+    HOLD_OTHERS = "hold_others"
+    """Holds the elements of the job's array that would see its kill switch."""
     WRITE_KILL_SWITCH = "write_kill_switch"
     WAIT_CHECKPOINT = "wait_checkpoint"
     WRITE_ORDER = "write_order"
@@ -172,6 +177,7 @@ class Operation(StrEnum):
     REQUEUE_HOLD = "requeue_hold"
     EXCLUDE = "exclude"
     REMOVE_KILL_SWITCH = "remove_kill_switch"
+    RELEASE_OTHERS = "release_others"
     RELEASE = "release"
     SET_DOWN = "set_down"
     """Tells Slurm that a node is down on which it cannot end the old run, so that the job starts elsewhere."""

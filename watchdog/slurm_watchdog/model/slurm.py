@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from slurm_watchdog.base.structs import Struct
+
+ELEMENTS = re.compile(r"(\d{1,10})_\[(\d{1,10}(?:-\d{1,10})?(?:,\d{1,10}(?:-\d{1,10})?)*)\]", re.ASCII)
+"""The elements of an array that have not started, `6_[2,4-9]`: what scontrol takes for a hold and a release. With a
+step or an end that is left out it is not taken."""
+
+
+def can_be_named(job_id: str) -> bool:
+    """Whether scontrol takes it: not the rest of an array with too many gaps to be written out."""
+    return "[" not in job_id or ELEMENTS.fullmatch(job_id) is not None
+
+
+def elements_of(job_id: str) -> frozenset[str]:
+    """The elements of `6_[2,4-9]`, each as `6_4`; of any other id that one job."""
+    match = ELEMENTS.fullmatch(job_id)
+    if match is None:
+        return frozenset({job_id})
+    spans = (span.partition("-") for span in match[2].split(","))
+    return frozenset(
+        f"{match[1]}_{index}" for first, _, last in spans for index in range(int(first), int(last or first) + 1)
+    )
 
 
 class SlurmJob(Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.request_guard import (
     Observe,
     Requests,
+    checked_elements,
     checked_job_id,
     checked_nodes,
     checked_option,
@@ -114,10 +115,10 @@ class CommandLineSlurm:
         await self._carry_out("set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes)))
 
     async def release(self, job_id: str) -> None:
-        await self._carry_out("release", lambda: self._change("scontrol", "release", checked_job_id(job_id)))
+        await self._carry_out("release", lambda: self._change("scontrol", "release", checked_elements(job_id)))
 
     async def hold(self, job_id: str) -> None:
-        await self._carry_out("hold", lambda: self._change("scontrol", "hold", checked_job_id(job_id)))
+        await self._carry_out("hold", lambda: self._change("scontrol", "hold", checked_elements(job_id)))
 
     async def cancel(self, job_id: str) -> None:
         """End a job. scancel exits with 0 for jobs that are unknown or have ended."""

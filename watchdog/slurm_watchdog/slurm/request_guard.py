@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.model import slurm_states
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm import ELEMENTS, SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse, requeue_outcome
 from slurm_watchdog.slurm.backoff import Backoff
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
@@ -96,6 +96,11 @@ def checked_job_id(job_id: str) -> str:
     if not parse.JOB_ID.fullmatch(job_id):
         raise not_asked(f"{job_id[:80]!r} does not name one job (like 123 or 123_4)")
     return job_id
+
+
+def checked_elements(job_id: str) -> str:
+    """`job_id` if it names one job, or those elements of one array that wait; raises SlurmRefused."""
+    return job_id if ELEMENTS.fullmatch(job_id) else checked_job_id(job_id)
 
 
 def checked_nodes(nodes: Iterable[str]) -> tuple[str, ...]:

@@ -8,7 +8,16 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import cancel_resubmit, drain, kill_switch, requeue, restart_step, set_down, signals
+from slurm_watchdog.actuate import (
+    cancel_resubmit,
+    drain,
+    hold_others,
+    kill_switch,
+    requeue,
+    restart_step,
+    set_down,
+    signals,
+)
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions import process_driver
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
@@ -197,8 +206,6 @@ class Driver:
                 return await cancel_resubmit.cancel(self._tools.slurm, decision.fence)
             case Operation.RESUBMIT:
                 return await cancel_resubmit.resubmit(self._tools.slurm, decision, move.nodes)
-            case Operation.HOLD:
-                return await cancel_resubmit.hold(self._tools.slurm, self.job_id)
             case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
                 return await self._pull_on_nodes(move)
             case Operation.REMOVE_KILL_SWITCH:
@@ -211,11 +218,21 @@ class Driver:
                 return await kill_switch.remove(
                     self._tools.commands.ask, decision, reporting.union(move.nodes), self._tools.command_deadline_s
                 )
-            case Operation.RELEASE:
-                new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
-                return await requeue.release(self._tools.slurm, self.job_id if new is None else new.job_id)
+            case Operation.HOLD | Operation.RELEASE | Operation.HOLD_OTHERS | Operation.RELEASE_OTHERS:
+                return await self._pull_in_queue(decision, move)
             case _:
                 raise AssertionError(f"the ladder has no lever for {move.operation}")
+
+    async def _pull_in_queue(self, decision: Decision, move: Execute) -> Outcome:
+        slurm = self._tools.slurm
+        if move.operation is Operation.HOLD_OTHERS:
+            return await hold_others.hold_others(slurm, decision)
+        if move.operation is Operation.RELEASE_OTHERS:
+            return await hold_others.release_others(slurm, decision)
+        if move.operation is Operation.HOLD:
+            return await cancel_resubmit.hold(slurm, self.job_id)
+        new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
+        return await requeue.release(slurm, self.job_id if new is None else new.job_id)
 
     async def _order(self, decision: Decision, operation: Operation) -> Outcome:
         tools = self._tools

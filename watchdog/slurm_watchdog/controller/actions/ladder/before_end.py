@@ -103,6 +103,8 @@ def _next_rung(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
 
 
 def _kill_switch(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
+    if run.decision.hold_first and not done(run, Operation.HOLD_OTHERS):
+        return attempt(run, world, limits, Execute(operation=Operation.HOLD_OTHERS))
     if not done(run, Operation.WRITE_KILL_SWITCH):
         return attempt(run, world, limits, Execute(operation=Operation.WRITE_KILL_SWITCH))
     switched_at = tries(run, Operation.WRITE_KILL_SWITCH)[0].intent_at
@@ -139,6 +141,8 @@ def _why_not_saved(run: ActionRun, world: Observed) -> str:
             "decided with its own incident"
         )
     said = []
+    if tried(run, Operation.HOLD_OTHERS) and not done(run, Operation.HOLD_OTHERS):
+        said.append(why_failed(run, Operation.HOLD_OTHERS))
     for rung in ladder_of(run.decision):
         operation = ASKING.get(rung)
         if operation is None or not tried(run, operation):

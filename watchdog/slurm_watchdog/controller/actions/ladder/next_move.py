@@ -7,6 +7,8 @@ The world is asked first: whether an operation is done is read off Slurm, not of
 
 from __future__ import annotations
 
+import msgspec
+
 from slurm_watchdog.controller.actions.ladder import process
 from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
 from slurm_watchdog.controller.actions.ladder.before_end import before_end
@@ -21,14 +23,18 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Reconcile,
     Stage,
     Wait,
+    attempt,
     can_be_abandoned,
+    done,
     give_up,
     ladder_of,
     limits_for,
+    others_are_held,
     refused,
     stage_of,
     tried,
     tries,
+    why_failed,
 )
 from slurm_watchdog.model.actions import (
     ActionEnd,
@@ -47,6 +53,27 @@ def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if run.end is not None:
         return Finish(end=run.end)
     limits = limits_for(run.decision, limits)
+    move = _next_move(run, world, limits)
+    return _with_others_released(run, world, limits, move) if others_are_held(run) else move
+
+
+def _with_others_released(run: ActionRun, world: Observed, limits: LadderLimits, move: Move) -> Move:
+    """The elements of the array that were held wait until the kill switch is gone and the job has started again, so
+    that it comes first; at the end of the action they are released in any case."""
+    ended = isinstance(move, Finish)
+    again = stage_of(run, world.job) not in (Stage.HELD, Stage.QUEUED) and done(run, Operation.REMOVE_KILL_SWITCH)
+    if not ended and not (again and isinstance(move, Wait) and world.job_known):
+        return move
+    release = attempt(run, world, limits, Execute(operation=Operation.RELEASE_OTHERS))
+    if release is not None or not isinstance(move, Finish):
+        return release or move
+    release_them = ", ".join(f"`scontrol release {name}`" for name in run.decision.hold_first)
+    why = why_failed(run, Operation.RELEASE_OTHERS)
+    detail = f"{move.end.detail}; elements of its array stay held ({why}): {release_them} lets them run"
+    return Finish(end=msgspec.structs.replace(move.end, detail=detail))
+
+
+def _next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if not world.job_known:
         return _unknown(run, world, limits)
     if run.decision.process is not None:

@@ -282,6 +282,11 @@ def switch_is_out(run: ActionRun) -> bool:
     return tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.REMOVE_KILL_SWITCH)
 
 
+def others_are_held(run: ActionRun) -> bool:
+    """Whether elements of the job's array may be held by us."""
+    return tried(run, Operation.HOLD_OTHERS) and not done(run, Operation.RELEASE_OTHERS)
+
+
 def hung_when_decided(decision: Decision) -> bool:
     """Whether the job's loop did not turn when it was decided: then a new step means that it has recovered."""
     if decision.loop_turns is None:

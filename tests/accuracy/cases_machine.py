@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec.structs import replace as changed
 
-from slurm_watchdog.analysis.ras_records import ras_records
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records
 from slurm_watchdog.controller.state.evidence_collection import FLIGHT_RECORDER, RAS
 from slurm_watchdog.model.collective_records import (
     Call,
@@ -227,6 +227,7 @@ def records_of(scene: Scene, *, absent: bool, without: int = 0) -> Callable[[], 
 
     def records() -> tuple[RecordSet, ...]:
         ranks = [(rank.number, rank.pid) for rank in scene.job.ranks][without:]
+        processes = JobProcesses({number: ("", pid) for number, pid in ranks}, {})
         everybody = tuple(rank.number for rank in scene.job.ranks)
         missing = (scene.expect.ranks or frozenset()) if absent else frozenset()
         calls = (Call(seq=100, name="all_reduce", elements=1, types=("Float",)),)
@@ -248,7 +249,7 @@ def records_of(scene: Scene, *, absent: bool, without: int = 0) -> Callable[[], 
         answer = RasAnswer(release="2.28.9", communicators=(RasCommunicator(key="ab", size=len(ranks), ranks=counted),))
         return (
             RecordSet(source=FLIGHT_RECORDER, records=dumps),
-            RecordSet(source=RAS, records=ras_records(answer, dict(ranks))),
+            RecordSet(source=RAS, records=ras_records(answer, processes)),
         )
 
     return records

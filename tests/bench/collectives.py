@@ -1,15 +1,18 @@
 """What ranks recorded of their collectives, of 1,024 ranks in 129 communicators: from 1,024 dumps, and from records that
-the nodes have read already."""
+the nodes have read already; and from the answer of NCCL's RAS."""
 
 from __future__ import annotations
 
 import gc
+import json
 import pickle
 import time
 from typing import Any
 
 from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from slurm_watchdog.parse.nccl_ras import parse_ras
 from tests.bench.figures import Figures
 
 RANKS, ENTRIES, ABSENT = 1024, 100, 341
@@ -36,7 +39,30 @@ def run(figures: Figures) -> None:
     began = time.process_time()
     parse_flight_recorder(long, 0)
     figures.add("collectives.dump_of_2000_entries", time.process_time() - began, "s", at_most=0.5)
+    answer = _answer()
+    nodes = {f"10.0.0.{node}": f"n{node}" for node in range(RANKS // 8)}
+    processes = JobProcesses({rank: (f"n{rank // 8}", 100 + rank % 8) for rank in range(RANKS)}, nodes)
+    began = time.process_time()
+    found = order_of(ras_records(parse_ras(answer), processes))
+    figures.add("collectives.1024_ranks_of_ras", time.process_time() - began, "s", at_most=2.0)
+    assert [each.rank for each in found.odd] == [ABSENT], found
     gc.enable()
+
+
+def _answer() -> bytes:
+    """As NCCL 2.28 writes it, of containers with the same pids on each of 128 nodes."""
+    groups = [range(RANKS), *(range(first, first + 8) for first in range(0, RANKS, 8))]
+    return json.dumps({"nccl_version": "2.28.9", "communicators": [
+        {"hash": f"0x{number:x}", "secondary_hash": "0x1:0x2", "size": len(group), "ranks": [
+            {
+                "rank": own, "host": f"10.0.0.{rank // 8}", "pid": 100 + rank % 8, "cuda_dev": 0, "nvml_dev": 0,
+                "status": {"init_state": 0, "async_error": 0, "finalize_called": False, "destroy_flag": False, "abort_flag": False},
+                "collective_counts": {"Broadcast": 3, "Reduce": 0, "AllGather": 70, "ReduceScatter": 70, "AllReduce": 61 - (rank == ABSENT and len(group) == RANKS)},
+            }
+            for own, rank in enumerate(group)
+        ]}
+        for number, group in enumerate(groups)
+    ]}).encode()  # fmt: skip
 
 
 def _dump(rank: int, entries: int) -> bytes:

@@ -29,7 +29,7 @@ from slurm_watchdog.agent.proc.control_groups import (
 )
 from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
-from slurm_watchdog.analysis.ras_records import ras_records
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
@@ -43,7 +43,7 @@ NUMBER = 500_000
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
 CAPTURES = Path(__file__).parents[1] / "captures"
-PIDS = {rank: 100 + rank for rank in range(8)}
+PROCESSES = JobProcesses({rank: (f"n{rank // 4}", 100 + rank) for rank in range(8)}, {"10.0.0.1": "n0"})
 OPCODES = bytes(
     getattr(pickle, name)[0] for name in pickle.__all__ if name.isupper() and type(getattr(pickle, name)) is bytes
 )
@@ -87,7 +87,8 @@ def _read_dump(body: bytes) -> None:
 
 
 def _read_answer(body: bytes) -> None:
-    words_of(order_of(ras_records(parse_ras(body), PIDS)))
+    answer = parse_ras(body)
+    words_of(order_of(ras_records(answer, PROCESSES))), unreachable(answer, PROCESSES)
 
 
 def _read_own_words(body: bytes) -> None:

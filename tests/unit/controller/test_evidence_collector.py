@@ -24,7 +24,7 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.evidence_collection import Collected, came_late
+from slurm_watchdog.controller.state.evidence_collection import Collected, came_late, processes_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
@@ -37,7 +37,7 @@ from slurm_watchdog.model.collective_records import (
     RasCommunicator,
     RasRank,
 )
-from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, RankEvidence, StackDump, ThreadStack
+from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, RankEvidence, SocketState, StackDump, ThreadStack
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
@@ -302,6 +302,38 @@ def test_one_node_asks_nccls_ras_and_what_another_says_of_it_is_not_heard(contro
     view = controller.state.job_view("7", clock.monotonic())
     assert view is not None
     assert [(each.source, order_of(each.records).odd[0].rank) for each in view.collectives] == [("NCCL's RAS", 3)]
+
+
+def test_an_address_of_ranks_on_one_node_tells_where_a_process_is_and_one_of_all_nodes_does_not(
+    controller: Controller,
+) -> None:
+    def connected(node: str, *local: str) -> Callable[[str, Command], CommandResult]:
+        sockets = tuple(SocketState(state="ESTABLISHED", local=each, peer="10.0.0.9:1") for each in local)
+        ranks = tuple(replace(each, sockets=sockets) for each in evidence(node).ranks)
+        return lambda _, command: CommandResult(
+            command_id=command.id, ok=True, evidence=replace(evidence(node), ranks=ranks)
+        )
+
+    seen: list[dict[str, set[str]]] = []
+
+    async def story() -> Collected:
+        found = controller.collector.collect(controller.job, clock.monotonic(), "i")
+        seen.append(found.addresses)
+        return await over(found)
+
+    play(
+        Agents(
+            controller,
+            n1=connected("n1", "10.0.0.1:40000", "127.0.0.1:28028", "172.17.0.1:5", "0.0.0.0:3"),
+            n2=connected("n2", "10.0.0.2:40000", "[fe80::2]:7", "[::1]:28028", "172.17.0.1:5", "[::]:3"),
+        ),
+        story(),
+    )
+    view = controller.state.job_view("7", clock.monotonic())
+    assert view is not None
+    found = processes_of(view, seen[0])
+    assert found.node_of == {"10.0.0.1": "n1", "10.0.0.2": "n2", "fe80::2": "n2"}
+    assert found.of_rank == {0: ("n1", 100), 1: ("n1", 101), 2: ("n2", 102), 3: ("n2", 103)}
 
 
 def test_what_every_node_answers_is_kept_with_the_incident_and_judged(controller: Controller) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from slurm_watchdog.analysis.collective_order import order_of, words_of
-from slurm_watchdog.analysis.ras_records import ras_records, unreachable
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "ras"
 PIDS = {rank: 100 + rank for rank in range(8)}
+NODES = {"10.0.0.1": "n1", "10.0.0.2": "n2"}
+
+
+def processes(pids: Mapping[int, int] = PIDS, nodes: Mapping[str, str] | None = None) -> JobProcesses:
+    """Four ranks on each of two nodes, whose addresses nobody knows."""
+    return JobProcesses({rank: (f"n{1 + rank // 4}", pid) for rank, pid in pids.items()}, nodes or {})
 
 
 def read(name: str) -> RasAnswer:
@@ -37,14 +44,14 @@ def read(name: str) -> RasAnswer:
     ],
 )
 def test_an_answer_names_the_rank_that_has_called_less_or_something_else(name: str, words: str) -> None:
-    assert words_of(order_of(ras_records(read(name), PIDS))) == words
+    assert words_of(order_of(ras_records(read(name), processes()))) == words
 
 
 @pytest.mark.parametrize("name", ["2.24-missing.txt", "2.28-missing.json", "2.29-missing.json"])
 def test_a_rank_whose_process_does_not_answer_is_unreachable_and_accused_of_nothing(name: str) -> None:
     answer = read(name)
-    assert unreachable(answer, PIDS) == (5,)
-    assert 5 not in {record.rank for record in ras_records(answer, PIDS)}
+    assert unreachable(answer, processes()) == (5,)
+    assert 5 not in {record.rank for record in ras_records(answer, processes())}
 
 
 def test_the_release_is_the_one_that_answered() -> None:
@@ -57,16 +64,16 @@ def test_ranks_of_a_part_of_the_job_are_known_by_their_pids_and_a_pid_that_two_h
         ranks=tuple(RasRank(rank=n, pid=106 + n, counts=(("AllGather", 9 - n),)) for n in range(2)),
     )  # fmt: skip
     answer = RasAnswer(release="2.28.9", communicators=(pair,))
-    assert [each.rank for each in order_of(ras_records(answer, PIDS)).odd] == []  # one of two: no majority
-    assert [each.rank for each in ras_records(answer, PIDS)] == [6, 7]
-    assert [each.rank for each in ras_records(answer, PIDS | {0: 107})] == [6]
+    assert [each.rank for each in order_of(ras_records(answer, processes())).odd] == []  # one of two: no majority
+    assert [each.rank for each in ras_records(answer, processes())] == [6, 7]
+    assert [each.rank for each in ras_records(answer, processes(PIDS | {0: 107}))] == [6]
 
 
 def test_a_communicator_of_which_no_pid_is_known_is_nobodys() -> None:
     for pid in (None, 7):
         ranks = tuple(RasRank(rank=n, pid=pid, counts=(("AllReduce", 60 if n == 0 else 61),)) for n in range(8))
         answer = RasAnswer(release="2.28.9", communicators=(RasCommunicator(key="ab", size=8, ranks=ranks),))
-        assert ras_records(answer, PIDS) == ()
+        assert ras_records(answer, processes()) == ()
 
 
 def test_a_communicator_of_the_jobs_size_with_other_numbers_is_known_by_pids() -> None:
@@ -74,8 +81,53 @@ def test_a_communicator_of_the_jobs_size_with_other_numbers_is_known_by_pids() -
         key="ab", size=8,
         ranks=tuple(RasRank(rank=n, pid=107 - n, counts=(("AllReduce", 60 if n == 0 else 61),)) for n in range(8)),
     )  # fmt: skip
-    found = order_of(ras_records(RasAnswer(release="2.28.9", communicators=(turned,)), PIDS))
+    found = order_of(ras_records(RasAnswer(release="2.28.9", communicators=(turned,)), processes()))
     assert [each.rank for each in found.odd] == [7]
+
+
+def test_ranks_in_containers_which_have_the_same_pids_on_both_nodes_are_known_by_their_hosts() -> None:
+    """Node n2's communicator alone: ranks 4 to 7 of the job are 0 to 3 there, and its pids are n1's, too."""
+    inside = processes({rank: 100 + rank % 4 for rank in range(8)}, NODES)
+    four = RasCommunicator(
+        key="ab", size=4,
+        ranks=tuple(RasRank(rank=n, host="10.0.0.2", pid=100 + n, counts=(("AllReduce", 61 - (n == 2)),)) for n in range(4)),
+    )  # fmt: skip
+    answer = RasAnswer(release="2.28.9", communicators=(four,))
+    assert [each.rank for each in order_of(ras_records(answer, inside)).odd] == [6]
+    assert ras_records(answer, processes({rank: 100 + rank % 4 for rank in range(8)})) == ()
+
+
+def test_all_ranks_with_numbers_of_their_own_and_the_same_pids_are_known_by_their_hosts() -> None:
+    body = (CAPTURES / "2.28.json").read_bytes()
+    for rank in range(4, 8):
+        body = body.replace(b'"pid": %d,' % (100 + rank), b'"pid": %d,' % (96 + rank))
+    swapped = {"10.0.0.1": "n2", "10.0.0.2": "n1"}  # the communicator begins on the job's second node
+    found = order_of(ras_records(parse_ras(body), processes({rank: 100 + rank % 4 for rank in range(8)}, swapped)))
+    assert [each.rank for each in found.odd] == [1]
+
+
+def test_a_pid_on_a_host_that_is_none_of_the_known_ones_is_nobodys() -> None:
+    """Of every node the addresses are known, and this is another: a process that has our rank's pid by chance."""
+    pair = RasCommunicator(
+        key="ab", size=2,
+        ranks=tuple(RasRank(rank=n, host="10.0.0.3", pid=106 + n, counts=(("AllReduce", 9),)) for n in range(2)),
+    )  # fmt: skip
+    assert ras_records(RasAnswer(release="2.28.9", communicators=(pair,)), processes(nodes=NODES)) == ()
+
+
+def test_a_process_that_is_several_ranks_of_a_communicator_is_none_of_them() -> None:
+    ranks = tuple(RasRank(rank=n, host="10.0.0.1", pid=100, counts=(("AllReduce", 9 - n),)) for n in range(2))
+    answer = RasAnswer(release="2.28.9", communicators=(RasCommunicator(key="ab", size=2, ranks=ranks),))
+    assert ras_records(answer, processes(nodes=NODES)) == ()
+
+
+def test_a_process_that_does_not_answer_is_known_also_where_no_rank_of_the_job_has_its_number() -> None:
+    text = (CAPTURES / "2.24-missing.txt").read_text()
+    alone = text[: text.index("#0-0")]
+    assert parse_ras(alone.encode()).silent == (("10.0.0.2", 105),)
+    assert unreachable(parse_ras(alone.encode()), processes(nodes=NODES)) == (5,)
+    dead = alone.replace("INCOMPLETE\n  Missing communicator data from 1 job", "DEAD\n  1 job")
+    assert unreachable(parse_ras(dead.encode()), processes()) == (5,)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,15 @@
 """What NCCL's RAS says of a job, as records of its ranks. Pure.
 
 RAS counts what each rank has called: who has called fewer than others of its communicator keeps them waiting. It names
-ranks by communicator and process; the communicator of all ranks has the job's own numbers, in any other a rank is
-known by its pid, where no other rank of the job has the same.
+ranks by communicator and process, a process by the address of its node and by its pid there. The communicator of all
+ranks has the job's own numbers; in any other, or where those differ, a rank is known by its process.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
 from slurm_watchdog.model.collective_records import (
     Call,
@@ -23,14 +24,50 @@ SNAKE = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": 
 """Names of collectives as everybody else has them."""
 
 
-def ras_records(answer: RasAnswer, pids: Mapping[int, int]) -> tuple[CollectiveRecord, ...]:
-    """One record for each rank that RAS knows; `pids`: rank -> pid of all ranks of the job."""
+@dataclass(frozen=True)
+class JobProcesses:
+    """Where the ranks of a job are."""
+
+    of_rank: Mapping[int, tuple[str, int]]
+    """Rank -> its node, and its pid as the process itself has it (container_pid in a PID namespace)."""
+    node_of: Mapping[str, str]
+    """Address -> the only node whose ranks have it."""
+
+    @cached_property
+    def _ranks(self) -> Mapping[tuple[str, int], int]:
+        return {process: rank for rank, process in self.of_rank.items()}
+
+    @cached_property
+    def _unknown_hosts(self) -> Mapping[int, list[int]]:
+        """Pid -> ranks that have it, on nodes of which no address is known."""
+        found: dict[int, list[int]] = {}
+        known = set(self.node_of.values())
+        for rank, (node, pid) in self.of_rank.items():
+            if node not in known:
+                found.setdefault(pid, []).append(rank)
+        return found
+
+    def rank_of(self, host: str | None, pid: int | None) -> int | None:
+        """The rank of this process. Where nobody knows the host, the only one with that pid; None: it is not known."""
+        if pid is None:
+            return None
+        if host is not None and host in self.node_of:
+            return self._ranks.get((self.node_of[host], pid))
+        ranks = self._unknown_hosts.get(pid, [])
+        return ranks[0] if len(ranks) == 1 else None
+
+    def may_be(self, rank: int, member: RasRank) -> bool:
+        """Whether what is known of that member does not speak against this rank of the job."""
+        node, pid = self.of_rank.get(rank, ("", None))
+        host = self.node_of.get(member.host or "")
+        return pid == member.pid and (host is None or host == node)
+
+
+def ras_records(answer: RasAnswer, processes: JobProcesses) -> tuple[CollectiveRecord, ...]:
+    """One record for each rank that RAS knows; `processes`: of all ranks of the job."""
     places: dict[int, list[Communicator]] = {}
-    shared = Counter(pids.values())
-    of_pid = {pid: rank for rank, pid in pids.items() if shared[pid] == 1}
     for each in answer.communicators:
-        numbers = _numbers(each, pids, of_pid)
-        for number, place in _places(each, numbers).items():
+        for number, place in _places(each, _numbers(each, processes)).items():
             places.setdefault(number, []).append(place)
     return tuple(
         CollectiveRecord(rank=rank, communicators=tuple(places[rank]), whole=False, point_to_point=False)
@@ -38,14 +75,18 @@ def ras_records(answer: RasAnswer, pids: Mapping[int, int]) -> tuple[CollectiveR
     )
 
 
-def _numbers(communicator: RasCommunicator, pids: Mapping[int, int], of_pid: Mapping[int, int]) -> dict[int, int]:
-    """Rank of the communicator -> rank of the job."""
-    by_pid = {each.rank: of_pid[each.pid] for each in communicator.ranks if each.pid is not None and each.pid in of_pid}
-    said = [pids.get(each.rank) == each.pid for each in communicator.ranks if each.pid is not None]
-    agrees = 2 * sum(said) > len(said) and all(own == rank for own, rank in by_pid.items())
-    if communicator.size == len(pids) and agrees:
-        return {rank: rank for rank in pids}
-    return by_pid
+def _numbers(communicator: RasCommunicator, processes: JobProcesses) -> dict[int, int]:
+    """Rank of the communicator -> rank of the job. Empty where one process is several of its ranks: nobody knows which
+    of these a thread of it would be."""
+    known = [each for each in communicator.ranks if each.pid is not None]
+    numbers = {each.rank: processes.rank_of(each.host, each.pid) for each in known}
+    found = {own: rank for own, rank in numbers.items() if rank is not None}
+    if len(set(found.values())) < len(found):
+        return {}
+    agree = 2 * sum(processes.may_be(each.rank, each) for each in known) > len(known)
+    if communicator.size == len(processes.of_rank) and agree and all(own == rank for own, rank in found.items()):
+        return {rank: rank for rank in processes.of_rank}
+    return found
 
 
 def _places(communicator: RasCommunicator, numbers: Mapping[int, int]) -> dict[int, Communicator]:
@@ -77,12 +118,10 @@ def _ahead_in(rank: RasRank, fewest: Mapping[str, int]) -> str:
     return SNAKE.get(kinds[0], kinds[0].lower()) if kinds else "collective"
 
 
-def unreachable(answer: RasAnswer, pids: Mapping[int, int]) -> tuple[int, ...]:
+def unreachable(answer: RasAnswer, processes: JobProcesses) -> tuple[int, ...]:
     """Ranks whose process does not answer the RAS threads of the others: stopped, or gone."""
-    shared = Counter(pids.values())
-    of_pid = {pid: rank for rank, pid in pids.items() if shared[pid] == 1}
-    found: set[int] = set()
+    found = {rank for each in answer.silent if (rank := processes.rank_of(*each)) is not None}
     for each in answer.communicators:
-        numbers = _numbers(each, pids, of_pid)
+        numbers = _numbers(each, processes)
         found |= {numbers[rank.rank] for rank in each.ranks if rank.unreachable and rank.rank in numbers}
     return tuple(sorted(found))

@@ -64,7 +64,10 @@ class RasRank(Struct, frozen=True, kw_only=True):
 
     rank: int
     """In the communicator."""
+    host: str | None = None
+    """Address of its node, as NCCL's bootstrap network has it; None: not known."""
     pid: int | None = None
+    """In its own PID namespace."""
     counts: tuple[tuple[str, int], ...] = ()
     """(kind, how many) of the collectives that it has called; kind is empty before NCCL 2.26, which counts all
     together. In text, kinds of which all ranks have called as many are left out."""
@@ -87,3 +90,5 @@ class RasAnswer(Struct, frozen=True, kw_only=True):
     """`2.28.7`."""
     communicators: tuple[RasCommunicator, ...] = ()
     """In text, only those with something to report."""
+    silent: tuple[tuple[str, int], ...] = ()
+    """In text, (host, pid) of each process that does not answer; in JSON they are members of communicators."""

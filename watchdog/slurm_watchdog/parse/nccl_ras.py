@@ -26,8 +26,10 @@ _COUNTS: Final = re.compile(r"  Communicator ranks have different (?:(\w+) opera
 _MANY: Final = re.compile(r"  (\d{1,7}) ranks have (?:launched up to operation (\d{1,19})|not launched any operations)")
 _RANK: Final = re.compile(
     r"  Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,19})|(not) launched any operations))? -- "
-    r"(?:GPU .{1,40} managed by process (\d{1,7}) on node \S+|\[process information not found\])"
+    r"(?:GPU .{1,40} managed by process (\d{1,7}) on node (\S{1,64})|\[process information not found\])"
 )
+_SILENT: Final = re.compile(r"^(?:INCOMPLETE|DEAD)\n((?:  .*\n)+)", re.MULTILINE)
+_PROCESS: Final = re.compile(r"  Process (\d{1,7}) on node (\S{1,64}) managing")
 _MISSING: Final = re.compile(r"  The missing ranks?: ([\d,]+)")
 _NO_COMMA: Final = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')
 """Of a missing rank, as releases before 2.29 write it."""
@@ -40,6 +42,7 @@ class _Status(msgspec.Struct, frozen=True, gc=False):
 
 class _Rank(msgspec.Struct, gc=False):
     rank: Annotated[int, Meta(ge=0, le=2**24)]
+    host: Annotated[str, Meta(max_length=64)] = ""
     pid: Annotated[int, Meta(ge=-1, le=2**31)] = -1
     collective_counts: dict[str, _Count] = {}
     status: _Status = _Status()
@@ -68,7 +71,9 @@ def parse_ras(body: bytes) -> RasAnswer:
     release = _RELEASE.search(text)
     if release is None:
         raise ValueError(f"no answer of NCCL's RAS: {text[:60]!r}")
-    return RasAnswer(release=release[1], communicators=bounded(_of_text(text.splitlines())))
+    processes = [each for part in _SILENT.finditer(text) for each in _PROCESS.finditer(part[1])]
+    silent = tuple((each[2], int(each[1])) for each in processes[:MAX_RANKS])
+    return RasAnswer(release=release[1], communicators=bounded(_of_text(text.splitlines())), silent=silent)
 
 
 def _of_json(body: bytes) -> RasAnswer:
@@ -93,7 +98,8 @@ def _of_json(body: bytes) -> RasAnswer:
 
 def _of(rank: _Rank, *, unreachable: bool) -> RasRank:
     counts = tuple(sorted((name[:32], count) for name, count in rank.collective_counts.items())[:16])
-    return RasRank(rank=rank.rank, pid=rank.pid if rank.pid > 0 else None, counts=counts, unreachable=unreachable)
+    host, pid = (rank.host or None, rank.pid) if rank.pid > 0 else (None, None)
+    return RasRank(rank=rank.rank, host=host, pid=pid, counts=counts, unreachable=unreachable)
 
 
 def bounded(communicators: Iterable[RasCommunicator]) -> tuple[RasCommunicator, ...]:
@@ -118,7 +124,8 @@ class _Reading:
         self.sides: dict[str, list[tuple[int, int]]] = {}
         """Kind -> (ranks, count) of each group of ranks."""
         self.counts: dict[int, dict[str, int]] = {}
-        self.pids: dict[int, int] = {}
+        self.processes: dict[int, tuple[str, int]] = {}
+        """Rank -> its host and pid."""
         self.gone: set[int] = set()
 
     def finished(self) -> RasCommunicator:
@@ -133,18 +140,16 @@ class _Reading:
             if len(open_sides) == 1 and len(others) == open_sides[0][0]:
                 for rank in others:
                     self.counts.setdefault(rank, {})[kind] = open_sides[0][1]
-        ranks = sorted(self.counts.keys() | self.gone)
         return RasCommunicator(
             key=self.key,
             size=self.size,
-            ranks=tuple(
-                RasRank(
-                    rank=rank, pid=self.pids.get(rank), counts=tuple(sorted(self.counts.get(rank, {}).items())),
-                    unreachable=rank in self.gone,
-                )
-                for rank in ranks
-            ),
-        )  # fmt: skip
+            ranks=tuple(self._rank(rank) for rank in sorted(self.counts.keys() | self.gone)),
+        )
+
+    def _rank(self, rank: int) -> RasRank:
+        host, pid = self.processes.get(rank, (None, None))
+        counts = tuple(sorted(self.counts.get(rank, {}).items()))
+        return RasRank(rank=rank, host=host, pid=pid, counts=counts, unreachable=rank in self.gone)
 
 
 def _of_text(lines: Iterable[str]) -> Iterable[RasCommunicator]:
@@ -173,7 +178,7 @@ def _missing(reading: _Reading, line: str) -> None:
     elif (match := _RANK.match(line)) is not None:
         reading.gone.add(int(match[1]))
         if match[4]:
-            reading.pids[int(match[1])] = int(match[4])
+            reading.processes[int(match[1])] = match[5], int(match[4])
 
 
 def _mismatch(reading: _Reading, line: str, count: int) -> int:
@@ -192,5 +197,5 @@ def _mismatch(reading: _Reading, line: str, count: int) -> int:
         own = int(match[2]) if match[2] else 0 if match[3] else count
         reading.counts.setdefault(int(match[1]), {})[reading.kind] = own
         if match[4]:
-            reading.pids[int(match[1])] = int(match[4])
+            reading.processes[int(match[1])] = match[5], int(match[4])
     return count

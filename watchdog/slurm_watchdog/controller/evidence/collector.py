@@ -32,6 +32,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     NodeProgress,
     RankRow,
     SharedFrames,
+    addresses_of,
     came_late,
     diagnosis_json,
     dumps_to_ask,
@@ -242,6 +243,7 @@ class Collector:
             raise
         finally:
             found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
+            found.addresses = {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._is_over(found)
@@ -334,6 +336,7 @@ class Collector:
         found.rows += [RankRow(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
         found.ras = found.ras or evidence.ras
+        found.addresses[node] = addresses_of(evidence.ranks)
         begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
         for file in evidence.files:
             if file.said is not None and file.rank is not None:

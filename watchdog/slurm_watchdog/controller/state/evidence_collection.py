@@ -7,6 +7,8 @@ here: `collect` does both, `diagnose` judges.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -14,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
-from slurm_watchdog.analysis.ras_records import ras_records, unreachable
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
@@ -88,6 +90,8 @@ class Collected:
     """(node, rank, when on the monotonic clock, why it ended)."""
     ras: RasAnswer | None = None
     """What NCCL's RAS said of the whole job."""
+    addresses: dict[str, set[str]] = field(default_factory=dict)
+    """Node -> addresses at which its ranks have connections."""
     shared: SharedFrames | None = None
 
     @property
@@ -173,12 +177,29 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]
     sets = [RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh))] if fresh else []
     if found.ras is not None:
-        pids = {rank.process.rank: rank.process.pid for rank in view.ranks if rank.process.rank is not None}
+        processes = processes_of(view, found.addresses)
         answer = replace(found.ras, communicators=bounded(found.ras.communicators))
-        gone = unreachable(answer, pids)
+        gone = unreachable(answer, processes)
         facts = (f"rank {', '.join(map(str, gone[:6]))} does not answer it: stopped, or gone",) if gone else ()
-        sets.append(RecordSet(source=RAS, records=ras_records(answer, pids), facts=facts))
+        sets.append(RecordSet(source=RAS, records=ras_records(answer, processes), facts=facts))
     return tuple(sets)
+
+
+def processes_of(view: JobView, addresses: Mapping[str, Set[str]]) -> JobProcesses:
+    """The ranks as NCCL's RAS knows processes. An address that two nodes have (of a bridge) is of neither."""
+    ranks = {
+        rank.process.rank: (rank.node, rank.process.container_pid or rank.process.pid)
+        for rank in view.ranks
+        if rank.process.rank is not None
+    }
+    shared = Counter(host for hosts in addresses.values() for host in hosts)
+    return JobProcesses(ranks, {host: node for node, hosts in addresses.items() for host in hosts if shared[host] == 1})
+
+
+def addresses_of(ranks: Iterable[RankEvidence]) -> set[str]:
+    """Of a node, in its ranks' network: where their connections begin, which is where NCCL says that they are."""
+    hosts = {each.local.rpartition(":")[0].strip("[]") for rank in ranks for each in rank.sockets}
+    return {host for host in hosts if host not in ("::", "::1", "0.0.0.0") and not host.startswith("127.")}
 
 
 def own_words_of(found: Collected, view: JobView, now: float) -> tuple[OwnWords, ...]:
